@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Shared memory objects of the service (DESIGN.md "Memory"): mode 0600, sized once, sealed against resizing, never
+ * dumped. No write seals: a restarted worker must be able to pin again. */
+
+#include <stdint.h>
+
+/* name is visible in /proc: never user text. Size is rounded up by the caller. Seals SHRINK|GROW|SEAL are set.
+ * Negative errno; a seal that cannot be set is an error. */
+int memfd_new(const char *name, uint64_t size, int *ret_fd);
+
+/* Checks that fd is a memfd of exactly `size` bytes with at least SHRINK|GROW seals. -EBADF, -EINVAL, -EPERM. */
+int memfd_check(int fd, uint64_t size);
+
+/* Maps the whole object shared with MADV_DONTDUMP. prot: PROT_READ or PROT_READ|PROT_WRITE. */
+int memfd_map(int fd, uint64_t size, int prot, void **ret_map);
+
+/* A read-only descriptor of the same object, by re-opening it (-EACCES without /proc). */
+int memfd_reopen_read_only(int fd, int *ret_fd);
+
+/* Populates [p, p + size) for writing, with huge pages where the system allows (MADV_HUGEPAGE first, never
+ * fallocate). Blocks in proportion to size: never call it on the event loop. */
+int memory_populate(void *p, uint64_t size);

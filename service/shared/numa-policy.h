@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* NUMA placement of shared memory. Reports what happened, never fails a load. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef enum NumaKind {
+        NUMA_DEFAULT,    /* leave it to the kernel */
+        NUMA_INTERLEAVE, /* over all nodes with memory */
+        NUMA_BIND,
+} NumaKind;
+
+typedef struct NumaPolicy {
+        NumaKind kind;
+        int node; /* NUMA_BIND only */
+} NumaPolicy;
+
+/* "auto" (interleave if there is more than one node), "interleave", "bind:N", "default". -EINVAL. */
+int numa_policy_parse(const char *s, NumaPolicy *ret);
+const char *numa_policy_format(const NumaPolicy *p, char buf[static 24]);
+
+/* Applies the policy to a mapping of a memfd before it is populated (the policy sticks to the inode). Returns 0 or a
+ * negative errno that the caller shows in the model's properties and otherwise ignores. */
+int numa_policy_apply(const NumaPolicy *p, void *map, uint64_t size);
+
+/* Number of nodes with memory, >= 1. */
+unsigned numa_node_count(void);
+
+/* Bytes of the mapping per node by sampling up to `samples` pages with move_pages; ret_bytes[n] for node n < n_max.
+ * And whether huge pages back it (smaps / ShmemPmdMapped). Best effort. */
+int numa_placement(const void *map, uint64_t size, unsigned samples, uint64_t *ret_bytes, unsigned n_max);
