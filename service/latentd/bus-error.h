@@ -3,6 +3,8 @@
 
 /* From a Fault to a D-Bus error, and reading a{sv} dictionaries strictly. */
 
+#include <stdbool.h>
+
 #include <systemd/sd-bus.h>
 
 #include "service/shared/fault.h"
