@@ -17,7 +17,8 @@
 
 /* Written by log_open() at the start of a program, before it has threads. */
 static char log_program[64];
-static bool log_to_journal;
+static bool log_stderr_is_journal;
+static bool log_journal_socket; /* sd_journal_send() drops messages in silence where there is no socket */
 
 static atomic_int log_max_level = LOG_INFO;
 
@@ -37,7 +38,8 @@ static bool stderr_is_journal(void) {
 
 void log_open(const char *program) {
         (void) snprintf(log_program, sizeof(log_program), "%s", program);
-        log_to_journal = stderr_is_journal();
+        log_stderr_is_journal = stderr_is_journal();
+        log_journal_socket = log_stderr_is_journal && access("/run/systemd/journal/socket", W_OK) == 0;
 }
 
 void log_set_max_level(int level) {
@@ -78,7 +80,7 @@ static void write_line(int level, const char *text) {
         int r;
 
         /* The journal reads the "<3>" in front of a line as its priority. */
-        if (log_to_journal)
+        if (log_stderr_is_journal)
                 r = snprintf(line, sizeof(line), "<%d>%s\n", level, text);
         else
                 r = snprintf(line, sizeof(line), "%s: %s\n", log_name(), text);
@@ -132,7 +134,7 @@ int log_full(int level, int error, const char *format, ...) {
                 if ((unsigned char) *p < 0x20 || *p == 0x7f)
                         *p = ' ';
 
-        if (!log_to_journal || send_journal(level, error, text) < 0)
+        if (!log_journal_socket || send_journal(level, error, text) < 0)
                 write_line(level, text);
 
         errno = saved;

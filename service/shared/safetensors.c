@@ -15,8 +15,8 @@
 #include "service/shared/json-reader.h"
 #include "service/shared/safetensors-internal.h"
 
-/* The root, an entry, its lists. */
-#define HEADER_DEPTH 3
+/* The root, an entry and its lists take three; one more, and a list in the wrong place is reported with its tensor. */
+#define HEADER_DEPTH 4
 
 #define TYPES_TEXT                                                                                               \
         "BOOL U8 I8 U16 I16 F16 BF16 U32 I32 F32 U64 I64 F64 F8_E4M3 F8_E5M2 F8_E8M0"
