@@ -59,8 +59,9 @@ static void log_error_appends_errno_and_returns_it(void **state) {
         assert_int_equal(log_error(0, "plain"), 0);
         assert_int_equal(log_warning_errno(-EIO, "reading"), -EIO);
         assert_int_equal(errno, 77);
-        assert_string_equal(captured(buf, sizeof(buf)),
-                            "prog: Cannot open x: No such file or directory\nprog: plain\nprog: reading: Input/output error\n");
+        assert_string_equal(
+                captured(buf, sizeof(buf)), "prog: Cannot open x: No such file or directory\nprog: "
+                                            "plain\nprog: reading: Input/output error\n");
 }
 
 static void log_max_level_filters(void **state) {
@@ -74,7 +75,8 @@ static void log_max_level_filters(void **state) {
         assert_int_equal(log_error(-EIO, "e"), -EIO);
         log_set_max_level(LOG_DEBUG);
         log_debug("dbg");
-        assert_string_equal(captured(buf, sizeof(buf)), "prog: yes\nprog: e: Input/output error\nprog: dbg\n");
+        assert_string_equal(
+                captured(buf, sizeof(buf)), "prog: yes\nprog: e: Input/output error\nprog: dbg\n");
 }
 
 static void log_line_break_stays_in_line(void **state) {
@@ -99,7 +101,8 @@ static void log_open_foreign_journal_stream_is_stderr(void **state) {
         char buf[256];
 
         assert_int_equal(fstat(STDERR_FILENO, &st), 0);
-        (void) snprintf(buf, sizeof(buf), "%llu:%llu", (unsigned long long) st.st_dev, (unsigned long long) st.st_ino + 1);
+        (void) snprintf(buf, sizeof(buf), "%llu:%llu", (unsigned long long) st.st_dev,
+                (unsigned long long) st.st_ino + 1);
         (void) setenv("JOURNAL_STREAM", buf, 1);
         log_open("prog");
         log_info("x");
@@ -115,7 +118,8 @@ static void log_open_own_journal_stream_keeps_priority(void **state) {
                 skip(); /* it would write into the journal of this machine */
 
         assert_int_equal(fstat(STDERR_FILENO, &st), 0);
-        (void) snprintf(buf, sizeof(buf), "%llu:%llu", (unsigned long long) st.st_dev, (unsigned long long) st.st_ino);
+        (void) snprintf(buf, sizeof(buf), "%llu:%llu", (unsigned long long) st.st_dev,
+                (unsigned long long) st.st_ino);
         (void) setenv("JOURNAL_STREAM", buf, 1);
         log_open("prog");
         log_warning("x");

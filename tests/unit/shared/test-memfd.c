@@ -30,7 +30,7 @@ static void memfd_new_size_mode_and_seals_set(void **state) {
         assert_int_equal(st.st_mode & 07777, 0600);
         assert_int_equal(fcntl(fd, F_GETFD), FD_CLOEXEC);
         assert_int_equal(fcntl(fd, F_GET_SEALS) & (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL),
-                         F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+                F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
         assert_int_equal(fcntl(fd, F_GET_SEALS) & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE), 0);
         assert_int_equal(ftruncate(fd, 0), -1);
         assert_int_equal(errno, EPERM);
@@ -173,8 +173,8 @@ static void memory_populate_impossible_refused(void **state) {
         assert_int_equal(memory_populate(map, SIZE), -ENOMEM);
 }
 
-/* From here on this process runs on an older kernel: the system call answers EINVAL if its argument has any of `bits`
- * (or, with exact, is equal). */
+/* From here on this process runs on an older kernel: the system call answers EINVAL if its argument has any
+ * of `bits` (or, with exact, is equal). */
 static int make_older(long call, unsigned arg, uint32_t bits, bool exact) {
         uint32_t at = (uint32_t) (offsetof(struct seccomp_data, args) + arg * sizeof(uint64_t));
         struct sock_filter code[] = {
@@ -187,7 +187,8 @@ static int make_older(long call, unsigned arg, uint32_t bits, bool exact) {
         };
         struct sock_fprog program = {ELEMENTSOF(code), code};
 
-        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
+                prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
                 return -errno;
 
         return 0;
