@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Messages between latentd and a worker: one SOCK_SEQPACKET datagram each, at most WIRE_MESSAGE_MAX bytes, at most one
+ * descriptor, native byte order (both ends run on one machine and one build id). Truncation (MSG_TRUNC, MSG_CTRUNC), a size
+ * that does not fit its type, an unknown type or a descriptor where none belongs is a protocol error: the other side is
+ * dropped. Every struct starts with a WireHeader; padding is explicit and zero.
+ *
+ * Order of a worker's life:
+ *   worker: HELLO                          broker: WELCOME (epoch)
+ *   broker: MODEL_OPEN, REGION x n, MODEL_COMMIT      worker: MODEL_READY or ERROR (header.job = model id)
+ *   broker: ARENA x 2 per session
+ *   broker: JOB_OPEN        worker: JOB_READY (rows, steps, where results lie) or ERROR
+ *   broker: PLAN, then STEP step=i for i = committed .. steps-1
+ *                           worker: PROGRESS (may be dropped), then STEP_DONE or ERROR
+ *   broker: JOB_CLOSE, ARENA_CLOSE, MODEL_CLOSE in this order; CANCEL at any time; DIE.
+ * Credits: the broker has at most WIRE_CREDITS messages (other than CANCEL and DIE) that the worker has not yet answered with
+ * ACK; the worker sends ACK when it has taken a message in (for STEP: queued it). Neither side ever blocks in a send: what
+ * does not go out waits in a queue for POLLOUT, except PROGRESS, which is dropped.
+ * Epoch: the broker counts worker starts; both sides drop messages of another epoch (HELLO has 0). */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "service/shared/fault.h"
+
+#define WIRE_VERSION 1u
+#define WIRE_MESSAGE_MAX 4096u
+#define WIRE_CREDITS 16u
+#define WIRE_DIMS_MAX 5
+#define WIRE_RANKS_MAX 64
+#define WIRE_DEVICES_MAX 8
+
+typedef enum WireType {
+        WIRE_INVALID = 0,
+        /* worker to broker */
+        WIRE_HELLO,
+        WIRE_ACK,
+        WIRE_MODEL_READY,
+        WIRE_JOB_READY,
+        WIRE_PROGRESS,
+        WIRE_STEP_DONE,
+        WIRE_ERROR,
+        /* broker to worker */
+        WIRE_WELCOME = 32,
+        WIRE_MODEL_OPEN,
+        WIRE_REGION, /* with fd */
+        WIRE_MODEL_COMMIT,
+        WIRE_MODEL_CLOSE,
+        WIRE_ARENA, /* with fd */
+        WIRE_ARENA_CLOSE,
+        WIRE_JOB_OPEN,
+        WIRE_PLAN,
+        WIRE_STEP,
+        WIRE_JOB_CLOSE,
+        WIRE_CANCEL,
+        WIRE_DIE,
+        WIRE_TYPE_MAX,
+} WireType;
+
+typedef struct WireHeader {
+        uint32_t size; /* of the whole message */
+        uint16_t type;
+        uint16_t version;
+        uint64_t epoch;
+        uint64_t job; /* job id; model id in MODEL_* and REGION; session id in ARENA*; else 0 */
+        uint32_t step;
+        uint32_t reserved;
+} WireHeader;
+
+/* A tensor in an arena. offset is from the start of the arena, ndim <= WIRE_DIMS_MAX, size = product x element size. */
+typedef struct WireTensor {
+        uint64_t offset, size;
+        uint32_t dtype; /* StType */
+        uint32_t n_dims;
+        uint64_t shape[WIRE_DIMS_MAX];
+} WireTensor;
+
+typedef struct WireDevice {
+        char name[64];
+        char pci_address[16]; /* "0000:41:00.0"; empty for a CPU */
+        char uuid[48];
+        char architecture[24]; /* "x86-64-v3", "sm_90" */
+        uint64_t memory_total, memory_free;
+        int32_t numa_node; /* -1 unknown */
+        uint32_t reserved;
+} WireDevice;
+
+typedef struct WireHello {
+        WireHeader header;
+        char build_id[64]; /* must equal the broker's own: LATENTD_VERSION */
+        char backend[16];  /* "cpu", "cuda" */
+        char numerics_id[128];
+        int32_t pid; /* SO_PEERCRED shows the listener when systemd started the worker */
+        uint32_t n_devices;
+        WireDevice devices[WIRE_DEVICES_MAX];
+} WireHello;
+
+typedef struct WireWelcome {
+        WireHeader header; /* epoch: adopted by the worker */
+        uint32_t ranks;    /* logical ranks this worker runs, 1 .. WIRE_RANKS_MAX */
+        uint32_t threads;  /* CPU threads over all ranks, 0 = all */
+} WireWelcome;
+
+typedef struct WireAck {
+        WireHeader header;
+} WireAck;
+
+typedef enum WireQkvOrder {
+        WIRE_QKV_AUTO,
+        WIRE_QKV_INTERLEAVED,
+        WIRE_QKV_STACKED,
+} WireQkvOrder;
+
+typedef struct WireModelOpen {
+        WireHeader header;
+        uint32_t n_files;
+        uint32_t qkv_order; /* WireQkvOrder */
+        char partition[16]; /* "", "fl2va", "ref2va" */
+} WireModelOpen;
+
+/* One file of the model. The fd is the region: file bytes at their own offsets from 0 to size. Kept open by the worker
+ * until MODEL_CLOSE. */
+typedef struct WireRegion {
+        WireHeader header;
+        uint64_t size;        /* of the file */
+        uint64_t region_size; /* of the memfd */
+        uint32_t index;       /* 0 .. n_files - 1, ascending */
+        uint32_t reserved;
+        char name[256]; /* base name: "config.json", "diffusion_pytorch_model-00001-of-00002.safetensors" */
+} WireRegion;
+
+typedef struct WireModelCommit {
+        WireHeader header;
+} WireModelCommit;
+
+typedef struct WireModelReady {
+        WireHeader header;
+        uint32_t layers, refiner_layers, heads, head_dim, hidden, ffn, text_dim;
+        uint32_t n_tensors;
+        char layout[24];     /* "diffusers", "original" */
+        char qkv_order[16];  /* "split", "interleaved", "stacked" */
+        char partition[16];  /* "", "fl2va", "ref2va" */
+        char types[64];      /* "BF16 F32", by bytes, largest first */
+        uint64_t weight_bytes; /* tensors the model uses */
+        uint64_t private_bytes; /* memory the worker holds for this model outside the regions */
+} WireModelReady;
+
+typedef struct WireModelClose {
+        WireHeader header;
+} WireModelClose;
+
+typedef enum WireArenaKind {
+        WIRE_ARENA_INPUT,
+        WIRE_ARENA_OUTPUT,
+} WireArenaKind;
+
+typedef struct WireArena {
+        WireHeader header;
+        uint64_t size;
+        uint32_t kind;
+        uint32_t reserved;
+} WireArena;
+
+typedef struct WireArenaClose {
+        WireHeader header;
+} WireArenaClose;
+
+typedef enum WireJobKind {
+        WIRE_JOB_STEP,
+        WIRE_JOB_SAMPLE,
+} WireJobKind;
+
+typedef enum WireCompute {
+        WIRE_COMPUTE_AUTO, /* bf16 */
+        WIRE_COMPUTE_F32,
+        WIRE_COMPUTE_BF16,
+} WireCompute;
+
+typedef enum WireSampler {
+        WIRE_SAMPLER_EULER,
+} WireSampler;
+
+typedef enum WireSchedule {
+        WIRE_SCHEDULE_GIVEN, /* sigmas_video, sigmas_audio: F32 [steps + 1] in the input arena */
+        WIRE_SCHEDULE_SIMPLE,
+        WIRE_SCHEDULE_REFERENCE,
+} WireSchedule;
+
+enum {
+        WIRE_JOB_KEEP_STEPS = 1u << 0,
+        WIRE_JOB_RESUME = 1u << 1, /* the output arena holds a valid commit word of this job: go on from there */
+};
+
+/* Everything a job needs, by place in the session's arenas. The worker copies what it uses and checks the copies (types,
+ * shapes against the model, NaN and Inf) before JOB_READY; nothing of the output arena is written for a refused job. */
+typedef struct WireJobOpen {
+        WireHeader header;
+        uint64_t model, session;
+        uint32_t kind;    /* WireJobKind */
+        uint32_t compute; /* WireCompute */
+        uint32_t flags;
+        uint32_t sampler;  /* SAMPLE */
+        uint32_t schedule; /* SAMPLE */
+        uint32_t steps;    /* SAMPLE, not GIVEN: number of evaluations; GIVEN: 0 */
+        float sigma_video, sigma_audio; /* STEP */
+        float shift_video, shift_audio; /* SAMPLE, not GIVEN */
+        uint64_t output_offset, output_size; /* where results may lie in the output arena; offset is a multiple of 64 */
+        WireTensor text, text_tags; /* BF16 [L, text_dim]; U8 [L] (n_dims 0 and size 0: all 1) */
+        WireTensor video, audio;    /* F32 [24, T, H, W]; F32 [32, 2, A]; SAMPLE: the noise */
+        WireTensor sigmas_video, sigmas_audio; /* GIVEN */
+} WireJobOpen;
+
+/* The commit word lies at commit_offset of the output arena (8 bytes, atomic, written last). State k (after k steps; 0 is
+ * the start) lies in slot k % n_slots at slot_offset + (k % n_slots) * slot_stride; video and audio are relative to their slot.
+ * A STEP job has one slot, holding the velocities, and steps = 1. */
+typedef struct WireJobReady {
+        WireHeader header;
+        uint64_t rows;
+        uint32_t steps, blocks;
+        uint32_t committed; /* steps already done (RESUME) */
+        uint32_t n_slots;
+        uint64_t commit_offset;
+        uint64_t slot_offset, slot_stride;
+        uint64_t output_used; /* bytes from output_offset */
+        WireTensor video, audio;
+} WireJobReady;
+
+typedef struct WireRange {
+        uint64_t begin, end;
+} WireRange;
+
+typedef struct WireHeads {
+        uint32_t begin, end;
+} WireHeads;
+
+/* Which rank does what, decided by the broker. Row cuts are multiples of row_tile; ranges are contiguous, ascending, cover
+ * [0, rows) and [0, heads); a rank may have none of either. */
+typedef struct WirePlan {
+        WireHeader header;
+        uint32_t ranks, row_tile, chunks, reserved;
+        WireRange rows[WIRE_RANKS_MAX];
+        WireHeads heads[WIRE_RANKS_MAX];
+} WirePlan;
+
+typedef struct WireStep {
+        WireHeader header; /* step: index, must equal the number of committed steps */
+} WireStep;
+
+typedef struct WireProgress {
+        WireHeader header;
+        uint32_t block, blocks; /* blocks finished, of */
+} WireProgress;
+
+typedef struct WireStepDone {
+        WireHeader header; /* step: the one that is done; the commit word says step + 1 */
+        uint64_t compute_usec;
+} WireStepDone;
+
+/* Ends a MODEL_COMMIT, JOB_OPEN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a block. */
+typedef struct WireError {
+        WireHeader header;
+        Fault fault;
+} WireError;
+
+typedef struct WireJobClose {
+        WireHeader header;
+} WireJobClose;
+
+typedef struct WireCancel {
+        WireHeader header;
+} WireCancel;
+
+typedef struct WireDie {
+        WireHeader header;
+} WireDie;
+
+typedef union WireMessage {
+        WireHeader header;
+        WireHello hello;
+        WireAck ack;
+        WireModelReady model_ready;
+        WireJobReady job_ready;
+        WireProgress progress;
+        WireStepDone step_done;
+        WireError error;
+        WireWelcome welcome;
+        WireModelOpen model_open;
+        WireRegion region;
+        WireModelCommit model_commit;
+        WireModelClose model_close;
+        WireArena arena;
+        WireArenaClose arena_close;
+        WireJobOpen job_open;
+        WirePlan plan;
+        WireStep step;
+        WireJobClose job_close;
+        WireCancel cancel;
+        WireDie die;
+        uint8_t bytes[WIRE_MESSAGE_MAX];
+} WireMessage;
+
+_Static_assert(sizeof(WireMessage) == WIRE_MESSAGE_MAX, "a message does not fit");
+
+/* The commit word: epoch, steps done. Written with release order after the slot. */
+static inline uint64_t wire_commit_pack(uint32_t epoch, uint32_t steps_done) {
+        return ((uint64_t) epoch << 32) | ((uint64_t) 1 << 31) | (steps_done & 0x7fffffffu);
+}
+
+/* Returns 0 if the word is a commit, -ENODATA if nothing was committed. */
+int wire_commit_unpack(uint64_t word, uint32_t *ret_epoch, uint32_t *ret_steps_done);
+
+/* Zeroes m and fills the header; returns m's size for its type (0 for an unknown type). */
+uint32_t wire_init(WireMessage *m, WireType type, uint64_t epoch, uint64_t job, uint32_t step);
+uint32_t wire_size_of(uint16_t type);
+const char *wire_type_name(uint16_t type); /* "HELLO"; "?" */
+
+/* Sends one message, never blocks. fd < 0: none. -EAGAIN: try again on POLLOUT; -EPIPE: the peer is gone. */
+int wire_send(int socket, const WireMessage *m, int fd);
+
+/* Receives one message, never blocks. 1: a valid message in *ret (version, size and type checked, strings NUL-terminated by
+ * force, padding zeroed), *ret_fd its descriptor (O_CLOEXEC) or -EBADF; 0: end of file; -EAGAIN; -EBADMSG: protocol error, the text in f. Descriptors of
+ * refused messages are closed. */
+int wire_receive(int socket, WireMessage *ret, int *ret_fd, Fault *f);
