@@ -16,7 +16,7 @@ static void json_unref(json_t **j) {
 
 static int disagree(const char *key, double said, double is, Fault *f) {
         return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                        "config.json says %s = %.9g, the tensors say %.9g. Use the config.json of this model, or leave it out.",
+                        "config.json says %s = %.9g, the tensors say %.6g. Use the config.json of this model, or leave it out.",
                         key, said, is);
 }
 

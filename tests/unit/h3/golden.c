@@ -112,7 +112,7 @@ double golden_distance(const float *a, const float *b, uint64_t n, double *ret_l
         return square == 0 ? 0 : sqrt(square / norm);
 }
 
-GoldenModel *golden_model_open(const char *folder, const char *const *names) {
+GoldenModel *golden_model_open(const char *folder, const char *const *names, H3QkvOrder order) {
         GoldenModel *g = calloc(1, sizeof(*g));
         H3File files[ELEMENTSOF(g->bytes)];
         Fault f = {};
@@ -128,14 +128,14 @@ GoldenModel *golden_model_open(const char *folder, const char *const *names) {
                 g->bytes[i] = golden_read(folder, names[i], &size);
                 files[i] = (H3File) {.name = base ? base + 1 : names[i], .bytes = g->bytes[i], .size = size};
         }
-        r = h3_model_open(files, g->n_bytes, NULL, &g->model, &f);
+        r = h3_model_open(files, g->n_bytes, &(H3ModelOptions) {.qkv_order = order}, &g->model, &f);
         if (r < 0)
                 fail_msg("cannot open the model %s: %s", names[0], f.text);
         return g;
 }
 
 GoldenModel *golden_comfy(void) {
-        return golden_model_open(NULL, (const char *const[]) {"dit/comfy.safetensors", NULL});
+        return golden_model_open(NULL, (const char *const[]) {"dit/comfy.safetensors", NULL}, H3_QKV_AUTO);
 }
 
 GoldenModel *golden_model_free(GoldenModel *g) {

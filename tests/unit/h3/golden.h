@@ -39,8 +39,8 @@ typedef struct GoldenModel {
         size_t n_bytes;
 } GoldenModel;
 
-/* names: NULL-terminated, as h3_model_open() is to see them. folder as in golden_read(). */
-GoldenModel *golden_model_open(const char *folder, const char *const *names);
+/* names: NULL-terminated, paths below folder (as in golden_read()); the model sees their last parts. */
+GoldenModel *golden_model_open(const char *folder, const char *const *names, H3QkvOrder order);
 GoldenModel *golden_comfy(void);
 GoldenModel *golden_model_free(GoldenModel *g);
 void golden_model_freep(GoldenModel **g);
