@@ -83,7 +83,8 @@ void checkpoint_drop(Checkpoint *c, const char *name) {
         memmove(c->tensors + i, c->tensors + i + 1, (c->n - i) * sizeof(*c->tensors));
 }
 
-void checkpoint_add(Checkpoint *c, const char *name, StType type, uint32_t n_dims, uint64_t a, uint64_t b, const void *data) {
+void checkpoint_add(Checkpoint *c, const char *name, StType type, uint32_t n_dims, uint64_t a, uint64_t b,
+        const void *data) {
         StTensor t = {.name = name, .type = type, .n_dims = n_dims, .shape = {a, b}};
 
         t.size = st_type_size(type) * (n_dims > 0 ? a : 1) * (n_dims > 1 ? b : 1);

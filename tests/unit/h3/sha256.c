@@ -6,8 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The standard defines its constants as the first 32 bits of the fractions of roots of primes: computed here, which needs
- * the 80-bit long double of x86 (64 bits of mantissa for up to 9 bits of integer and 32 of fraction). */
+/* The standard defines its constants as the first 32 bits of the fractions of roots of primes: computed
+ * here, which needs the 80-bit long double of x86 (64 bits of mantissa for up to 9 bits of integer and 32 of
+ * fraction). */
 static void constants(uint32_t k[64], uint32_t h[8]) {
         for (uint32_t n = 2, count = 0; count < 64; n++) {
                 long double root;
@@ -35,17 +36,20 @@ static void compress(uint32_t h[8], const uint32_t k[64], const uint8_t *block) 
         uint32_t w[64], v[8];
 
         for (int i = 0; i < 16; i++)
-                w[i] = (uint32_t) block[4 * i] << 24 | (uint32_t) block[4 * i + 1] << 16 | (uint32_t) block[4 * i + 2] << 8 |
-                                block[4 * i + 3];
+                w[i] = (uint32_t) block[4 * i] << 24 | (uint32_t) block[4 * i + 1] << 16 |
+                       (uint32_t) block[4 * i + 2] << 8 | block[4 * i + 3];
         for (int i = 16; i < 64; i++)
-                w[i] = w[i - 16] + w[i - 7] + (rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
-                                (rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
+                w[i] = w[i - 16] + w[i - 7] +
+                       (rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
+                       (rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
 
         memcpy(v, h, sizeof(v));
         for (int i = 0; i < 64; i++) {
                 uint32_t a = v[0], e = v[4];
-                uint32_t t = v[7] + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) + ((e & v[5]) ^ (~e & v[6])) + k[i] + w[i];
-                uint32_t u = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) + ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
+                uint32_t t = v[7] + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) +
+                             ((e & v[5]) ^ (~e & v[6])) + k[i] + w[i];
+                uint32_t u = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) +
+                             ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
 
                 memmove(v + 1, v, 7 * sizeof(*v));
                 v[4] += t;

@@ -40,7 +40,8 @@ static double ulps(double got, double expected) {
 
 static void check(const char *what, double x, double got, double expected) {
         if (ulps(got, expected) > ULP_MAX)
-                fail_msg("%s(%a) is %a, libm says %a: %.3g ulp", what, x, got, expected, ulps(got, expected));
+                fail_msg(
+                        "%s(%a) is %a, libm says %a: %.3g ulp", what, x, got, expected, ulps(got, expected));
 }
 
 static void exp_whole_range_matches_libm(void **state) {
@@ -52,7 +53,8 @@ static void exp_whole_range_matches_libm(void **state) {
                 check("exp", x, fmath_exp(x), exp(x));
                 check("exp", small, fmath_exp(small), exp(small));
         }
-        for (double x = -745.1; x < -708; x += 0.01) /* results that are subnormal: one unit of 2^-1074 is allowed twice */
+        for (double x = -745.1; x < -708;
+                x += 0.01) /* results that are subnormal: one unit of 2^-1074 is allowed twice */
                 assert_true(fabs(fmath_exp(x) - exp(x)) <= 0x1p-1073);
 }
 
@@ -68,7 +70,8 @@ static void log_whole_range_matches_libm(void **state) {
         uint64_t seed = 2;
 
         for (int i = 0; i < SAMPLES; i++) {
-                uint64_t bits = random_next(&seed) & 0x7fefffffffffffffULL; /* positive and finite, subnormal too */
+                uint64_t bits =
+                        random_next(&seed) & 0x7fefffffffffffffULL; /* positive and finite, subnormal too */
                 double x, near_one = 1 + (random_unit(&seed) - 0.5) * 0.6;
 
                 memcpy(&x, &bits, sizeof(x));

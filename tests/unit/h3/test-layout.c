@@ -18,7 +18,8 @@
 
 DEFINE_CLEANUP(H3Layout *, h3_layout_free)
 
-static const H3Config config = {.video_channels = 24, .audio_channels = 32, .patch_h = 2, .patch_w = 2, .rope_freqs = 16};
+static const H3Config config = {
+        .video_channels = 24, .audio_channels = 32, .patch_h = 2, .patch_w = 2, .rope_freqs = 16};
 
 static uint64_t number(const json_t *entry, const char *key) {
         const json_t *v = json_object_get(entry, key);
@@ -61,15 +62,14 @@ static void check_positions(const H3Layout *l, const json_t *positions) {
         const char *row;
         json_t *hex;
 
-        json_object_foreach((json_t *) positions, row, hex)
-                for (size_t axis = 0; axis < 3; axis++) {
-                        uint64_t bits, expected = strtoull(json_string_value(json_array_get(hex, axis)), NULL, 16);
+        json_object_foreach((json_t *) positions, row, hex) for (size_t axis = 0; axis < 3; axis++) {
+                uint64_t bits, expected = strtoull(json_string_value(json_array_get(hex, axis)), NULL, 16);
 
-                        memcpy(&bits, &l->position[strtoul(row, NULL, 10)][axis], sizeof(bits));
-                        if (bits != expected)
-                                fail_msg("row %s, axis %zu: %016llx, expected %016llx", row, axis, (unsigned long long) bits,
-                                                (unsigned long long) expected);
-                }
+                memcpy(&bits, &l->position[strtoul(row, NULL, 10)][axis], sizeof(bits));
+                if (bits != expected)
+                        fail_msg("row %s, axis %zu: %016llx, expected %016llx", row, axis,
+                                (unsigned long long) bits, (unsigned long long) expected);
+        }
 }
 
 static void check_hashes(const H3Layout *l, const json_t *entry) {
@@ -160,7 +160,8 @@ static float *ramp(uint64_t n) {
 static void rows_of_video_have_published_order(void **state) {
         const H3Shape s = {.text_rows = 1, .frames = 3, .height = 4, .width = 6, .audio = 5};
         uint64_t n = 24 * 3 * 4 * 6, rows = 3 * 2 * 3;
-        CLEANUP_FREE float *latent = ramp(n), *packed = calloc(n, sizeof(float)), *back = calloc(n, sizeof(float));
+        CLEANUP_FREE float *latent = ramp(n), *packed = calloc(n, sizeof(float)),
+                           *back = calloc(n, sizeof(float));
 
         h3_video_to_rows(&config, &s, latent, 0, rows, packed);
         /* row 10 is frame 1, patch (1, 1); its number 7 * 4 + 1 * 2 + 0 is channel 7, ph 1, pw 0 */
@@ -173,7 +174,8 @@ static void rows_of_video_have_published_order(void **state) {
 static void rows_of_audio_have_published_order(void **state) {
         const H3Shape s = {.text_rows = 1, .frames = 3, .height = 4, .width = 6, .audio = 5};
         uint64_t n = 32 * 2 * 5;
-        CLEANUP_FREE float *latent = ramp(n), *packed = calloc(n, sizeof(float)), *back = calloc(n, sizeof(float));
+        CLEANUP_FREE float *latent = ramp(n), *packed = calloc(n, sizeof(float)),
+                           *back = calloc(n, sizeof(float));
 
         h3_audio_to_rows(&config, &s, latent, 0, 10, packed);
         /* row 7 is stereo channel 1, latent 2 */
@@ -197,7 +199,8 @@ static void rope_table_part_equals_whole(void **state) {
 
         for (int round = 0; round < 2; round++) {
                 CLEANUP_FREE float *cos = calloc(n, sizeof(float)), *sin = calloc(n, sizeof(float));
-                CLEANUP_FREE float *part_cos = calloc(n, sizeof(float)), *part_sin = calloc(n, sizeof(float));
+                CLEANUP_FREE float *part_cos = calloc(n, sizeof(float)),
+                                   *part_sin = calloc(n, sizeof(float));
 
                 h3_rope_table(&c, l, 0, l->rows, round, cos, sin);
                 h3_rope_table(&c, l, 0, 313, round, part_cos, part_sin);

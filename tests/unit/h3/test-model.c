@@ -28,10 +28,11 @@ static const char *derived(void) {
 }
 
 /* Opening must fail with this error, fault name and word(s) in its text, and must leave the output alone. */
-static void refused_files(const H3File *files, size_t n, H3QkvOrder order, int error, const char *name, const char *const *words) {
+static void refused_files(const H3File *files, size_t n, H3QkvOrder order, int error, const char *name,
+        const char *const *words) {
         H3Model *m = NULL;
         Fault f = {};
-        int r = h3_model_open(files, n, &(H3ModelOptions) {.qkv_order = order}, &m, &f);
+        int r = h3_model_open(files, n, &(H3ModelOptions){.qkv_order = order}, &m, &f);
 
         if (r != error || strcmp(f.name, name) != 0)
                 fail_msg("returned %d with %s: %s", r, f.name, f.text);
@@ -45,10 +46,10 @@ static void refused(const Checkpoint *c, int error, const char *name, const char
         uint64_t size;
         CLEANUP_FREE uint8_t *bytes = checkpoint_write(c, &size);
 
-        refused_files(&(H3File) {"m.safetensors", bytes, size}, 1, H3_QKV_AUTO, error, name, words);
+        refused_files(&(H3File){"m.safetensors", bytes, size}, 1, H3_QKV_AUTO, error, name, words);
 }
 
-#define WORDS(...) ((const char *const[]) {__VA_ARGS__, NULL})
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 static void model_tiny_configuration_from_shapes(void **state) {
         CLEANUP(golden_model_freep) GoldenModel *g = golden_comfy();
@@ -91,13 +92,15 @@ typedef struct Layout {
 static const Layout layouts[] = {
         {NULL, WORDS("dit/comfy.safetensors"), H3_QKV_AUTO, H3_QKV_STACKED, "comfy"},
         {"", WORDS("original.safetensors"), H3_QKV_INTERLEAVED, H3_QKV_INTERLEAVED, "original"},
-        {"", WORDS("diffusers/config.json", "diffusers/diffusion_pytorch_model.safetensors"), H3_QKV_AUTO, H3_QKV_SPLIT,
-         "diffusers"},
+        {"", WORDS("diffusers/config.json", "diffusers/diffusion_pytorch_model.safetensors"), H3_QKV_AUTO,
+                H3_QKV_SPLIT, "diffusers"},
         {"", WORDS("diffusers/diffusion_pytorch_model.safetensors"), H3_QKV_AUTO, H3_QKV_SPLIT, "diffusers"},
-        {"", WORDS(SHARD "-00002-of-00002.safetensors", "diffusers_sharded/config.json", SHARD "-00001-of-00002.safetensors",
-                        SHARD ".safetensors.index.json"), H3_QKV_AUTO, H3_QKV_SPLIT, "diffusers-sharded"},
-        {"", WORDS(SHARD "-00001-of-00002.safetensors", SHARD "-00002-of-00002.safetensors"), H3_QKV_AUTO, H3_QKV_SPLIT,
-         "diffusers-sharded"},
+        {"",
+                WORDS(SHARD "-00002-of-00002.safetensors", "diffusers_sharded/config.json",
+                        SHARD "-00001-of-00002.safetensors", SHARD ".safetensors.index.json"),
+                H3_QKV_AUTO, H3_QKV_SPLIT, "diffusers-sharded"},
+        {"", WORDS(SHARD "-00001-of-00002.safetensors", SHARD "-00002-of-00002.safetensors"), H3_QKV_AUTO,
+                H3_QKV_SPLIT, "diffusers-sharded"},
 };
 
 static GoldenModel *open_layout(const Layout *l) {
@@ -106,8 +109,8 @@ static GoldenModel *open_layout(const Layout *l) {
 
 static void step_of(const H3Model *m, float **ret_video, float **ret_audio, GoldenCase **ret) {
         *ret = golden_case_open("case_t2va_tiny", &m->config);
-        golden_step(m, *ret, H3_COMPUTE_BF16, (*ret)->video, (*ret)->audio, (*ret)->sigma_video, (*ret)->sigma_audio, NULL,
-                        ret_video, ret_audio);
+        golden_step(m, *ret, H3_COMPUTE_BF16, (*ret)->video, (*ret)->audio, (*ret)->sigma_video,
+                (*ret)->sigma_audio, NULL, ret_video, ret_audio);
 }
 
 static void model_all_layouts_give_the_same_bits(void **state) {
@@ -125,7 +128,8 @@ static void model_all_layouts_give_the_same_bits(void **state) {
                 assert_int_equal(g->model->qkv_order, layouts[i].found);
                 assert_memory_equal(&g->model->config, &first->model->config, sizeof(H3Config));
                 step_of(g->model, &v, &a, &again);
-                if (memcmp(video, v, k->n_video * sizeof(float)) != 0 || memcmp(audio, a, k->n_audio * sizeof(float)) != 0)
+                if (memcmp(video, v, k->n_video * sizeof(float)) != 0 ||
+                        memcmp(audio, a, k->n_audio * sizeof(float)) != 0)
                         fail_msg("%s (%zu) gives other bits than comfy", layouts[i].layout, i);
         }
 }
@@ -144,8 +148,8 @@ static void model_wrong_qkv_order_gives_another_picture(void **state) {
 static bool inside(const LkMatrix *m, const GoldenModel *g, const uint64_t *sizes) {
         const uint8_t *begin = m->data, *end;
 
-        end = begin + (m->rows - 1) / m->block_rows * m->block_stride + (m->rows - 1) % m->block_rows * m->row_stride +
-                        m->cols * lk_type_size(m->type);
+        end = begin + (m->rows - 1) / m->block_rows * m->block_stride +
+              (m->rows - 1) % m->block_rows * m->row_stride + m->cols * lk_type_size(m->type);
         for (size_t i = 0; i < g->n_bytes; i++)
                 if (begin >= g->bytes[i] && end <= g->bytes[i] + sizes[i])
                         return true;
@@ -158,15 +162,18 @@ static void model_views_stay_inside_the_files(void **state) {
                 uint64_t sizes[8];
 
                 for (size_t j = 0; j < g->n_bytes; j++)
-                        free(golden_read(layouts[i].folder ? derived() : NULL, layouts[i].names[j], sizes + j));
+                        free(golden_read(
+                                layouts[i].folder ? derived() : NULL, layouts[i].names[j], sizes + j));
                 for (uint32_t j = 0; j < g->model->config.layers + g->model->config.refiner_layers; j++) {
-                        const H3Block *b = j < g->model->config.layers ? g->model->blocks + j
-                                                                        : g->model->refiner + (j - g->model->config.layers);
-                        const LkMatrix *all[] = {&b->attn.q, &b->attn.k, &b->attn.v, &b->attn.out, &b->mlp.gate, &b->mlp.up,
-                                                 &b->mlp.down, &b->adaln};
+                        const H3Block *b = j < g->model->config.layers
+                                                   ? g->model->blocks + j
+                                                   : g->model->refiner + (j - g->model->config.layers);
+                        const LkMatrix *all[] = {&b->attn.q, &b->attn.k, &b->attn.v, &b->attn.out,
+                                &b->mlp.gate, &b->mlp.up, &b->mlp.down, &b->adaln};
 
                         for (size_t n = 0; n < ELEMENTSOF(all); n++)
-                                assert_true((n == 7 && j >= g->model->config.layers) || inside(all[n], g, sizes));
+                                assert_true((n == 7 && j >= g->model->config.layers) ||
+                                            inside(all[n], g, sizes));
                 }
         }
 }
@@ -183,12 +190,13 @@ static void model_official_index_means_interleaved(void **state) {
 
         (void) fprintf(out, "{\"weight_map\": {");
         for (size_t i = 0; i < c->n; i++)
-                (void) fprintf(out, "%s\"%s\": \"model-00001-of-00001.safetensors\"", i ? ", " : "", c->names[i]);
+                (void) fprintf(
+                        out, "%s\"%s\": \"model-00001-of-00001.safetensors\"", i ? ", " : "", c->names[i]);
         (void) fprintf(out, "}}");
         (void) fclose(out);
 
         const H3File files[] = {{"model.safetensors.index.json", index, index_size},
-                                {"model-00001-of-00001.safetensors", bytes, size}};
+                {"model-00001-of-00001.safetensors", bytes, size}};
 
         assert_int_equal(h3_model_open(files, 2, NULL, &m, &f), 0);
         assert_int_equal(m->qkv_order, H3_QKV_INTERLEAVED);
@@ -206,8 +214,9 @@ static void model_without_inv_freq_recomputes_it(void **state) {
 
         checkpoint_drop(c, "rope.inv_freq");
         bytes = checkpoint_write(c, &size);
-        assert_int_equal(h3_model_open(&(H3File) {"m.safetensors", bytes, size}, 1, NULL, &m, &f), 0);
-        assert_memory_equal(m->config.rope_inv_freq, g->model->config.rope_inv_freq, sizeof(m->config.rope_inv_freq));
+        assert_int_equal(h3_model_open(&(H3File){"m.safetensors", bytes, size}, 1, NULL, &m, &f), 0);
+        assert_memory_equal(
+                m->config.rope_inv_freq, g->model->config.rope_inv_freq, sizeof(m->config.rope_inv_freq));
 }
 
 static void model_bad_inv_freq_is_refused(void **state) {
@@ -216,7 +225,8 @@ static void model_bad_inv_freq_is_refused(void **state) {
                 StType type;
                 uint64_t n;
                 const void *data;
-        } bad[] = {{ST_F32, 16, nan_at_3}, {ST_F32, 16, NULL}, {ST_BF16, 16, NULL}, {ST_F32, 33, NULL}, {ST_F32, 0, NULL}};
+        } bad[] = {{ST_F32, 16, nan_at_3}, {ST_F32, 16, NULL}, {ST_BF16, 16, NULL}, {ST_F32, 33, NULL},
+                {ST_F32, 0, NULL}};
 
         for (size_t i = 0; i < ELEMENTSOF(bad); i++) {
                 CLEANUP(checkpoint_freep) Checkpoint *c = checkpoint_new();
@@ -236,7 +246,7 @@ static void model_f16_weights_are_taken(void **state) {
 
         checkpoint_find(c, "final_layer.norm.weight")->type = ST_F16;
         bytes = checkpoint_write(c, &size);
-        assert_int_equal(h3_model_open(&(H3File) {"m.safetensors", bytes, size}, 1, NULL, &m, &f), 0);
+        assert_int_equal(h3_model_open(&(H3File){"m.safetensors", bytes, size}, 1, NULL, &m, &f), 0);
         assert_int_equal(m->final_norm.type, LK_F16);
         assert_string_equal(m->types, "BF16, F16, F32");
 }
@@ -253,10 +263,10 @@ static void model_missing_extra_and_misshaped_are_listed_together(void **state) 
         checkpoint_drop(c, "token_refiner.blocks.1.norm1.weight");
         checkpoint_add(c, "token_refiner.blocks.1.norm1.weight", ST_BF16, 2, 64, 1, NULL);
         refused(c, -EINVAL, FAULT_INVALID_MODEL,
-                        WORDS("Missing (2)", "condition_proj.bias", "blocks.1.mlp.fc2.weight", "Wrong shape (2)",
-                                        "blocks.2.attn.out_proj.weight is [1024, 64], expected [64, 1024]",
-                                        "token_refiner.blocks.1.norm1.weight is [64, 1], expected [64]", "Not of this model (1)",
-                                        "blocks.0.attn.q_proj.weight"));
+                WORDS("Missing (2)", "condition_proj.bias", "blocks.1.mlp.fc2.weight", "Wrong shape (2)",
+                        "blocks.2.attn.out_proj.weight is [1024, 64], expected [64, 1024]",
+                        "token_refiner.blocks.1.norm1.weight is [64, 1], expected [64]",
+                        "Not of this model (1)", "blocks.0.attn.q_proj.weight"));
 }
 
 static void model_every_tensor_is_needed(void **state) {
@@ -268,7 +278,8 @@ static void model_every_tensor_is_needed(void **state) {
                 if (strcmp(all->names[i], "rope.inv_freq") == 0)
                         continue;
                 checkpoint_drop(c, all->names[i]);
-                refused(c, -EINVAL, FAULT_INVALID_MODEL, WORDS("Missing (1)", all->names[i], "Wrong shape (0)"));
+                refused(c, -EINVAL, FAULT_INVALID_MODEL,
+                        WORDS("Missing (1)", all->names[i], "Wrong shape (0)"));
         }
 }
 
@@ -282,8 +293,9 @@ static void model_a_missing_block_is_listed(void **state) {
 }
 
 static void model_hostile_names_and_sizes_are_refused(void **state) {
-        static const char *const extra[] = {"blocks.4000000000.norm1.weight", "blocks.99999999999999999999999.norm1.weight",
-                                            "blocks.01.norm1.weight", "blocks.-1.norm1.weight", "blocks.x", ""};
+        static const char *const extra[] = {"blocks.4000000000.norm1.weight",
+                "blocks.99999999999999999999999.norm1.weight", "blocks.01.norm1.weight",
+                "blocks.-1.norm1.weight", "blocks.x", ""};
 
         for (size_t i = 0; i < ELEMENTSOF(extra); i++) {
                 CLEANUP(checkpoint_freep) Checkpoint *c = checkpoint_new();
@@ -338,10 +350,15 @@ static void model_later_formats_are_not_supported(void **state) {
         static const struct {
                 const char *name, *word;
         } later[] = {
-                {"blocks.0.attn.qkv_proj.comfy_quant", "quantised"}, {"blocks.0.attn.qkv_proj.weight_scale", "quantised"},
-                {"blocks.1.mlp.fc1.weight_scale_2", "quantised"}, {"blocks.1.mlp.fc1.input_scale", "quantised"},
-                {"adaln_t_table", "curve"}, {"time_embedder.table", "curve"}, {"norm_out.folded_bias", "curve"},
-                {"blocks.0.attn.to_gate_compress.weight", "sparse"}, {"control_proj_in.weight", "ControlNet"},
+                {"blocks.0.attn.qkv_proj.comfy_quant", "quantised"},
+                {"blocks.0.attn.qkv_proj.weight_scale", "quantised"},
+                {"blocks.1.mlp.fc1.weight_scale_2", "quantised"},
+                {"blocks.1.mlp.fc1.input_scale", "quantised"},
+                {"adaln_t_table", "curve"},
+                {"time_embedder.table", "curve"},
+                {"norm_out.folded_bias", "curve"},
+                {"blocks.0.attn.to_gate_compress.weight", "sparse"},
+                {"control_proj_in.weight", "ControlNet"},
                 {"diffusion_model.blocks.0.attn.qkv_proj.lora_A.weight", "LoRA"},
         };
 
@@ -349,7 +366,8 @@ static void model_later_formats_are_not_supported(void **state) {
                 CLEANUP(checkpoint_freep) Checkpoint *c = checkpoint_new();
 
                 checkpoint_add(c, later[i].name, ST_F32, 1, 4, 0, NULL);
-                refused(c, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, WORDS("m.safetensors", later[i].name, later[i].word));
+                refused(c, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        WORDS("m.safetensors", later[i].name, later[i].word));
         }
 }
 
@@ -358,8 +376,9 @@ static void model_other_types_are_refused_by_name(void **state) {
                 StType type;
                 int error;
                 const char *fault;
-        } types[] = {{ST_I8, -EOPNOTSUPP, FAULT_NOT_SUPPORTED}, {ST_F8_E4M3, -EOPNOTSUPP, FAULT_NOT_SUPPORTED},
-                     {ST_F64, -EINVAL, FAULT_INVALID_MODEL}, {ST_I64, -EINVAL, FAULT_INVALID_MODEL}};
+        } types[] = {{ST_I8, -EOPNOTSUPP, FAULT_NOT_SUPPORTED},
+                {ST_F8_E4M3, -EOPNOTSUPP, FAULT_NOT_SUPPORTED}, {ST_F64, -EINVAL, FAULT_INVALID_MODEL},
+                {ST_I64, -EINVAL, FAULT_INVALID_MODEL}};
         CLEANUP_FREE void *data = calloc(96 * 64, 8);
 
         for (size_t i = 0; i < ELEMENTSOF(types); i++) {
@@ -367,7 +386,8 @@ static void model_other_types_are_refused_by_name(void **state) {
 
                 checkpoint_drop(c, "blocks.1.mlp.fc2.weight");
                 checkpoint_add(c, "blocks.1.mlp.fc2.weight", types[i].type, 2, 64, 96, data);
-                refused(c, types[i].error, types[i].fault, WORDS("blocks.1.mlp.fc2.weight", st_type_name(types[i].type)));
+                refused(c, types[i].error, types[i].fault,
+                        WORDS("blocks.1.mlp.fc2.weight", st_type_name(types[i].type)));
         }
 }
 
@@ -394,11 +414,12 @@ static void model_truncated_anywhere_is_refused(void **state) {
         CLEANUP_FREE uint8_t *bytes = golden_read(NULL, "dit/comfy.safetensors", &size);
 
         for (uint64_t n = 0; n < size; n += 1 + n / 3) {
-                CLEANUP_FREE uint8_t *part = malloc(n ? n : 1); /* of its own size, so that a sanitizer sees one byte too far */
+                CLEANUP_FREE uint8_t *part =
+                        malloc(n ? n : 1); /* of its own size, so that a sanitizer sees one byte too far */
 
                 memcpy(part, bytes, n);
-                refused_files(&(H3File) {"m.safetensors", part, n}, 1, H3_QKV_AUTO, -EBADMSG, FAULT_INVALID_FILE,
-                                WORDS("m.safetensors"));
+                refused_files(&(H3File){"m.safetensors", part, n}, 1, H3_QKV_AUTO, -EBADMSG,
+                        FAULT_INVALID_FILE, WORDS("m.safetensors"));
         }
 }
 
@@ -416,14 +437,15 @@ static void model_damaged_headers_never_crash(void **state) {
                         seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
                         copy[8 + seed % 6240] = "0123456789,:[]{}\"abn"[seed >> 40 & 15];
                 }
-                if (h3_model_open(&(H3File) {"m.safetensors", copy, size}, 1, NULL, &m, &f) < 0)
+                if (h3_model_open(&(H3File){"m.safetensors", copy, size}, 1, NULL, &m, &f) < 0)
                         assert_true(f.name[0] && f.text[0] && !m);
         }
 }
 
 static void model_order_of_split_matrices_cannot_be_asked_for(void **state) {
         uint64_t size;
-        CLEANUP_FREE uint8_t *bytes = golden_read(derived(), "diffusers/diffusion_pytorch_model.safetensors", &size);
+        CLEANUP_FREE uint8_t *bytes =
+                golden_read(derived(), "diffusers/diffusion_pytorch_model.safetensors", &size);
         const H3File file = {"m.safetensors", bytes, size};
 
         refused_files(&file, 1, H3_QKV_STACKED, -EINVAL, FAULT_INVALID_ARGUMENT, WORDS("auto"));
@@ -467,13 +489,15 @@ static void config_disagreement_names_key_and_both_values(void **state) {
         };
 
         for (size_t i = 0; i < ELEMENTSOF(wrong); i++)
-                config_refused(wrong[i].json, -EINVAL, FAULT_INVALID_MODEL, WORDS(wrong[i].key, wrong[i].said, wrong[i].is));
+                config_refused(wrong[i].json, -EINVAL, FAULT_INVALID_MODEL,
+                        WORDS(wrong[i].key, wrong[i].said, wrong[i].is));
 }
 
 static void config_malformed_is_refused(void **state) {
         config_refused("{\"num_layers\": ", -EBADMSG, FAULT_INVALID_FILE, WORDS("config.json"));
         config_refused("[3]", -EBADMSG, FAULT_INVALID_FILE, WORDS("config.json"));
-        config_refused("{\"num_layers\": 3, \"num_layers\": 4}", -EBADMSG, FAULT_INVALID_FILE, WORDS("config.json"));
+        config_refused("{\"num_layers\": 3, \"num_layers\": 4}", -EBADMSG, FAULT_INVALID_FILE,
+                WORDS("config.json"));
         config_refused("", -EBADMSG, FAULT_INVALID_FILE, WORDS("config.json"));
 }
 
@@ -508,16 +532,17 @@ static void shards_make(Shards *s, bool copy_in_first) {
         (void) fprintf(out, "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {");
         for (size_t i = 0; i < s->a->n; i++)
                 (void) fprintf(out, "\"%s\": \"1.safetensors\", ", s->a->names[i]);
-        (void) fprintf(out, "\"%s\": \"2.safetensors\", \"%s\": \"2.safetensors\"}}", s->b->names[0], s->b->names[1]);
+        (void) fprintf(out, "\"%s\": \"2.safetensors\", \"%s\": \"2.safetensors\"}}", s->b->names[0],
+                s->b->names[1]);
         (void) fclose(out);
         if (copy_in_first)
                 checkpoint_add(s->a, SHARED_NAME, ST_BF16, 1, 64, 0, NULL);
 
-        s->files[0] = (H3File) {.name = "1.safetensors"};
-        s->files[1] = (H3File) {.name = "2.safetensors"};
+        s->files[0] = (H3File){.name = "1.safetensors"};
+        s->files[1] = (H3File){.name = "2.safetensors"};
         s->files[0].bytes = s->bytes[0] = checkpoint_write(s->a, &s->files[0].size);
         s->files[1].bytes = s->bytes[1] = checkpoint_write(s->b, &s->files[1].size);
-        s->files[2] = (H3File) {"x.safetensors.index.json", s->index, index_size};
+        s->files[2] = (H3File){"x.safetensors.index.json", s->index, index_size};
 }
 
 static void index_decides_which_of_two_copies_counts(void **state) {
@@ -527,7 +552,7 @@ static void index_decides_which_of_two_copies_counts(void **state) {
         Fault f = {};
 
         shards_make(&s, true);
-        if (h3_model_open(s.files, 3, &(H3ModelOptions) {.qkv_order = H3_QKV_STACKED}, &m, &f) < 0)
+        if (h3_model_open(s.files, 3, &(H3ModelOptions){.qkv_order = H3_QKV_STACKED}, &m, &f) < 0)
                 fail_msg("%s", f.text);
         norm = m->final_norm.data;
         assert_true(norm >= s.bytes[1] && norm < s.bytes[1] + s.files[1].size);
@@ -545,7 +570,7 @@ static void shards_without_index_must_be_disjoint(void **state) {
         assert_int_equal(h3_model_open(s.files, 2, NULL, &m, &f), 0);
         shards_make(&twice, true);
         refused_files(twice.files, 2, H3_QKV_AUTO, -EINVAL, FAULT_INVALID_MODEL,
-                        WORDS(SHARED_NAME, "1.safetensors", "2.safetensors", "index"));
+                WORDS(SHARED_NAME, "1.safetensors", "2.safetensors", "index"));
 }
 
 static void index_absent_shard_is_listed(void **state) {
@@ -553,10 +578,11 @@ static void index_absent_shard_is_listed(void **state) {
         const char *nothing = "{\"weight_map\": {\"a\": \"7.safetensors\", \"b\": \"8.safetensors\"}}";
 
         shards_make(&s, false);
-        refused_files((const H3File[]) {s.files[0], s.files[2]}, 2, H3_QKV_AUTO, -EINVAL, FAULT_INVALID_MODEL,
-                        WORDS("x.safetensors.index.json", "1 of its 2 files", "2.safetensors"));
-        refused_files((const H3File[]) {s.files[0], s.files[1], {"i.index.json", nothing, strlen(nothing)}}, 3, H3_QKV_AUTO,
-                        -EINVAL, FAULT_INVALID_MODEL, WORDS("2 of its 2 files", "7.safetensors", "8.safetensors"));
+        refused_files((const H3File[]){s.files[0], s.files[2]}, 2, H3_QKV_AUTO, -EINVAL, FAULT_INVALID_MODEL,
+                WORDS("x.safetensors.index.json", "1 of its 2 files", "2.safetensors"));
+        refused_files((const H3File[]){s.files[0], s.files[1], {"i.index.json", nothing, strlen(nothing)}},
+                3, H3_QKV_AUTO, -EINVAL, FAULT_INVALID_MODEL,
+                WORDS("2 of its 2 files", "7.safetensors", "8.safetensors"));
 }
 
 static void index_naming_a_tensor_that_is_not_there_is_refused(void **state) {
@@ -564,10 +590,12 @@ static void index_naming_a_tensor_that_is_not_there_is_refused(void **state) {
         const char *lies = "{\"weight_map\": {\"blocks.9.norm1.weight\": \"1.safetensors\"}}";
 
         shards_make(&s, false);
-        refused_files((const H3File[]) {s.files[0], {"i.index.json", lies, strlen(lies)}}, 2, H3_QKV_AUTO, -EINVAL,
-                        FAULT_INVALID_MODEL, WORDS("i.index.json", "blocks.9.norm1.weight", "1.safetensors"));
-        refused_files((const H3File[]) {s.files[0], s.files[2], {"y.index.json", lies, strlen(lies)}}, 3, H3_QKV_AUTO, -EINVAL,
-                        FAULT_INVALID_MODEL, WORDS("x.safetensors.index.json", "y.index.json"));
+        refused_files((const H3File[]){s.files[0], {"i.index.json", lies, strlen(lies)}}, 2, H3_QKV_AUTO,
+                -EINVAL, FAULT_INVALID_MODEL,
+                WORDS("i.index.json", "blocks.9.norm1.weight", "1.safetensors"));
+        refused_files((const H3File[]){s.files[0], s.files[2], {"y.index.json", lies, strlen(lies)}}, 3,
+                H3_QKV_AUTO, -EINVAL, FAULT_INVALID_MODEL,
+                WORDS("x.safetensors.index.json", "y.index.json"));
 }
 
 int main(void) {

@@ -15,8 +15,8 @@
 #include "service/shared/cleanup.h"
 #include "tests/unit/h3/golden.h"
 
-/* One step split over ranks, each a thread with its own memory: the same bits as one rank. The exchange here is the plainest
- * one that keeps its contract. */
+/* One step split over ranks, each a thread with its own memory: the same bits as one rank. The exchange here
+ * is the plainest one that keeps its contract. */
 
 #define RANKS_MAX 8
 
@@ -53,11 +53,12 @@ static int scatter_heads(H3Exchange *e, uint32_t rank, void *x, uint64_t head_wi
         g->arrays[rank] = x;
         (void) pthread_barrier_wait(&g->barrier);
         for (uint32_t r = 0; r < g->plan->ranks; r++)
-                for (uint64_t row = g->plan->rows[rank].begin; r != rank && row < g->plan->rows[rank].end; row++) {
+                for (uint64_t row = g->plan->rows[rank].begin; r != rank && row < g->plan->rows[rank].end;
+                        row++) {
                         uint64_t at = row * stride + g->plan->heads[r].begin * head_width;
 
                         memcpy((uint8_t *) x + at, g->arrays[r] + at,
-                                        (g->plan->heads[r].end - g->plan->heads[r].begin) * head_width);
+                                (g->plan->heads[r].end - g->plan->heads[r].begin) * head_width);
                 }
         (void) pthread_barrier_wait(&g->barrier);
         return 0;
@@ -79,10 +80,11 @@ static void *member_main(void *userdata) {
 }
 
 /* rows and heads: ranks + 1 cuts. Velocities start as NaN, so that an element nobody writes shows. */
-static void run_split(const H3Model *m, const H3StepInput *in, uint32_t ranks, const uint64_t *rows, const uint64_t *heads,
-                float *video, uint64_t n_video, float *audio, uint64_t n_audio) {
+static void run_split(const H3Model *m, const H3StepInput *in, uint32_t ranks, const uint64_t *rows,
+        const uint64_t *heads, float *video, uint64_t n_video, float *audio, uint64_t n_audio) {
         H3Range row_ranges[RANKS_MAX], head_ranges[RANKS_MAX];
-        const H3Plan plan = {.ranks = ranks, .row_tile = 1, .chunks = 1, .rows = row_ranges, .heads = head_ranges};
+        const H3Plan plan = {
+                .ranks = ranks, .row_tile = 1, .chunks = 1, .rows = row_ranges, .heads = head_ranges};
         Group g = {.exchange = {gather, scatter_heads}, .plan = &plan, .heads = m->config.heads};
         Member members[RANKS_MAX] = {};
         pthread_t threads[RANKS_MAX];
@@ -91,14 +93,19 @@ static void run_split(const H3Model *m, const H3StepInput *in, uint32_t ranks, c
         memset(audio, 0xff, n_audio * sizeof(*audio));
         assert_int_equal(pthread_barrier_init(&g.barrier, NULL, ranks), 0);
         for (uint32_t i = 0; i < ranks; i++) {
-                row_ranges[i] = (H3Range) {rows[i], rows[i + 1]};
-                head_ranges[i] = (H3Range) {heads[i], heads[i + 1]};
+                row_ranges[i] = (H3Range){rows[i], rows[i + 1]};
+                head_ranges[i] = (H3Range){heads[i], heads[i + 1]};
         }
         for (uint32_t i = 0; i < ranks; i++) {
-                members[i] = (Member) {
-                        .rank = {.index = i, .ops = lk_cpu_ops(LK_CPU_AUTO), .plan = &plan,
-                                 .exchange = ranks > 1 ? &g.exchange : NULL},
-                        .model = m, .in = in, .video = video, .audio = audio,
+                members[i] = (Member){
+                        .rank = {.index = i,
+                                .ops = lk_cpu_ops(LK_CPU_AUTO),
+                                .plan = &plan,
+                                .exchange = ranks > 1 ? &g.exchange : NULL},
+                        .model = m,
+                        .in = in,
+                        .video = video,
+                        .audio = audio,
                 };
                 assert_int_equal(members[i].rank.ops->context_new(1, &members[i].rank.context), 0);
         }
@@ -123,32 +130,44 @@ typedef struct Split {
 static void check_splits(const char *name, H3Compute compute, const Split *splits, size_t n_splits) {
         CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
         CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open(name, &m->model->config);
-        CLEANUP_FREE float *video = malloc(k->n_video * sizeof(float)), *audio = malloc(k->n_audio * sizeof(float));
-        CLEANUP_FREE float *whole_video = malloc(k->n_video * sizeof(float)), *whole_audio = malloc(k->n_audio * sizeof(float));
+        CLEANUP_FREE float *video = malloc(k->n_video * sizeof(float)),
+                           *audio = malloc(k->n_audio * sizeof(float));
+        CLEANUP_FREE float *whole_video = malloc(k->n_video * sizeof(float)),
+                           *whole_audio = malloc(k->n_audio * sizeof(float));
         H3Rank rank = {.ops = lk_cpu_ops(LK_CPU_AUTO)};
         CLEANUP_FREE void *refined = NULL;
         H3StepInput in;
 
         assert_true(video && audio && whole_video && whole_audio);
         assert_int_equal(rank.ops->context_new(1, &rank.context), 0);
-        assert_int_equal(h3_refine_text(&rank, m->model, compute, k->text, k->layout->shape.text_rows, &refined, NULL), 0);
+        assert_int_equal(h3_refine_text(&rank, m->model, compute, k->text, k->layout->shape.text_rows,
+                                 &refined, NULL),
+                0);
         (void) rank.ops->context_free(rank.context);
-        in = (H3StepInput) {
-                .compute = compute, .layout = k->layout, .refined_text = refined, .video = k->video, .audio = k->audio,
-                .sigma_video = k->sigma_video, .sigma_audio = k->sigma_audio,
+        in = (H3StepInput){
+                .compute = compute,
+                .layout = k->layout,
+                .refined_text = refined,
+                .video = k->video,
+                .audio = k->audio,
+                .sigma_video = k->sigma_video,
+                .sigma_audio = k->sigma_audio,
         };
 
-        run_split(m->model, &in, 1, (const uint64_t[]) {0, k->layout->rows}, (const uint64_t[]) {0, 8}, whole_video, k->n_video,
-                        whole_audio, k->n_audio);
+        run_split(m->model, &in, 1, (const uint64_t[]){0, k->layout->rows}, (const uint64_t[]){0, 8},
+                whole_video, k->n_video, whole_audio, k->n_audio);
         for (size_t i = 0; i < n_splits; i++) {
-                run_split(m->model, &in, splits[i].ranks, splits[i].rows, splits[i].heads, video, k->n_video, audio, k->n_audio);
+                run_split(m->model, &in, splits[i].ranks, splits[i].rows, splits[i].heads, video, k->n_video,
+                        audio, k->n_audio);
                 if (memcmp(video, whole_video, k->n_video * sizeof(float)) != 0 ||
-                                memcmp(audio, whole_audio, k->n_audio * sizeof(float)) != 0)
-                        fail_msg("%s: split %zu (%u ranks) gives other bits than one rank", name, i, splits[i].ranks);
+                        memcmp(audio, whole_audio, k->n_audio * sizeof(float)) != 0)
+                        fail_msg("%s: split %zu (%u ranks) gives other bits than one rank", name, i,
+                                splits[i].ranks);
         }
 }
 
-/* 193 rows: even and odd cuts, inside segments and on their borders, a rank without rows, a rank without heads */
+/* 193 rows: even and odd cuts, inside segments and on their borders, a rank without rows, a rank without
+ * heads */
 static const Split splits_of_odd[] = {
         {2, {0, 97, 193}, {0, 4, 8}},
         {2, {0, 1, 193}, {0, 7, 8}},
@@ -184,24 +203,34 @@ static void step_hook_stops_after_a_block(void **state) {
         const H3Range rows = {0, k->layout->rows}, heads = {0, 8};
         const H3Plan plan = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &rows, .heads = &heads};
         H3Rank rank = {.ops = lk_cpu_ops(LK_CPU_AUTO), .plan = &plan};
-        CLEANUP_FREE float *video = malloc(k->n_video * sizeof(float)), *audio = malloc(k->n_audio * sizeof(float));
+        CLEANUP_FREE float *video = malloc(k->n_video * sizeof(float)),
+                           *audio = malloc(k->n_audio * sizeof(float));
         CLEANUP_FREE void *refined = NULL;
         uint32_t done = 0;
         H3StepInput in;
         Fault f = {};
 
         assert_int_equal(rank.ops->context_new(1, &rank.context), 0);
-        assert_int_equal(h3_refine_text(&rank, m->model, H3_COMPUTE_BF16, k->text, k->layout->shape.text_rows, &refined, &f), 0);
-        in = (H3StepInput) {
-                .compute = H3_COMPUTE_BF16, .layout = k->layout, .refined_text = refined, .video = k->video, .audio = k->audio,
-                .sigma_video = k->sigma_video, .sigma_audio = k->sigma_audio,
+        assert_int_equal(h3_refine_text(&rank, m->model, H3_COMPUTE_BF16, k->text,
+                                 k->layout->shape.text_rows, &refined, &f),
+                0);
+        in = (H3StepInput){
+                .compute = H3_COMPUTE_BF16,
+                .layout = k->layout,
+                .refined_text = refined,
+                .video = k->video,
+                .audio = k->audio,
+                .sigma_video = k->sigma_video,
+                .sigma_audio = k->sigma_audio,
         };
-        assert_int_equal(h3_step(&rank, m->model, &in, &(H3StepHooks) {.on_block = stop_at_two, .userdata = &done}, video, audio,
-                                &f), -ECANCELED);
+        assert_int_equal(
+                h3_step(&rank, m->model, &in, &(H3StepHooks){.on_block = stop_at_two, .userdata = &done},
+                        video, audio, &f),
+                -ECANCELED);
         assert_int_equal(done, 2);
         assert_string_equal(f.name, FAULT_CANCELLED);
 
-        f = (Fault) {};
+        f = (Fault){};
         in.sigma_video = 1.5f;
         assert_int_equal(h3_step(&rank, m->model, &in, NULL, video, audio, &f), -EINVAL);
         assert_string_equal(f.name, FAULT_INVALID_ARGUMENT);
@@ -211,7 +240,8 @@ static void step_hook_stops_after_a_block(void **state) {
 static void step_memory_shrinks_with_the_share(void **state) {
         CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
         CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open("case_t2va_odd", &m->model->config);
-        const H3Range one_rows = {0, 193}, one_heads = {0, 8}, rows[] = {{0, 97}, {97, 193}}, heads[] = {{0, 4}, {4, 8}};
+        const H3Range one_rows = {0, 193}, one_heads = {0, 8}, rows[] = {{0, 97}, {97, 193}},
+                      heads[] = {{0, 4}, {4, 8}};
         const H3Plan one = {.ranks = 1, .rows = &one_rows, .heads = &one_heads};
         const H3Plan two = {.ranks = 2, .rows = rows, .heads = heads};
         const H3Range beyond = {0, 194};

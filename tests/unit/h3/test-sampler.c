@@ -19,7 +19,8 @@
 #define MODEL_REL 2e-5
 
 /* A stream's recorded values: "velocity.3.video", "step.3.video". */
-static const float *recorded(const Golden *g, const char *kind, uint32_t step, const char *stream, uint64_t n) {
+static const float *recorded(
+        const Golden *g, const char *kind, uint32_t step, const char *stream, uint64_t n) {
         const float *values;
         uint64_t there;
         char name[64];
@@ -30,12 +31,13 @@ static const float *recorded(const Golden *g, const char *kind, uint32_t step, c
         return values;
 }
 
-static void check(const char *file, const char *stream, uint32_t step, const float *x, const Golden *g, uint64_t n, double limit,
-                double *worst) {
+static void check(const char *file, const char *stream, uint32_t step, const float *x, const Golden *g,
+        uint64_t n, double limit, double *worst) {
         double rel = golden_distance(x, recorded(g, "step", step, stream, n), n, NULL);
 
         if (rel > limit)
-                fail_msg("%s: %s after step %u is %.3g from the recorded one, limit %g", file, stream, step, rel, limit);
+                fail_msg("%s: %s after step %u is %.3g from the recorded one, limit %g", file, stream, step,
+                        rel, limit);
         if (rel > *worst)
                 *worst = rel;
 }
@@ -75,8 +77,10 @@ static void run_own_model(const char *file) {
         uint64_t n_sigmas;
         const float *sigma_video = golden_data(k->file, "sigmas_video", ST_F32, &n_sigmas);
         const float *sigma_audio = golden_data(k->file, "sigmas_audio", ST_F32, NULL);
-        CLEANUP_FREE float *video = malloc(k->n_video * sizeof(float)), *audio = malloc(k->n_audio * sizeof(float));
-        CLEANUP_FREE float *next_video = malloc(k->n_video * sizeof(float)), *next_audio = malloc(k->n_audio * sizeof(float));
+        CLEANUP_FREE float *video = malloc(k->n_video * sizeof(float)),
+                           *audio = malloc(k->n_audio * sizeof(float));
+        CLEANUP_FREE float *next_video = malloc(k->n_video * sizeof(float)),
+                           *next_audio = malloc(k->n_audio * sizeof(float));
         double worst = 0;
 
         assert_true(video && audio && next_video && next_audio);
@@ -85,7 +89,8 @@ static void run_own_model(const char *file) {
         for (uint32_t i = 0; i + 1 < n_sigmas; i++) {
                 CLEANUP_FREE float *v = NULL, *a = NULL;
 
-                golden_step(m->model, k, H3_COMPUTE_F32, video, audio, sigma_video[i], sigma_audio[i], NULL, &v, &a);
+                golden_step(m->model, k, H3_COMPUTE_F32, video, audio, sigma_video[i], sigma_audio[i], NULL,
+                        &v, &a);
                 h3_euler(video, v, sigma_video[i], sigma_video[i + 1], k->n_video, next_video);
                 h3_euler(audio, a, sigma_audio[i], sigma_audio[i + 1], k->n_audio, next_audio);
                 check(file, "video", i, next_video, k->file, k->n_video, MODEL_REL, &worst);
@@ -111,7 +116,8 @@ static void trajectories_use_the_reference_schedule(void **state) {
                 Fault f = {};
 
                 assert_int_equal(h3_schedule(H3_SCHEDULE_REFERENCE, (uint32_t) n_sigmas - 1,
-                                                golden_meta_float(g, "shift_audio"), sigmas, &n, &f), 0);
+                                         golden_meta_float(g, "shift_audio"), sigmas, &n, &f),
+                        0);
                 assert_int_equal(n + 1, n_sigmas);
                 assert_memory_equal(sigmas, expected, n_sigmas * sizeof(float));
         }

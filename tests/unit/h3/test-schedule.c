@@ -23,16 +23,18 @@ static void check_table(const json_t *table) {
         Fault f = {};
 
         assert_non_null(kind);
-        assert_int_equal(h3_schedule(strcmp(kind, "simple") == 0 ? H3_SCHEDULE_SIMPLE : H3_SCHEDULE_REFERENCE, evaluations,
-                                shift, sigmas, &n, &f), 0);
+        assert_int_equal(
+                h3_schedule(strcmp(kind, "simple") == 0 ? H3_SCHEDULE_SIMPLE : H3_SCHEDULE_REFERENCE,
+                        evaluations, shift, sigmas, &n, &f),
+                0);
         assert_int_equal(n + 1, json_array_size(hex));
         for (uint32_t i = 0; i <= n; i++) {
                 uint32_t bits;
 
                 memcpy(&bits, sigmas + i, sizeof(bits));
                 if (bits != strtoul(json_string_value(json_array_get(hex, i)), NULL, 16))
-                        fail_msg("%s, %u steps, shift %g: sigma %u is %08x, expected %s", kind, evaluations, (double) shift, i,
-                                        bits, json_string_value(json_array_get(hex, i)));
+                        fail_msg("%s, %u steps, shift %g: sigma %u is %08x, expected %s", kind, evaluations,
+                                (double) shift, i, bits, json_string_value(json_array_get(hex, i)));
         }
 }
 
@@ -98,14 +100,14 @@ static void list_refused(const float *sigmas, uint64_t n, const char *word) {
 static void schedule_check_bad_lists_are_refused(void **state) {
         Fault f = {};
 
-        list_refused((const float[]) {1}, 1, "1 values");
-        list_refused((const float[]) {0.5f, 0.5f}, 2, "sigmas_video[1]");
-        list_refused((const float[]) {0.5f, 0.6f}, 2, "sigmas_video[1]");
-        list_refused((const float[]) {1.5f, 0.6f}, 2, "sigmas_video[0]");
-        list_refused((const float[]) {1, -0.1f}, 2, "sigmas_video[1]");
-        list_refused((const float[]) {1, NAN, 0}, 3, "sigmas_video[1]");
-        assert_int_equal(h3_schedule_check("x", (const float[]) {1, 0.25f, 0}, 3, &f), 0);
-        assert_int_equal(h3_schedule_check("x", (const float[]) {0.5f, 0.25f}, 2, &f), 0);
+        list_refused((const float[]){1}, 1, "1 values");
+        list_refused((const float[]){0.5f, 0.5f}, 2, "sigmas_video[1]");
+        list_refused((const float[]){0.5f, 0.6f}, 2, "sigmas_video[1]");
+        list_refused((const float[]){1.5f, 0.6f}, 2, "sigmas_video[0]");
+        list_refused((const float[]){1, -0.1f}, 2, "sigmas_video[1]");
+        list_refused((const float[]){1, NAN, 0}, 3, "sigmas_video[1]");
+        assert_int_equal(h3_schedule_check("x", (const float[]){1, 0.25f, 0}, 3, &f), 0);
+        assert_int_equal(h3_schedule_check("x", (const float[]){0.5f, 0.25f}, 2, &f), 0);
 }
 
 int main(void) {

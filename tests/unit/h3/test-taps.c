@@ -13,8 +13,8 @@
 #include "service/shared/cleanup.h"
 #include "tests/unit/h3/golden.h"
 
-/* Every stage of a step against the published one, in the order of computation: the first that deviates is named, so that a
- * broken step says where it broke. */
+/* Every stage of a step against the published one, in the order of computation: the first that deviates is
+ * named, so that a broken step says where it broke. */
 #define REL_MAX 5e-6
 
 typedef struct Tap {
@@ -65,9 +65,10 @@ static void check_layout(const H3Layout *l, const Golden *g) {
         assert_int_equal(n, l->rows * 3);
         for (uint64_t i = 0; i < n; i++)
                 if ((float) l->position[i / 3][i % 3] != (float) position[i])
-                        fail_msg("the first stage that deviates is position_ids: row %llu, axis %llu is %.9g, expected %.9g",
-                                        (unsigned long long) (i / 3), (unsigned long long) (i % 3), l->position[i / 3][i % 3],
-                                        position[i]);
+                        fail_msg("the first stage that deviates is position_ids: row %llu, axis %llu is "
+                                 "%.9g, expected %.9g",
+                                (unsigned long long) (i / 3), (unsigned long long) (i % 3),
+                                l->position[i / 3][i % 3], position[i]);
         if (memcmp(l->tag, golden_data(g, "token_tags", ST_U8, NULL), l->rows) != 0)
                 fail_msg("the first stage that deviates is token_tags");
 }
@@ -93,8 +94,9 @@ static void check_indices(const Taps *t, const Golden *g) {
         assert_int_equal(n, tap->rows);
         for (uint64_t i = 0; i < n; i++)
                 if (tap->values[i] != (float) expected[i])
-                        fail_msg("the first stage that deviates is timestep_indices: row %llu has %g, expected %d",
-                                        (unsigned long long) i, (double) tap->values[i], expected[i]);
+                        fail_msg("the first stage that deviates is timestep_indices: row %llu has %g, "
+                                 "expected %d",
+                                (unsigned long long) i, (double) tap->values[i], expected[i]);
 }
 
 /* Recorded for some heads only: [rows, heads recorded, head_dim] of our [rows, all heads * head_dim]. */
@@ -112,7 +114,7 @@ static void check_heads(const Taps *t, const Golden *g, const char *name, const 
         for (uint64_t row = 0; row < tap->rows; row++)
                 for (uint64_t h = 0; h < n_heads; h++, at += c->head_dim)
                         memcpy(picked + at, tap->values + row * c->inner + (uint64_t) heads[h] * c->head_dim,
-                                        c->head_dim * sizeof(float));
+                                c->head_dim * sizeof(float));
         rel = golden_distance(picked, expected, n, NULL);
         print_message("%-20s %.2e\n", name, rel);
         if (rel > REL_MAX)
@@ -128,7 +130,9 @@ static void check_refined(const GoldenModel *m, const GoldenCase *k, const Golde
         double rel;
 
         assert_int_equal(rank.ops->context_new(1, &rank.context), 0);
-        assert_int_equal(h3_refine_text(&rank, m->model, H3_COMPUTE_F32, k->text, k->layout->shape.text_rows, &refined, &f), 0);
+        assert_int_equal(h3_refine_text(&rank, m->model, H3_COMPUTE_F32, k->text, k->layout->shape.text_rows,
+                                 &refined, &f),
+                0);
         (void) rank.ops->context_free(rank.context);
         assert_int_equal(n, k->layout->shape.text_rows * m->model->config.hidden);
         rel = golden_distance(refined, expected, n, NULL);
@@ -140,8 +144,8 @@ static void check_refined(const GoldenModel *m, const GoldenCase *k, const Golde
 static void taps_tiny_f32_every_stage_matches(void **state) {
         static const char *const first[] = {"timestep", "rope_cos", "rope_sin"};
         static const char *const heads[] = {"block.0.q", "block.0.k", "block.0.v", "block.0.attn"};
-        static const char *const last[] = {"block.0.attn_proj", "block.0.ff_in", "block.0.ff_out", "block.0.out",
-                                           "block.1.out", "block.2.out", "final_norm"};
+        static const char *const last[] = {"block.0.attn_proj", "block.0.ff_in", "block.0.ff_out",
+                "block.0.out", "block.1.out", "block.2.out", "final_norm"};
         CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
         CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open("case_t2va_tiny", &m->model->config);
         CLEANUP(golden_freep) Golden *g = golden_open("taps_t2va_tiny.f32");
@@ -149,7 +153,7 @@ static void taps_tiny_f32_every_stage_matches(void **state) {
         CLEANUP_FREE float *video = NULL, *audio = NULL;
 
         golden_step(m->model, k, H3_COMPUTE_F32, k->video, k->audio, k->sigma_video, k->sigma_audio,
-                        &(H3StepHooks) {.on_tap = record, .userdata = &t}, &video, &audio);
+                &(H3StepHooks){.on_tap = record, .userdata = &t}, &video, &audio);
 
         check_layout(k->layout, g);
         for (size_t i = 0; i < ELEMENTSOF(first); i++)
@@ -173,9 +177,10 @@ static void taps_bf16_do_not_change_the_step(void **state) {
         CLEANUP_FREE float *video = NULL, *audio = NULL, *tapped_video = NULL, *tapped_audio = NULL;
         const Tap *tap;
 
-        golden_step(m->model, k, H3_COMPUTE_BF16, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL, &video, &audio);
+        golden_step(m->model, k, H3_COMPUTE_BF16, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL,
+                &video, &audio);
         golden_step(m->model, k, H3_COMPUTE_BF16, k->video, k->audio, k->sigma_video, k->sigma_audio,
-                        &(H3StepHooks) {.on_tap = record, .userdata = &t}, &tapped_video, &tapped_audio);
+                &(H3StepHooks){.on_tap = record, .userdata = &t}, &tapped_video, &tapped_audio);
         assert_memory_equal(video, tapped_video, k->n_video * sizeof(float));
         assert_memory_equal(audio, tapped_audio, k->n_audio * sizeof(float));
 
