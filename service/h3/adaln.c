@@ -25,13 +25,14 @@ DitTimesteps dit_timesteps(float sigma_video, float sigma_audio) {
 /* [cos(t * f), sin(t * f)], f_i = 10000^(-i / half) */
 static void sinusoid(float t, uint32_t width, float *ret) {
         uint32_t half = width / 2;
+        float *cosines = ret, *sines = ret + half;
 
         for (uint32_t i = 0; i < half; i++) {
                 float frequency = (float) fmath_exp(-LN_10000 * (double) i / (double) half);
                 double angle = (double) (t * frequency);
 
-                ret[i] = (float) fmath_cos(angle);
-                ret[half + i] = (float) fmath_sin(angle);
+                cosines[i] = (float) fmath_cos(angle);
+                sines[i] = (float) fmath_sin(angle);
         }
 }
 

@@ -74,7 +74,7 @@ static int add_rows(const DitRun *run, bool modulated, DitBranch branch) {
         return run->ops->residual(run->context, &args);
 }
 
-static int norm_heads(const DitRun *run, void *x, const LkVector *weight, bool roped) {
+static int norm_heads(const DitRun *run, void *x, const LkVector *head_weight, bool roped) {
         uint32_t heads = (uint32_t) (run->heads.end - run->heads.begin);
         const LkQkNormRope args = {
                 .type = run->type,
@@ -83,7 +83,7 @@ static int norm_heads(const DitRun *run, void *x, const LkVector *weight, bool r
                 .head_dim = run->c->head_dim,
                 .x = x,
                 .x_ld = (uint64_t) heads * run->c->head_dim,
-                .weight = *weight,
+                .weight = *head_weight,
                 .eps = run->c->eps,
                 .cos = roped ? run->cos : NULL,
                 .sin = roped ? run->sin : NULL,

@@ -323,13 +323,14 @@ static void bind_qkv(Binder *b, const char *prefix, H3Attention *a) {
 
 /* Original names keep [gate ; up], diffusers [up ; gate]. */
 static void bind_mlp(Binder *b, const char *prefix, H3Mlp *m) {
+        bool up_first = is_diffusers(b);
         uint64_t ffn = b->c->ffn;
         const H3Tensor *t;
 
         t = take(b, prefix, "mlp.fc1.weight", "ff.net.0.proj.weight", 2, 2 * ffn, b->c->hidden);
         if (t && ffn > 0) {
-                m->gate = matrix_of(t, is_diffusers(b) ? ffn : 0, ffn, ffn, ffn);
-                m->up = matrix_of(t, is_diffusers(b) ? 0 : ffn, ffn, ffn, ffn);
+                m->gate = matrix_of(t, up_first ? ffn : 0, ffn, ffn, ffn);
+                m->up = matrix_of(t, up_first ? 0 : ffn, ffn, ffn, ffn);
         }
         bind_matrix(b, prefix, "mlp.fc2.weight", "ff.net.2.weight", b->c->hidden, ffn, &m->down);
 }
