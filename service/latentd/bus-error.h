@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* From a Fault to a D-Bus error, and reading a{sv} dictionaries strictly. */
+
+#include <stdbool.h>
+
+#include <systemd/sd-bus.h>
+
+#include "service/shared/fault.h"
+#include "service/shared/wire.h"
+
+/* Sets *error to org.latentd.Latent1.Error.<name> and returns a negative errno for sd-bus. A fault without a name becomes Internal with
+ * strerror(r). */
+int bus_error_fault(sd_bus_error *error, int r, const Fault *f);
+
+/* One expected key. `type` is the D-Bus signature of the value ("s", "t", "u", "d", "b", "o", "(tsat)"); value points to const char *,
+ * uint64_t, uint32_t, double, int, const char *, WireTensor; valid as long as the message. seen is set. */
+typedef struct BusKey {
+        const char *key;
+        const char *type;
+        void *value;
+        bool *seen; /* may be NULL */
+        bool later; /* a key of a later version: NotSupported if given */
+} BusKey;
+
+/* Reads the a{sv} at the message's read position; InvalidArgument names the key and the expected type (unknown keys: the list of known ones).
+ * For "(tsat)": offset, type name, shape; size is computed with overflow checks, at most WIRE_DIMS_MAX dimensions. */
+int bus_read_dictionary(sd_bus_message *m, const BusKey *keys, size_t n_keys, Fault *f);

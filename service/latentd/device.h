@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* GPUs of the machine as the kernel sees them (sd-device), before any worker speaks. The broker never opens one. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct DeviceInfo {
+        char pci_address[16];
+        char driver[24]; /* "nvidia", "" if none is bound */
+        int numa_node;   /* -1 unknown */
+} DeviceInfo;
+
+/* NVIDIA display controllers (vendor 0x10de, class 0x03....) in PCI order. *ret is malloc'ed. No udev: 0 devices, not an error. */
+int device_enumerate(DeviceInfo **ret, size_t *ret_n);

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* All state of the service and its start and stop order. Loop thread only. */
+
+#include <sys/queue.h>
+#include <systemd/sd-bus.h>
+#include <systemd/sd-event.h>
+
+#include "service/latentd/config.h"
+#include "service/latentd/pool.h"
+#include "service/latentd/store.h"
+#include "service/shared/wire.h"
+
+typedef struct Manager Manager;
+typedef struct Peer Peer;
+typedef struct Model Model;
+typedef struct Session Session;
+typedef struct Job Job;
+typedef struct Device Device;
+typedef struct Queue Queue;
+typedef struct WorkerLink WorkerLink;
+
+#define BUS_NAME "org.latentd.Latent1"
+#define BUS_ROOT "/org/latentd/Latent1"
+#define BUS_INTERFACE(x) "org.latentd.Latent1." x
+#define BUS_ERROR(x) "org.latentd.Latent1.Error." x
+
+/* A device that a worker told of. Kept when the worker goes (State gone). */
+struct Device {
+        uint64_t id;
+        Manager *manager;
+        WireDevice info;
+        char kind[8];
+        bool present, busy;
+        TAILQ_ENTRY(Device) entry;
+};
+
+struct Manager {
+        Config *config;
+        bool user_mode;
+        sd_event *event;
+        sd_bus *bus;
+        Pool *pool;
+        Store *store;
+        WorkerLink *worker; /* one group in this version */
+        Queue *queue;
+        TAILQ_HEAD(, Peer) peers;
+        TAILQ_HEAD(, Model) models;
+        TAILQ_HEAD(, Session) sessions;
+        TAILQ_HEAD(, Job) jobs;
+        TAILQ_HEAD(, Device) devices;
+        uint64_t next_id; /* of models, sessions, jobs, devices alike: never used twice */
+        uint64_t arena_bytes;
+        uint64_t steps_done;
+        char state_reason[256]; /* empty: ready */
+};
+
+/* event, config are taken over on success. */
+int manager_new(Config *config, bool user_mode, Manager **ret);
+Manager *manager_free(Manager *m);
+/* Vtables, then the name; then READY=1. */
+int manager_connect(Manager *m, sd_bus *bus, Fault *f);
+/* Worker state for people: NULL or "" is ready. Emits the property change. */
+void manager_set_state(Manager *m, const char *reason);
+/* From the worker's Hello: adds or revives devices. And when it goes. */
+void manager_devices_present(Manager *m, const WireHello *hello);
+void manager_devices_gone(Manager *m);
+void manager_devices_busy(Manager *m, bool busy);
+
+/* manager-bus.c, device-bus.c, model-bus.c, session-bus.c, job-bus.c: each registers its vtables on a bus connection. */
+int manager_bus_register(Manager *m, sd_bus *bus);
+int device_bus_register(Manager *m, sd_bus *bus);
+int model_bus_register(Manager *m, sd_bus *bus);
+int session_bus_register(Manager *m, sd_bus *bus);
+int job_bus_register(Manager *m, sd_bus *bus);

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* A weight region: one memfd with the bytes of one file at their own offsets, padded to REGION_BLOCK, followed by a trailer: one
+ * header page (RegionTrailer) and the CRC-32C of each MiB of the padded data; `complete` is written last. Describes itself: no manifest. */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "service/shared/numa-policy.h"
+
+#define REGION_BLOCK 4096u
+#define REGION_MAGIC UINT64_C(0x31304e4f49474552) /* "REGION01" */
+
+/* Names a file's content as well as can be: an owner may restore mtime, not ctime. */
+typedef struct FileIdentity {
+        uint64_t device, inode, size;
+        int64_t mtime_sec, mtime_nsec, ctime_sec, ctime_nsec;
+} FileIdentity;
+
+typedef struct RegionTrailer {
+        uint64_t magic;
+        uint32_t layout_version; /* 1 */
+        uint32_t numa_kind;
+        int32_t numa_node;
+        uint32_t crc_block; /* 1 MiB */
+        FileIdentity identity;
+        uint64_t data_bytes; /* file size rounded up to REGION_BLOCK */
+        uint64_t crc_offset, crc_count;
+        _Atomic uint64_t complete; /* REGION_MAGIC once everything else is there */
+} RegionTrailer;
+
+typedef enum RegionState {
+        REGION_LOADING,
+        REGION_COMPLETE,
+        REGION_DEAD, /* failed, or may still be written to by a late read: never used again */
+} RegionState;
+
+typedef struct Region {
+        unsigned n_ref; /* users: models. The store itself holds no reference */
+        uint64_t id;
+        RegionState state;
+        FileIdentity identity;
+        NumaPolicy policy;
+        int fd;
+        uint64_t size;   /* of the memfd */
+        void *map;       /* the broker's own mapping, while it has one */
+        uint64_t populated, read; /* bytes so far */
+        uint64_t populate_usec, read_usec, crc_usec;
+        uint64_t huge_bytes, locked_bytes, node_bytes[8];
+        int numa_error, lock_error; /* 0 or negative errno */
+        bool keep;                  /* Model.Pin */
+        uint64_t last_used_usec;    /* CLOCK_MONOTONIC */
+        struct Region *next;        /* store's list */
+} Region;
