@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/latentd/bus-error.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -219,4 +218,23 @@ int bus_read_dictionary(sd_bus_message *m, const BusKey *keys, size_t n_keys, Fa
                 return r;
 
         return sd_bus_message_exit_container(m);
+}
+
+int bus_path_id(const char *path, const char *prefix, uint64_t *ret) {
+        size_t n = strlen(prefix);
+        uint64_t id = 0;
+
+        if (strncmp(path, prefix, n) != 0 || path[n] < '1' || path[n] > '9')
+                return -ENOENT;
+
+        for (const char *p = path + n; *p; p++) {
+                if (*p < '0' || *p > '9')
+                        return -ENOENT;
+
+                if (__builtin_mul_overflow(id, 10u, &id) || __builtin_add_overflow(id, (uint64_t) (*p - '0'), &id))
+                        return -ENOENT;
+        }
+
+        *ret = id;
+        return 0;
 }
