@@ -8,3 +8,6 @@
 
 /* Continues `crc` (0 at the start) over n bytes. SSE4.2 where present, else tables. Thread-safe. */
 uint32_t crc32c(uint32_t crc, const void *data, size_t n);
+
+/* The same from tables alone, for machines without the instruction. */
+uint32_t crc32c_tables(uint32_t crc, const void *data, size_t n);
