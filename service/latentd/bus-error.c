@@ -217,7 +217,8 @@ int bus_read_dictionary(sd_bus_message *m, const BusKey *keys, size_t n_keys, Fa
         if (r < 0)
                 return r;
 
-        return sd_bus_message_exit_container(m);
+        r = sd_bus_message_exit_container(m);
+        return r < 0 ? r : 0;
 }
 
 int bus_path_id(const char *path, const char *prefix, uint64_t *ret) {

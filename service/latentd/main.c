@@ -27,7 +27,6 @@ static int arg_log_level = -1;
 
 DEFINE_CLEANUP(Config *, config_free)
 DEFINE_CLEANUP(Manager *, manager_free)
-DEFINE_CLEANUP(sd_bus *, sd_bus_flush_close_unref)
 
 static void help(void) {
         puts("latentd --user|--system [OPTION]...\n"

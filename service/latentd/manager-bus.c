@@ -19,7 +19,6 @@
 #define API_VERSION UINT32_C(1)
 #define INTERFACE BUS_INTERFACE("Manager")
 
-DEFINE_CLEANUP(sd_bus_message *, sd_bus_message_unref)
 
 /* Below a directory of ModelPath=: what can be said without looking at the file system. */
 static int check_model_name(const char *name, Fault *f) {

@@ -31,7 +31,7 @@ struct Device {
         uint64_t id;
         Manager *manager;
         WireDevice info;
-        char kind[8];
+        char kind[16];
         bool present, busy;
         const char *announced_state; /* what clients were told last */
         TAILQ_ENTRY(Device) entry;

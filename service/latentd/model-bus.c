@@ -15,7 +15,6 @@
 
 #define INTERFACE BUS_INTERFACE("Model")
 
-DEFINE_CLEANUP(sd_bus_message *, sd_bus_message_unref)
 
 static int parse_qkv_order(const char *s, WireQkvOrder *ret, Fault *f) {
         if (strcmp(s, "auto") == 0)

@@ -221,7 +221,7 @@ static int check_files(const Model *m, const ModelFile *files, size_t n_files, F
 static int part_fill(Model *m, const ModelFile *file, ModelPart *ret, Fault *f) {
         CLEANUP_CLOSE int fd = -EBADF;
         CLEANUP_FREE char *name = NULL;
-        uint64_t size;
+        uint64_t size = 0;
         int r;
 
         r = check_descriptor(file->name, file->fd, &size, f);

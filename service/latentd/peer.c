@@ -16,8 +16,6 @@
 #define QUEUED_WRITE_MAX 64
 
 DEFINE_CLEANUP(Peer *, peer_free)
-DEFINE_CLEANUP(sd_bus_creds *, sd_bus_creds_unref)
-DEFINE_CLEANUP(sd_bus_message *, sd_bus_message_unref)
 
 static bool uid_allowed(const Manager *m, uid_t uid) {
         if (m->user_mode)
