@@ -28,6 +28,8 @@ int numa_policy_apply(const NumaPolicy *p, void *map, uint64_t size);
 /* Number of nodes with memory, >= 1. */
 unsigned numa_node_count(void);
 
-/* Bytes of the mapping per node by sampling up to `samples` pages with move_pages; ret_bytes[n] for node n < n_max.
- * And whether huge pages back it (smaps / ShmemPmdMapped). Best effort. */
+/* Where the populated pages of a mapping lie: bytes per node, estimated from up to `samples` pages, evenly spaced, by
+ * move_pages; ret_bytes[n] for node n < n_max, other nodes are not counted. 1 if at least half of the mapping is huge
+ * pages (smaps), 0 if not, or a negative errno. Only pages that this process has touched are seen. Takes time in
+ * proportion to size: not on the event loop. */
 int numa_placement(const void *map, uint64_t size, unsigned samples, uint64_t *ret_bytes, unsigned n_max);
