@@ -325,9 +325,13 @@ static void queue_session_close_keeps_arenas_until_answer(void **state) {
         assert_int_equal(f->count[WIRE_ARENA_CLOSE], 0);
 
         f->hook = NULL;
-        fake_step_done(f, job, 0); /* its commit word is that of step 0 */
-        RUN_UNTIL(f, f->count[WIRE_DIE] == 1 || f->m->arena_bytes == 0);
-        RUN_UNTIL(f, f->m->arena_bytes == 0 && TAILQ_EMPTY(&f->m->sessions));
+        fake_compute(f, fake_job(f, job), 0);
+        fake_step_done(f, job, 0);
+        RUN_UNTIL(f, TAILQ_EMPTY(&f->m->sessions));
+        assert_int_equal(f->m->arena_bytes, 0);
+        RUN_UNTIL(f, f->count[WIRE_ARENA_CLOSE] == 1);
+        assert_int_equal(f->n_starts, 1);
+        assert_int_equal(j->state, JOB_CANCELLED);
 }
 
 static void queue_session_close_sends_arena_close_last(void **state) {
