@@ -316,7 +316,12 @@ static int method_release_gpus(sd_bus_message *message, void *userdata, sd_bus_e
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 
-        worker_link_release(m->worker);
+        r = worker_link_release(m->worker);
+        if (r == -EBUSY)
+                (void) fault_set(&f, r, FAULT_BUSY, "The worker is busy; cancel its jobs or wait for them first.");
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
         return sd_bus_reply_method_return(message, NULL);
 }
 
