@@ -82,7 +82,7 @@ const char *model_partition_of_name(const char *name) {
 }
 
 static int check_limits(Manager *m, const Peer *owner, Fault *f) {
-        size_t n = 0, max = owner ? MODELS_PRIVATE_MAX : MODELS_MAX;
+        size_t n = 0, max = owner ? MODELS_PRIVATE_MAX : MODELS_SHARED_MAX;
         Model *model;
 
         TAILQ_FOREACH(model, &m->models, entry)

@@ -12,7 +12,7 @@
 #include "service/latentd/manager.h"
 #include "service/latentd/model-files.h"
 
-#define MODELS_MAX 256           /* shared ones */
+#define MODELS_SHARED_MAX 256    /* shared ones */
 #define MODELS_PRIVATE_MAX 64    /* per user */
 #define MODEL_OPEN_FILES_MAX 512 /* descriptors of a user's models that are not loaded yet */
 #define MODEL_FILES_PER_CALL 4
