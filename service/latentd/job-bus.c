@@ -13,8 +13,6 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/safetensors.h"
 
-DEFINE_CLEANUP(sd_bus_message *, sd_bus_message_unref)
-
 static int append_tensor(sd_bus_message *m, const char *name, const WireTensor *t) {
         int r;
 

@@ -15,8 +15,6 @@
 #include "service/shared/log.h"
 #include "service/shared/memfd.h"
 
-DEFINE_CLEANUP(sd_bus_message *, sd_bus_message_unref)
-
 static int reply_fault(sd_bus_message *message, int r, const Fault *f) {
         CLEANUP(sd_bus_error_free) sd_bus_error error = SD_BUS_ERROR_NULL;
 

@@ -13,7 +13,7 @@
 #include "service/latentd/session.h"
 #include "service/shared/cleanup.h"
 
-#define MODELS_MAX 32 /* in a worker at a time; the least recently used one without jobs gives way */
+#define MODELS_HELD_MAX 32 /* in a worker at a time; the least recently used one without jobs gives way */
 #define DEATHS_MAX 2  /* while a model is being opened */
 
 /* A step whose time is not known yet: at least this much work is taken to be done per second, in rows times bytes of weights. */
@@ -85,7 +85,7 @@ static void make_room(WorkerLink *w) {
         TAILQ_FOREACH(x, &w->models, entry)
                 n++;
 
-        for (x = TAILQ_FIRST(&w->models); x && n >= MODELS_MAX; x = next) {
+        for (x = TAILQ_FIRST(&w->models); x && n >= MODELS_HELD_MAX; x = next) {
                 next = TAILQ_NEXT(x, entry);
                 if (!x->ready || model_has_jobs(w, x))
                         continue;
@@ -297,7 +297,7 @@ static uint64_t step_patience(const WorkerLink *w, const Job *j) {
                 block = (double) j->ready.rows * (double) j->model->info.weight_bytes / j->ready.blocks / (double) pace;
                 usec = block < 1e9 ? (uint64_t) (block * 1e6) : UINT64_C(1000000000000000);
         }
-        if (__builtin_mul_overflow(usec, UINT64_C(PATIENCE), &limit))
+        if (__builtin_mul_overflow(usec, (uint64_t) PATIENCE, &limit))
                 limit = usec;
         return limit > w->stall_usec ? limit : w->stall_usec;
 }

@@ -222,7 +222,7 @@ static int spawn(const char *path, WorkerProcess *ret) {
         CLEANUP_CLOSE int ours = -EBADF, theirs = -EBADF, null = -EBADF, pipe_read = -EBADF, pipe_write = -EBADF;
         int pair[2], pidfd, r;
         Child child = { .path = path, .argv = { (char *) path, NULL } };
-        pid_t pid;
+        pid_t pid = 0;
 
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0)
                 return -errno;
@@ -261,7 +261,7 @@ static int spawn(const char *path, WorkerProcess *ret) {
 
 static int start_by_spawn(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
         CLEANUP_FREE char *path = NULL;
-        bool cuda;
+        bool cuda = false;
         int r;
 
         r = choose_binary(c, no_cuda, &path, &cuda, f);
