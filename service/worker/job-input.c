@@ -69,7 +69,7 @@ static int check_place(const WireTensor *w, const TensorRule *rule, uint64_t ele
 }
 
 int tensor_copy(const WireTensor *w, const TensorRule *rule, const Arena *arena, void **ret, Fault *f) {
-        uint64_t elements;
+        uint64_t elements = 0;
         void *copy;
         int r;
 
