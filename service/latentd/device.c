@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/latentd/device.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,8 +11,6 @@
 
 #define VENDOR_NVIDIA "0x10de"
 #define CLASS_DISPLAY "0x03" /* VGA, 3D and other display controllers */
-
-DEFINE_CLEANUP(sd_device_enumerator *, sd_device_enumerator_unref)
 
 static void device_read(sd_device *d, const char *address, DeviceInfo *ret) {
         const char *driver, *node;

@@ -6,8 +6,8 @@
 
 #include <inttypes.h>
 #include <string.h>
-#include <sys/stat.h>
 
+#include "service/latentd/file-source.h"
 #include "service/latentd/job.h"
 #include "service/latentd/peer.h"
 #include "service/latentd/worker-link.h"
@@ -23,7 +23,7 @@ struct ModelOpen {
         const Config *config;
         char *name; /* NULL: the model has its files */
         ModelFiles files;
-        struct stat *stats; /* of each file */
+        FileIdentity *identities; /* of each file */
         Fault fault;
 };
 
@@ -32,7 +32,7 @@ static ModelOpen *model_open_free(ModelOpen *o) {
                 return NULL;
 
         model_files_done(&o->files);
-        free(o->stats);
+        free(o->identities);
         free(o->name);
         free(o);
         return NULL;
@@ -213,21 +213,17 @@ static int open_work(void *userdata) {
         if (r < 0)
                 return r;
 
-        o->stats = calloc(o->files.n_files, sizeof(*o->stats));
-        if (!o->stats)
+        o->identities = calloc(o->files.n_files, sizeof(*o->identities));
+        if (!o->identities)
                 return -ENOMEM;
 
-        for (size_t i = 0; i < o->files.n_files; i++)
-                if (fstat(o->files.files[i].fd, &o->stats[i]) < 0)
-                        return -errno;
+        for (size_t i = 0; i < o->files.n_files; i++) {
+                r = file_source_identity(o->files.files[i].fd, &o->identities[i]);
+                if (r < 0)
+                        return fault_set(&o->fault, r, FAULT_IO, "%s cannot be examined: %s.", o->files.files[i].name, strerror(-r));
+        }
 
         return 0;
-}
-
-static bool same_file(const struct stat *st, const FileIdentity *id) {
-        return id->device == st->st_dev && id->inode == st->st_ino && id->size == (uint64_t) st->st_size &&
-               id->mtime_sec == st->st_mtim.tv_sec && id->mtime_nsec == st->st_mtim.tv_nsec &&
-               id->ctime_sec == st->st_ctim.tv_sec && id->ctime_nsec == st->st_ctim.tv_nsec;
 }
 
 static bool same_files(const Model *m, const ModelOpen *o) {
@@ -235,7 +231,8 @@ static bool same_files(const Model *m, const ModelOpen *o) {
                 return false;
 
         for (size_t i = 0; i < m->n_parts; i++)
-                if (strcmp(m->parts[i].name, o->files.files[i].name) != 0 || !same_file(&o->stats[i], &m->parts[i].region->identity))
+                if (strcmp(m->parts[i].name, o->files.files[i].name) != 0 ||
+                    !file_source_same(&o->identities[i], &m->parts[i].region->identity))
                         return false;
 
         return true;
@@ -273,7 +270,7 @@ static int take_files(Model *m, ModelOpen *o) {
                         .model = m,
                         .name = STEAL_PTR(file->name),
                         .fd = STEAL_FD(file->fd),
-                        .size = (uint64_t) o->stats[i].st_size,
+                        .size = o->identities[i].size,
                 };
                 m->bytes += m->parts[i].size;
         }
