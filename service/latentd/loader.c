@@ -286,7 +286,7 @@ static void abandon_read(Loader *l, LoaderRead *r) {
 }
 
 static int arm_stall(Loader *l) {
-        uint64_t period = l->stall_usec / 4 < 1000000 ? l->stall_usec / 4 : 1000000;
+        uint64_t period = l->stall_usec / 4 < 1000000 ? l->stall_usec / 4 : 1000000; /* coarse is enough */
         int r;
 
         r = sd_event_source_set_time(l->stall_source, now_usec() + period);
@@ -349,7 +349,7 @@ int loader_new(sd_event *event, uint64_t stall_usec, Loader **ret) {
         r = sd_event_add_io(event, &l->done_source, l->done_fd, EPOLLIN, on_finished, l);
         if (r < 0)
                 return r;
-        r = sd_event_add_time(event, &l->stall_source, CLOCK_MONOTONIC, 0, 0, on_stall, l);
+        r = sd_event_add_time(event, &l->stall_source, CLOCK_MONOTONIC, 0, 1000, on_stall, l);
         if (r < 0)
                 return r;
         r = sd_event_source_set_enabled(l->stall_source, SD_EVENT_OFF);
