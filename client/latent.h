@@ -327,7 +327,7 @@ typedef void (*latent_progress_fn)(const latent_progress *progress, void *userda
 
 /* Waits for the end, at most timeout_usec (0: looks only, UINT64_MAX: for ever). progress may be NULL; it is called from inside this call with
  * the newest news, and may call latent_job_cancel(), but must not free the job or wait. Returns 0: done; 1: not finished yet; negative: it
- * failed, with the name and text of the job's error, or the connection did. A lost signal costs a delay of two seconds, no more. Signal
+ * failed, with the name and text of the job's error, or the connection did. A lost signal costs a delay of a second, no more. Signal
  * handlers do not end the wait. */
 int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent_progress_fn progress, void *userdata, latent_error *error);
 

@@ -120,14 +120,14 @@ int error_bus(latent_error *e, int r, const sd_bus_error *b, bool to_object, con
                 return error_set(e, error_code(name), name, "%s", text);
         }
 
+        /* The bus says NoReply when the service leaves while we wait; sd-bus makes that ETIMEDOUT too. */
+        if (strcmp(name, SD_BUS_ERROR_NO_REPLY) == 0)
+                return error_restarted(e, doing);
+
         if (r == -ETIMEDOUT || strcmp(name, SD_BUS_ERROR_TIMEOUT) == 0)
                 return error_set(e, -ETIMEDOUT, LATENT_ERROR_IO,
                         "%s failed: the service did not answer in time. See its log: journalctl -u latentd.",
                         doing);
-
-        /* The bus says NoReply when the service leaves while we wait. */
-        if (strcmp(name, SD_BUS_ERROR_NO_REPLY) == 0)
-                return error_restarted(e, doing);
 
         if (is_start_error(name) || is_connection_error(r)) {
                 if (to_object)

@@ -14,7 +14,7 @@ _Static_assert(sizeof(latent_progress) == 72, "public layout changed: add fields
 #define PROGRESS_SIZE_V1 72u
 
 /* Without news for this long we ask for the state: a signal may have been lost. */
-#define SILENCE_USEC (2 * CLOCK_USEC_PER_SEC)
+#define SILENCE_USEC CLOCK_USEC_PER_SEC
 
 static const char *const job_states[] = {
         [LATENT_JOB_QUEUED] = "queued",
