@@ -462,7 +462,7 @@ int manager_bus_register(Manager *m, sd_bus *bus) {
 void manager_bus_emit_state(Manager *m) {
         int r;
 
-        if (!m->bus)
+        if (!m->bus || m->stopping)
                 return;
 
         r = sd_bus_emit_properties_changed(m->bus, BUS_ROOT, INTERFACE, "State", "StateReason", NULL);

@@ -106,6 +106,7 @@ static void on_worker_model(void *userdata, Model *model, const WireModelReady *
 
         m->timer = sd_event_source_disable_unref(m->timer);
         m->info = *info;
+        m->last_used_usec = job_clock_usec();
         log_info("model %" PRIu64 " is ready: %zu files, %" PRIu64 " bytes, %" PRIu64 " read", m->id, m->n_parts, m->bytes, m->bytes_read);
         model_set_state(m, MODEL_READY);
         finish_waiters(m, m, JOB_DONE, NULL);
@@ -143,11 +144,27 @@ static void model_check(Model *m) {
         }
 }
 
+/* Of the shared models that nobody uses and nobody has pinned the one that is idle for longest makes room. */
+static bool idle_model_gives_way(const Model *loading) {
+        Model *m, *oldest = NULL;
+
+        TAILQ_FOREACH(m, &loading->manager->models, entry)
+                if (m != loading && !m->is_private && m->state == MODEL_READY && !m->keep && m->n_users == 0 &&
+                    (!oldest || m->last_used_usec < oldest->last_used_usec))
+                        oldest = m;
+
+        return oldest && model_unload(oldest, NULL) >= 0;
+}
+
 static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read, const Fault *f) {
         ModelPart *p = userdata;
         Model *m = p->model;
 
         p->request = NULL;
+        while (r < 0 && strcmp(f->name, FAULT_DOES_NOT_FIT) == 0 && idle_model_gives_way(m))
+                if (store_get(m->manager->store, p->fd, p->name, &m->numa, on_region, p, &p->request, NULL) >= 0)
+                        return;
+
         if (r < 0) {
                 model_fail(m, r, f);
                 return;
@@ -294,6 +311,7 @@ static void on_opened(void *userdata, int r) {
         if (o->name) {
                 old = find_shared(m, MODEL_READY);
                 if (old && same_files(old, o)) {
+                        old->last_used_usec = job_clock_usec();
                         finish_waiters(m, old, JOB_DONE, NULL);
                         model_free(m);
                         return;

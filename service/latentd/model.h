@@ -5,7 +5,8 @@
  *
  * Shared models come from LoadModel and are known by (name, qkv order, partition, NUMA policy). Loading one that is there opens its files
  * again and compares their identities: unchanged, nothing is read; changed, a new Model object is loaded in its place and the old one,
- * which no name leads to any more, goes with its last user. Private models come from NewModel and go with their maker.
+ * which no name leads to any more, goes with its last user. A shared model without users and without Pin makes room when another one does
+ * not fit, the one idle for longest first. Private models come from NewModel and go with their maker.
  *
  * Logic only; model-bus.c is its face, model-load.c takes it from files to ready. */
 
