@@ -123,7 +123,7 @@ void device_bus_announce(Device *d) {
         CLEANUP_FREE char *path = NULL;
         int r;
 
-        if (!d->manager->bus)
+        if (!d->manager->bus || d->manager->stopping)
                 return;
 
         r = device_path(d, &path);
@@ -137,7 +137,7 @@ void device_bus_emit_state(Device *d) {
         CLEANUP_FREE char *path = NULL;
         int r;
 
-        if (!d->manager->bus)
+        if (!d->manager->bus || d->manager->stopping)
                 return;
 
         r = device_path(d, &path);

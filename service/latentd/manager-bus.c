@@ -316,7 +316,12 @@ static int method_release_gpus(sd_bus_message *message, void *userdata, sd_bus_e
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 
-        worker_link_release(m->worker);
+        r = worker_link_release(m->worker);
+        if (r == -EBUSY)
+                (void) fault_set(&f, r, FAULT_BUSY, "The worker is busy; cancel its jobs or wait for them first.");
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
         return sd_bus_reply_method_return(message, NULL);
 }
 
@@ -457,7 +462,7 @@ int manager_bus_register(Manager *m, sd_bus *bus) {
 void manager_bus_emit_state(Manager *m) {
         int r;
 
-        if (!m->bus)
+        if (!m->bus || m->stopping)
                 return;
 
         r = sd_bus_emit_properties_changed(m->bus, BUS_ROOT, INTERFACE, "State", "StateReason", NULL);

@@ -247,11 +247,6 @@ void manager_set_state(Manager *m, const char *reason) {
                 return;
 
         memcpy(m->state_reason, text, sizeof(text));
-        if (text[0] != '\0')
-                log_warning("degraded: %s", text);
-        else
-                log_info("ready again");
-
         (void) sd_notifyf(0, "STATUS=%s%s", text[0] != '\0' ? "Degraded: " : "Ready.", text);
         manager_bus_emit_state(m);
 }

@@ -68,7 +68,7 @@ Manager *manager_free(Manager *m);
 int manager_connect(Manager *m, sd_bus *bus, Fault *f);
 /* Ends all jobs with Error.Restarted and leaves the loop with this exit status when the pool lets go of the sessions. */
 void manager_stop(Manager *m, int status);
-/* Worker state for people: NULL or "" is ready. Emits the property change. */
+/* Worker state for people: NULL or "" is ready. Emits the property change; the log is the caller's part. */
 void manager_set_state(Manager *m, const char *reason);
 /* From the worker's Hello: adds or revives devices. And when it goes. */
 void manager_devices_present(Manager *m, const WireHello *hello);

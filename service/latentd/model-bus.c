@@ -384,7 +384,7 @@ static void emit(Model *m, bool added) {
         CLEANUP_FREE char *path = NULL;
         int r;
 
-        if (m->is_private || !m->manager->bus)
+        if (m->is_private || !m->manager->bus || m->manager->stopping)
                 return;
 
         r = model_path(m, &path);
@@ -425,7 +425,7 @@ void model_bus_emit_state(Model *m) {
         CLEANUP_FREE char *path = NULL;
         int r;
 
-        if (!m->announced || !m->manager->bus || (m->is_private && !m->owner))
+        if (!m->announced || !m->manager->bus || m->manager->stopping || (m->is_private && !m->owner))
                 return;
 
         r = model_path(m, &path);

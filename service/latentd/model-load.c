@@ -6,8 +6,8 @@
 
 #include <inttypes.h>
 #include <string.h>
-#include <sys/stat.h>
 
+#include "service/latentd/file-source.h"
 #include "service/latentd/job.h"
 #include "service/latentd/peer.h"
 #include "service/latentd/worker-link.h"
@@ -23,7 +23,7 @@ struct ModelOpen {
         const Config *config;
         char *name; /* NULL: the model has its files */
         ModelFiles files;
-        struct stat *stats; /* of each file */
+        FileIdentity *identities; /* of each file */
         Fault fault;
 };
 
@@ -32,7 +32,7 @@ static ModelOpen *model_open_free(ModelOpen *o) {
                 return NULL;
 
         model_files_done(&o->files);
-        free(o->stats);
+        free(o->identities);
         free(o->name);
         free(o);
         return NULL;
@@ -106,6 +106,7 @@ static void on_worker_model(void *userdata, Model *model, const WireModelReady *
 
         m->timer = sd_event_source_disable_unref(m->timer);
         m->info = *info;
+        m->last_used_usec = job_clock_usec();
         log_info("model %" PRIu64 " is ready: %zu files, %" PRIu64 " bytes, %" PRIu64 " read", m->id, m->n_parts, m->bytes, m->bytes_read);
         model_set_state(m, MODEL_READY);
         finish_waiters(m, m, JOB_DONE, NULL);
@@ -143,11 +144,27 @@ static void model_check(Model *m) {
         }
 }
 
+/* Of the shared models that nobody uses and nobody has pinned the one that is idle for longest makes room. */
+static bool idle_model_gives_way(const Model *loading) {
+        Model *m, *oldest = NULL;
+
+        TAILQ_FOREACH(m, &loading->manager->models, entry)
+                if (m != loading && !m->is_private && m->state == MODEL_READY && !m->keep && m->n_users == 0 &&
+                    (!oldest || m->last_used_usec < oldest->last_used_usec))
+                        oldest = m;
+
+        return oldest && model_unload(oldest, NULL) >= 0;
+}
+
 static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read, const Fault *f) {
         ModelPart *p = userdata;
         Model *m = p->model;
 
         p->request = NULL;
+        while (r < 0 && strcmp(f->name, FAULT_DOES_NOT_FIT) == 0 && idle_model_gives_way(m))
+                if (store_get(m->manager->store, p->fd, p->name, &m->numa, on_region, p, &p->request, NULL) >= 0)
+                        return;
+
         if (r < 0) {
                 model_fail(m, r, f);
                 return;
@@ -213,21 +230,17 @@ static int open_work(void *userdata) {
         if (r < 0)
                 return r;
 
-        o->stats = calloc(o->files.n_files, sizeof(*o->stats));
-        if (!o->stats)
+        o->identities = calloc(o->files.n_files, sizeof(*o->identities));
+        if (!o->identities)
                 return -ENOMEM;
 
-        for (size_t i = 0; i < o->files.n_files; i++)
-                if (fstat(o->files.files[i].fd, &o->stats[i]) < 0)
-                        return -errno;
+        for (size_t i = 0; i < o->files.n_files; i++) {
+                r = file_source_identity(o->files.files[i].fd, &o->identities[i]);
+                if (r < 0)
+                        return fault_set(&o->fault, r, FAULT_IO, "%s cannot be examined: %s.", o->files.files[i].name, strerror(-r));
+        }
 
         return 0;
-}
-
-static bool same_file(const struct stat *st, const FileIdentity *id) {
-        return id->device == st->st_dev && id->inode == st->st_ino && id->size == (uint64_t) st->st_size &&
-               id->mtime_sec == st->st_mtim.tv_sec && id->mtime_nsec == st->st_mtim.tv_nsec &&
-               id->ctime_sec == st->st_ctim.tv_sec && id->ctime_nsec == st->st_ctim.tv_nsec;
 }
 
 static bool same_files(const Model *m, const ModelOpen *o) {
@@ -235,7 +248,8 @@ static bool same_files(const Model *m, const ModelOpen *o) {
                 return false;
 
         for (size_t i = 0; i < m->n_parts; i++)
-                if (strcmp(m->parts[i].name, o->files.files[i].name) != 0 || !same_file(&o->stats[i], &m->parts[i].region->identity))
+                if (strcmp(m->parts[i].name, o->files.files[i].name) != 0 ||
+                    !file_source_same(&o->identities[i], &m->parts[i].region->identity))
                         return false;
 
         return true;
@@ -273,7 +287,7 @@ static int take_files(Model *m, ModelOpen *o) {
                         .model = m,
                         .name = STEAL_PTR(file->name),
                         .fd = STEAL_FD(file->fd),
-                        .size = (uint64_t) o->stats[i].st_size,
+                        .size = o->identities[i].size,
                 };
                 m->bytes += m->parts[i].size;
         }
@@ -297,6 +311,7 @@ static void on_opened(void *userdata, int r) {
         if (o->name) {
                 old = find_shared(m, MODEL_READY);
                 if (old && same_files(old, o)) {
+                        old->last_used_usec = job_clock_usec();
                         finish_waiters(m, old, JOB_DONE, NULL);
                         model_free(m);
                         return;

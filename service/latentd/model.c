@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "service/latentd/bus-error.h"
 #include "service/latentd/job.h"
@@ -14,13 +13,6 @@
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
-
-static uint64_t now_usec(void) {
-        struct timespec ts;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &ts);
-        return (uint64_t) ts.tv_sec * 1000000u + (uint64_t) ts.tv_nsec / 1000u;
-}
 
 static void forget_in_worker(Model *m) {
         if (m->manager->worker) /* NULL while the service stops */
@@ -82,7 +74,7 @@ const char *model_partition_of_name(const char *name) {
 }
 
 static int check_limits(Manager *m, const Peer *owner, Fault *f) {
-        size_t n = 0, max = owner ? MODELS_PRIVATE_MAX : MODELS_MAX;
+        size_t n = 0, max = owner ? MODELS_PRIVATE_MAX : MODELS_SHARED_MAX;
         Model *model;
 
         TAILQ_FOREACH(model, &m->models, entry)
@@ -124,7 +116,7 @@ int model_new(Manager *m, Peer *owner, const ModelOptions *o, const char *name, 
         model->qkv_order = o->qkv_order;
         model->numa = o->numa;
         (void) snprintf(model->partition, sizeof(model->partition), "%s", partition);
-        model->last_used_usec = now_usec();
+        model->last_used_usec = job_clock_usec();
         TAILQ_INSERT_TAIL(&m->models, model, entry);
         *ret = model;
         return 0;
@@ -363,12 +355,12 @@ int model_unload(Model *m, Fault *f) {
 
 void model_user_add(Model *m) {
         m->n_users++;
-        m->last_used_usec = now_usec();
+        m->last_used_usec = job_clock_usec();
 }
 
 void model_user_remove(Model *m) {
         m->n_users--;
-        m->last_used_usec = now_usec();
+        m->last_used_usec = job_clock_usec();
 
         if (m->n_users > 0)
                 return;

@@ -5,14 +5,15 @@
  *
  * Shared models come from LoadModel and are known by (name, qkv order, partition, NUMA policy). Loading one that is there opens its files
  * again and compares their identities: unchanged, nothing is read; changed, a new Model object is loaded in its place and the old one,
- * which no name leads to any more, goes with its last user. Private models come from NewModel and go with their maker.
+ * which no name leads to any more, goes with its last user. A shared model without users and without Pin makes room when another one does
+ * not fit, the one idle for longest first. Private models come from NewModel and go with their maker.
  *
  * Logic only; model-bus.c is its face, model-load.c takes it from files to ready. */
 
 #include "service/latentd/manager.h"
 #include "service/latentd/model-files.h"
 
-#define MODELS_MAX 256           /* shared ones */
+#define MODELS_SHARED_MAX 256    /* shared ones */
 #define MODELS_PRIVATE_MAX 64    /* per user */
 #define MODEL_OPEN_FILES_MAX 512 /* descriptors of a user's models that are not loaded yet */
 #define MODEL_FILES_PER_CALL 4

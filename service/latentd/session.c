@@ -50,6 +50,8 @@ Session *session_free(Session *s) {
         m = s->manager;
         TAILQ_REMOVE(&m->sessions, s, entry);
         m->arena_bytes -= s->input_bytes + s->output_bytes;
+        if (m->store)
+                store_set_arena_bytes(m->store, m->arena_bytes);
         if (m->worker)
                 worker_link_forget_session(m->worker, s);
         if (s->model)
@@ -200,6 +202,7 @@ int session_new(Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn 
         };
         (void) snprintf(s->job_class, sizeof(s->job_class), "%s", o->job_class);
         m->arena_bytes += bytes;
+        store_set_arena_bytes(m->store, m->arena_bytes);
         TAILQ_INSERT_TAIL(&m->sessions, s, entry);
         s->model = o->model;
         model_user_add(s->model);

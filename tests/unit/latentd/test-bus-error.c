@@ -136,7 +136,8 @@ static void refused(sd_bus_message *m, const char *name, const char *const *text
 #define REFUSED(m, name, ...) refused((m), (name), (const char *const[]) { __VA_ARGS__, NULL })
 
 static void read_dictionary_unknown_key_lists_known_ones(void **state) {
-        REFUSED(message_with(*state, "a{sv}", 1, "smal", "u", UINT32_C(1)), "InvalidArgument", "\"smal\"", "string, path, big, small, real");
+        REFUSED(message_with(*state, "a{sv}", 1, "smal", "u", UINT32_C(1)), "InvalidArgument", "\"smal\"",
+                "string, path, big, small, real, flag, place.");
 }
 
 static void read_dictionary_without_keys_refuses_any(void **state) {
@@ -148,7 +149,8 @@ static void read_dictionary_without_keys_refuses_any(void **state) {
 }
 
 static void read_dictionary_double_key_is_refused(void **state) {
-        REFUSED(message_with(*state, "a{sv}", 2, "small", "u", UINT32_C(1), "small", "u", UINT32_C(1)), "InvalidArgument", "\"small\"", "twice");
+        REFUSED(message_with(*state, "a{sv}", 2, "small", "u", UINT32_C(1), "small", "u", UINT32_C(1)), "InvalidArgument",
+                "\"small\"", "twice");
 }
 
 static void read_dictionary_every_wrong_type_names_both(void **state) {
@@ -184,7 +186,8 @@ static void read_dictionary_bad_tensor_is_refused(void **state) {
 }
 
 static void read_dictionary_largest_tensor_is_counted(void **state) {
-        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = TENSOR(*state, UINT64_C(0), "F32", 2, UINT64_C(1) << 31, (UINT64_C(1) << 31) - 1);
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m =
+                TENSOR(*state, UINT64_C(0), "F32", 2, UINT64_C(1) << 31, (UINT64_C(1) << 31) - 1);
         Values v = {};
         Fault f = {};
 
@@ -214,7 +217,9 @@ static void error_fault_without_fault_is_internal(void **state) {
 }
 
 static void path_id_reads_only_what_is_written_so(void **state) {
-        static const char *const bad[] = { "/a/", "/a/0", "/a/01", "/a/1x", "/a/-1", "/a/ 1", "/a/1/2", "/b/1", "/a", "/a/18446744073709551616" };
+        static const char *const bad[] = {
+                "/a/", "/a/0", "/a/01", "/a/1x", "/a/-1", "/a/ 1", "/a/1/2", "/b/1", "/a", "/a/18446744073709551616",
+        };
         uint64_t id = 5;
 
         for (size_t i = 0; i < ELEMENTSOF(bad); i++) {
