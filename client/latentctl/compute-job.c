@@ -134,13 +134,20 @@ void compute_report(const ComputeJob *j) {
         (void) latent_job_properties(j->job, &v, NULL);
         usec = get_uint(v, "ComputeUsec");
 
-        if (j->ctl->json)
-                report_json(json_pack("{s:o,s:I,s:o,s:s,s:I,s:I,s:I,s:I}", "output",
-                        json_from_string(j->options->output), "rows", (json_int_t) rows, "numerics",
-                        json_from_string(numerics), "compute", compute_used(j), "compute_usec",
-                        (json_int_t) usec, "queued_usec", (json_int_t) get_uint(v, "QueuedUsec"), "retries",
-                        (json_int_t) get_uint(v, "Retries"), "bytes_read", (json_int_t) j->bytes_read));
-        else
+        if (j->ctl->json) {
+                JsonWriter w = {.file = stdout};
+
+                json_writer_object(&w, NULL);
+                json_writer_string(&w, "output", j->options->output);
+                json_writer_uint(&w, "rows", rows);
+                json_writer_string(&w, "numerics", numerics);
+                json_writer_string(&w, "compute", compute_used(j));
+                json_writer_uint(&w, "compute_usec", usec);
+                json_writer_uint(&w, "queued_usec", get_uint(v, "QueuedUsec"));
+                json_writer_uint(&w, "retries", get_uint(v, "Retries"));
+                json_writer_uint(&w, "bytes_read", j->bytes_read);
+                json_writer_line(&w);
+        } else
                 (void) printf("%s: %" PRIu64 " rows in %s, %s, %s\n", j->options->output, rows,
                         format_usec(usec, buf), compute_used(j), numerics);
 }

@@ -40,6 +40,7 @@ static int cache_run(const Ctl *c, bool drop, latent_error *e) {
         CLEANUP(latent_client_freep) latent_client *client = NULL;
         CLEANUP(latent_value_freep) latent_value *regions = NULL;
         char buf[FORMAT_MAX];
+        JsonWriter w = {.file = stdout};
         uint64_t bytes;
         int r;
 
@@ -51,9 +52,11 @@ static int cache_run(const Ctl *c, bool drop, latent_error *e) {
                 r = latent_client_drop_cache(client, &bytes, e);
                 if (r < 0)
                         return r;
-                if (c->json)
-                        report_json(json_pack("{s:I}", "freed_bytes", (json_int_t) bytes));
-                else
+                if (c->json) {
+                        json_writer_object(&w, NULL);
+                        json_writer_uint(&w, "freed_bytes", bytes);
+                        json_writer_line(&w);
+                } else
                         (void) printf("%s freed.\n", format_bytes(bytes, buf));
                 return 0;
         }
@@ -61,9 +64,11 @@ static int cache_run(const Ctl *c, bool drop, latent_error *e) {
         r = latent_client_regions(client, &regions, e);
         if (r < 0)
                 return r;
-        if (c->json)
-                report_json(json_pack("{s:o}", "regions", json_from_value(regions)));
-        else
+        if (c->json) {
+                json_writer_object(&w, NULL);
+                json_writer_value(&w, "regions", regions);
+                json_writer_line(&w);
+        } else
                 print_regions(regions);
         return 0;
 }

@@ -62,17 +62,22 @@ static void print_findings(const Findings *f) {
 }
 
 static void print_findings_json(const Findings *f) {
-        json_t *list = json_array();
+        JsonWriter w = {.file = stdout};
 
+        json_writer_object(&w, NULL);
+        json_writer_list(&w, "checks");
         for (size_t i = 0; i < f->n; i++) {
-                const Finding *x = &f->list[i];
-
-                (void) json_array_append_new(list,
-                        json_pack("{s:s,s:s,s:o,s:o}", "check", x->name, "level", level_names[x->level],
-                                "text", json_from_string(x->text), "advice", json_from_string(x->advice)));
+                json_writer_object(&w, NULL);
+                json_writer_string(&w, "check", f->list[i].name);
+                json_writer_string(&w, "level", level_names[f->list[i].level]);
+                json_writer_string(&w, "text", f->list[i].text);
+                json_writer_string(&w, "advice", f->list[i].advice);
+                json_writer_end(&w);
         }
-        report_json(json_pack("{s:o,s:i,s:i}", "checks", list, "problems", (int) count(f, LEVEL_PROBLEM),
-                "warnings", (int) count(f, LEVEL_WARNING)));
+        json_writer_end(&w);
+        json_writer_uint(&w, "problems", count(f, LEVEL_PROBLEM));
+        json_writer_uint(&w, "warnings", count(f, LEVEL_WARNING));
+        json_writer_line(&w);
 }
 
 int verb_doctor(Ctl *c, const Verb *verb, int argc, char *argv[]) {

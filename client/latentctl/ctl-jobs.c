@@ -64,9 +64,14 @@ static int cancel(
         r = latent_client_cancel_job(client, get_string(job, "path"), e);
         if (r < 0)
                 return r;
-        if (c->json)
-                report_json(json_pack("{s:o,s:o}", "cancelled", json_from_string(get_string(job, "path")),
-                        "state_before", json_from_string(get_string(job, "State"))));
+        if (c->json) {
+                JsonWriter w = {.file = stdout};
+
+                json_writer_object(&w, NULL);
+                json_writer_string(&w, "cancelled", get_string(job, "path"));
+                json_writer_string(&w, "state_before", get_string(job, "State"));
+                json_writer_line(&w);
+        }
         return 0;
 }
 
@@ -85,9 +90,13 @@ static int jobs_run(const Ctl *c, const char *name, latent_error *e) {
         if (name)
                 return cancel(c, client, jobs, name, e);
 
-        if (c->json)
-                report_json(json_pack("{s:o}", "jobs", json_from_value(jobs)));
-        else
+        if (c->json) {
+                JsonWriter w = {.file = stdout};
+
+                json_writer_object(&w, NULL);
+                json_writer_value(&w, "jobs", jobs);
+                json_writer_line(&w);
+        } else
                 print_jobs(jobs);
         return 0;
 }

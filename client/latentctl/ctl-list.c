@@ -42,6 +42,16 @@ static void print_bytes(const char *title, const latent_value *v, const char *ke
         (void) printf("%-18s %s\n", title, format_bytes(get_uint(v, key), buf));
 }
 
+/* key NULL: the value as it is. */
+static void print_json(const char *key, const latent_value *v) {
+        JsonWriter w = {.file = stdout};
+
+        if (key)
+                json_writer_object(&w, NULL);
+        json_writer_value(&w, key, v);
+        json_writer_line(&w);
+}
+
 int verb_status(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         CLEANUP(latent_value_freep) latent_value *v = NULL;
         char buf[FORMAT_MAX];
@@ -51,7 +61,7 @@ int verb_status(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         if (status >= 0)
                 return status;
         if (c->json) {
-                report_json(json_from_value(v));
+                print_json(NULL, v);
                 return STATUS_OK;
         }
 
@@ -76,10 +86,6 @@ int verb_status(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         return STATUS_OK;
 }
 
-static json_t *json_list(const char *key, const latent_value *v) {
-        return json_pack("{s:o}", key, json_from_value(v));
-}
-
 int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         CLEANUP(latent_value_freep) latent_value *v = NULL;
         CLEANUP(table_done) Table t = {.n_columns = 7};
@@ -91,7 +97,7 @@ int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         if (status >= 0)
                 return status;
         if (c->json) {
-                report_json(json_list("devices", v));
+                print_json("devices", v);
                 return STATUS_OK;
         }
         if (latent_value_count(v) == 0) {
@@ -130,7 +136,7 @@ int verb_models(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         if (status >= 0)
                 return status;
         if (c->json) {
-                report_json(json_list("models", v));
+                print_json("models", v);
                 return STATUS_OK;
         }
         if (latent_value_count(v) == 0) {

@@ -33,10 +33,13 @@ static int load_run(const Ctl *c, const char *name, const latent_load_options *o
 
         bytes_read = job ? get_uint(latent_job_result(job), "bytes-read") : 0;
         if (c->json) {
-                json_t *o_model = json_from_value(v);
+                JsonWriter w = {.file = stdout};
 
-                report_json(json_pack("{s:s,s:I,s:o}", "path", latent_model_path(model), "bytes_read",
-                        (json_int_t) bytes_read, "model", o_model));
+                json_writer_object(&w, NULL);
+                json_writer_string(&w, "path", latent_model_path(model));
+                json_writer_uint(&w, "bytes_read", bytes_read);
+                json_writer_value(&w, "model", v);
+                json_writer_line(&w);
                 return 0;
         }
 
@@ -127,8 +130,13 @@ static int unload_run(const Ctl *c, const char *name, latent_error *e) {
         if (r < 0)
                 return r;
 
-        if (c->json)
-                report_json(json_pack("{s:s}", "unloaded", path));
+        if (c->json) {
+                JsonWriter w = {.file = stdout};
+
+                json_writer_object(&w, NULL);
+                json_writer_string(&w, "unloaded", path);
+                json_writer_line(&w);
+        }
         return 0;
 }
 

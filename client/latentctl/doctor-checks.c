@@ -81,7 +81,7 @@ void check_huge_pages(Findings *f, const char *root) {
 
         if (read_line(root, "/sys/kernel/mm/transparent_hugepage/shmem_enabled", line, sizeof(line)) < 0) {
                 finding_add(f, "huge pages", LEVEL_WARNING, "Use a kernel with CONFIG_TRANSPARENT_HUGEPAGE.",
-                        "this kernel has none for shared memory: loading takes about twice the time");
+                        "this kernel has none for shared memory: loading takes more processor time");
                 return;
         }
 
@@ -90,7 +90,7 @@ void check_huge_pages(Findings *f, const char *root) {
                 finding_add(f, "huge pages", LEVEL_WARNING,
                         "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, or boot with "
                         "transparent_hugepage_shmem=advise.",
-                        "not used for shared memory (shmem_enabled is %s): loading takes about twice the "
+                        "not used for shared memory (shmem_enabled is %s): loading takes more processor "
                         "time",
                         value);
         else

@@ -71,6 +71,22 @@ void progress_format(const Progress *p, const latent_progress *n, size_t columns
                 n->fraction * 100, time);
 }
 
+static void write_json(const Progress *p, const latent_progress *n) {
+        JsonWriter w = {.file = stdout};
+
+        json_writer_object(&w, NULL);
+        json_writer_object(&w, "progress");
+        json_writer_string(&w, "job", p->label);
+        json_writer_string(&w, "phase", n->phase);
+        json_writer_uint(&w, "step", n->step);
+        json_writer_uint(&w, "steps", n->steps);
+        json_writer_uint(&w, "block", n->block);
+        json_writer_uint(&w, "blocks", n->blocks);
+        json_writer_double(&w, "fraction", n->fraction);
+        json_writer_uint(&w, "eta_usec", n->eta_usec);
+        json_writer_line(&w);
+}
+
 void progress_show(const latent_progress *news, void *userdata) {
         char line[COLUMNS_MAX + 1];
         Progress *p = userdata;
@@ -85,10 +101,7 @@ void progress_show(const latent_progress *news, void *userdata) {
                 (void) fflush(stderr);
                 p->drawn = true;
         } else if (p->json)
-                report_json(json_pack("{s:{s:s,s:s,s:i,s:i,s:i,s:i,s:f,s:I}}", "progress", "job", p->label,
-                        "phase", news->phase, "step", (int) news->step, "steps", (int) news->steps, "block",
-                        (int) news->block, "blocks", (int) news->blocks, "fraction", news->fraction,
-                        "eta_usec", (json_int_t) news->eta_usec));
+                write_json(p, news);
 }
 
 void progress_done(Progress *p) {

@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "service/shared/utf8.h"
-
 int ctl_error_fault(latent_error *e, int code, const Fault *f) {
         if (e) {
                 *e = (latent_error){.code = code};
@@ -64,9 +62,15 @@ int status_of(const char *name) {
 int report_error(const Ctl *c, const Verb *verb, const latent_error *e) {
         int status = status_of(e->name);
 
-        if (c->json)
-                report_json(json_pack("{s:{s:o,s:o}}", "error", "name", json_from_string(e->name), "text",
-                        json_from_string(e->text)));
+        if (c->json) {
+                JsonWriter w = {.file = stdout};
+
+                json_writer_object(&w, NULL);
+                json_writer_object(&w, "error");
+                json_writer_string(&w, "name", e->name);
+                json_writer_string(&w, "text", e->text);
+                json_writer_line(&w);
+        }
 
         if (status == STATUS_USAGE && verb)
                 (void) fprintf(stderr,
@@ -86,75 +90,6 @@ void report_help(const Verb *verb) {
                       "--bus-address=ADDRESS, --help. See latentctl(1).\n",
                 verb->name, verb->arguments, verb->summary, verb->options[0] != '\0' ? "\n" : "",
                 verb->options);
-}
-
-void report_json(json_t *o) {
-        if (!o || json_dumpf(o, stdout, JSON_COMPACT | JSON_ENSURE_ASCII) < 0) {
-                (void) fprintf(stderr, "latentctl: out of memory\n");
-                exit(STATUS_FAILED);
-        }
-        json_decref(o);
-        (void) fputc('\n', stdout);
-        (void) fflush(stdout);
-}
-
-json_t *json_from_string(const char *s) {
-        latent_error clean;
-
-        if (utf8_is_valid(s, strlen(s)))
-                return json_string(s);
-
-        (void) ctl_error(&clean, 0, FAULT_INTERNAL, "%s", s);
-        return json_string(clean.text);
-}
-
-/* JSON numbers are at most INT64_MAX here; nothing that is counted comes near. */
-static json_t *json_from_number(const latent_value *v) {
-        int64_t i = INT64_MAX;
-
-        (void) latent_value_as_int(v, &i);
-        return json_integer(i);
-}
-
-static json_t *json_from_container(const latent_value *v, bool is_dict) {
-        json_t *o = is_dict ? json_object() : json_array();
-
-        for (size_t i = 0; o && i < latent_value_count(v); i++) {
-                json_t *child = json_from_value(latent_value_at(v, i));
-
-                if ((is_dict ? json_object_set_new(o, latent_value_key_at(v, i), child)
-                             : json_array_append_new(o, child)) < 0) {
-                        json_decref(o);
-                        return NULL;
-                }
-        }
-
-        return o;
-}
-
-json_t *json_from_value(const latent_value *v) {
-        json_t *real;
-        double d = 0;
-
-        switch (latent_value_type(v)) {
-        case LATENT_VALUE_BOOL:
-                return json_boolean(latent_value_as_bool(v) > 0);
-        case LATENT_VALUE_UINT:
-        case LATENT_VALUE_INT:
-                return json_from_number(v);
-        case LATENT_VALUE_DOUBLE:
-                (void) latent_value_as_double(v, &d);
-                real = json_real(d);
-                return real ? real : json_null(); /* JSON has no infinity */
-        case LATENT_VALUE_STRING:
-                return json_from_string(latent_value_as_string(v));
-        case LATENT_VALUE_LIST:
-                return json_from_container(v, false);
-        case LATENT_VALUE_DICT:
-                return json_from_container(v, true);
-        default:
-                return json_null();
-        }
 }
 
 const char *format_bytes(uint64_t bytes, char buf[static FORMAT_MAX]) {

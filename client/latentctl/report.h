@@ -3,9 +3,8 @@
 
 /* What latentctl says: errors, JSON, tables, numbers for people. */
 
-#include <jansson.h>
-
 #include "client/latentctl/ctl.h"
+#include "client/latentctl/json-writer.h"
 
 /* Fill e and return the code. Texts are cleaned as fault_set() does. */
 int ctl_error(latent_error *e, int code, const char *name, const char *format, ...)
@@ -20,15 +19,6 @@ int report_error(const Ctl *c, const Verb *verb, const latent_error *e);
 int status_of(const char *error_name);
 
 void report_help(const Verb *verb);
-
-/* One line on stdout. Takes o over; NULL (no memory) ends the program. */
-void report_json(json_t *o);
-
-/* A tree as JSON; NULL: null. */
-json_t *json_from_value(const latent_value *v);
-
-/* Any string: what is not UTF-8 becomes '?'. */
-json_t *json_from_string(const char *s);
 
 #define FORMAT_MAX 32
 /* "1.5 GiB", "0 B"; "1m05s", "0.12 s". Return buf. */
