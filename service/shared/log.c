@@ -22,8 +22,8 @@ static bool log_journal_socket; /* sd_journal_send() drops messages in silence w
 
 static atomic_int log_max_level = LOG_INFO;
 
-/* systemd sets $JOURNAL_STREAM to device:inode of the stream; a child whose stderr was redirected inherits the
- * variable, hence the comparison. */
+/* systemd sets $JOURNAL_STREAM to device:inode of the stream; a child whose stderr was redirected inherits
+ * the variable, hence the comparison. */
 static bool stderr_is_journal(void) {
         const char *e = getenv("JOURNAL_STREAM");
         unsigned long long device, inode;
@@ -51,8 +51,11 @@ int log_level_from_string(const char *s, int *ret_level) {
                 const char *name;
                 int level;
         } names[] = {
-                {"error", LOG_ERR},     {"warning", LOG_WARNING}, {"notice", LOG_NOTICE},
-                {"info", LOG_INFO},     {"debug", LOG_DEBUG},
+                {"error", LOG_ERR},
+                {"warning", LOG_WARNING},
+                {"notice", LOG_NOTICE},
+                {"info", LOG_INFO},
+                {"debug", LOG_DEBUG},
         };
 
         for (size_t i = 0; i < ELEMENTSOF(names); i++)
@@ -101,10 +104,11 @@ static void write_line(int level, const char *text) {
 
 static int send_journal(int level, int error, const char *text) {
         if (error < 0)
-                return sd_journal_send("MESSAGE=%s", text, "PRIORITY=%i", level, "SYSLOG_IDENTIFIER=%s", log_name(),
-                                       "ERRNO=%i", -error, NULL);
+                return sd_journal_send("MESSAGE=%s", text, "PRIORITY=%i", level, "SYSLOG_IDENTIFIER=%s",
+                        log_name(), "ERRNO=%i", -error, NULL);
 
-        return sd_journal_send("MESSAGE=%s", text, "PRIORITY=%i", level, "SYSLOG_IDENTIFIER=%s", log_name(), NULL);
+        return sd_journal_send(
+                "MESSAGE=%s", text, "PRIORITY=%i", level, "SYSLOG_IDENTIFIER=%s", log_name(), NULL);
 }
 
 int log_full(int level, int error, const char *format, ...) {
@@ -126,7 +130,8 @@ int log_full(int level, int error, const char *format, ...) {
                 size_t used = strlen(text);
                 char buf[128];
 
-                (void) snprintf(text + used, sizeof(text) - used, ": %s", strerror_r(-error, buf, sizeof(buf)));
+                (void) snprintf(
+                        text + used, sizeof(text) - used, ": %s", strerror_r(-error, buf, sizeof(buf)));
         }
 
         /* A line break in a text must not look like a second message. */

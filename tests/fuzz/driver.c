@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gives every file of the folders (or the files) named on the command line to a fuzz target, once: what libFuzzer found
- * stays found, with any compiler. Each input lies in a buffer of its exact size. */
+/* Gives every file of the folders (or the files) named on the command line to a fuzz target, once: what
+ * libFuzzer found stays found, with any compiler. Each input lies in a buffer of its exact size. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Input: a shard index. What is accepted must be JSON for another parser, with nothing but plain names in it. */
+/* Input: a shard index. What is accepted must be JSON for another parser, with nothing but plain names in
+ * it. */
 #include <errno.h>
 #include <string.h>
 
@@ -20,7 +21,8 @@ static void check_index(const StIndex *x) {
                 bool found = false;
 
                 CHECK(i == 0 || strcmp(x->entries[i - 1].tensor, e->tensor) < 0);
-                CHECK(e->file[0] != '\0' && !strchr(e->file, '/') && strcmp(e->file, "..") != 0 && strcmp(e->file, ".") != 0);
+                CHECK(e->file[0] != '\0' && !strchr(e->file, '/') && strcmp(e->file, "..") != 0 &&
+                        strcmp(e->file, ".") != 0);
                 CHECK(strlen(e->file) <= 255 && utf8_is_valid(e->file, strlen(e->file)));
                 CHECK(st_index_file_of(x, e->tensor) == e->file);
                 for (size_t k = 0; k < x->n_files && !found; k++)
@@ -32,7 +34,8 @@ static void check_index(const StIndex *x) {
                 CHECK(strcmp(x->files[k - 1], x->files[k]) < 0);
 }
 
-/* Duplicates outside of weight_map and numbers beyond a double's range are ignored by us with what they are in. */
+/* Duplicates outside of weight_map and numbers beyond a double's range are ignored by us with what they are
+ * in. */
 static void check_json(const char *json, size_t n, const StIndex *x) {
         const json_t *map;
         json_error_t e;
@@ -62,7 +65,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         r = st_index_parse(data, n, "fuzz.json", &x, &f);
         CHECK((r == 0) == (x != NULL) && (r == 0) == (f.name[0] == '\0'));
         if (!x) {
-                CHECK(r == -EBADMSG && strcmp(f.name, FAULT_INVALID_FILE) == 0 && strstr(f.text, "'fuzz.json'"));
+                CHECK(r == -EBADMSG && strcmp(f.name, FAULT_INVALID_FILE) == 0 &&
+                        strstr(f.text, "'fuzz.json'"));
                 CHECK(utf8_is_valid(f.text, strlen(f.text)));
                 return 0;
         }

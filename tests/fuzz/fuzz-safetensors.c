@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Input: decimal digits, a line break, a header: a file with that header and so many bytes of data. Anything else is the
- * beginning of a file as it is. What is accepted must hold the promises of safetensors.h, be JSON for another parser and
- * survive being written and read again. */
+/* Input: decimal digits, a line break, a header: a file with that header and so many bytes of data. Anything
+ * else is the beginning of a file as it is. What is accepted must hold the promises of safetensors.h, be
+ * JSON for another parser and survive being written and read again. */
 #include <endian.h>
 #include <errno.h>
 #include <string.h>
@@ -44,7 +44,8 @@ static void check_header(const StHeader *h, uint64_t file_size) {
                 for (uint32_t d = 0; d < t->n_dims; d++)
                         CHECK(!__builtin_mul_overflow(bytes, t->shape[d], &bytes));
                 CHECK(bytes == t->size);
-                CHECK(t->offset >= h->data_offset && t->offset <= file_size && t->size <= file_size - t->offset);
+                CHECK(t->offset >= h->data_offset && t->offset <= file_size &&
+                        t->size <= file_size - t->offset);
                 CHECK(st_header_find(h, t->name) == t);
                 CHECK(i == 0 || strcmp(h->tensors[i - 1].name, t->name) < 0);
                 sum += t->size;
@@ -99,11 +100,13 @@ static void check_written(const StHeader *h) {
         for (size_t i = 0; i < h->n_tensors; i++) {
                 const StTensor *a = &h->tensors[i], *b = &again->tensors[i];
 
-                CHECK(strcmp(a->name, b->name) == 0 && a->type == b->type && a->n_dims == b->n_dims && a->size == b->size);
+                CHECK(strcmp(a->name, b->name) == 0 && a->type == b->type && a->n_dims == b->n_dims &&
+                        a->size == b->size);
                 CHECK(memcmp(a->shape, b->shape, sizeof(a->shape)) == 0);
         }
         for (size_t i = 0; i < h->n_meta; i++)
-                CHECK(strcmp(h->meta[i].key, again->meta[i].key) == 0 && strcmp(h->meta[i].value, again->meta[i].value) == 0);
+                CHECK(strcmp(h->meta[i].key, again->meta[i].key) == 0 &&
+                        strcmp(h->meta[i].value, again->meta[i].value) == 0);
 }
 
 static void run(const uint8_t *file, size_t n, uint64_t file_size) {

@@ -59,7 +59,8 @@ static void crc32c_published_vectors_match(void **state) {
 }
 
 static void crc32c_any_length_and_place_equals_definition(void **state) {
-        static const size_t lengths[] = {1, 7, 8, 9, 63, 4095, 4096, 12287, 12288, 12289, 24576, 24583, 49999, 65536};
+        static const size_t lengths[] = {
+                1, 7, 8, 9, 63, 4095, 4096, 12287, 12288, 12289, 24576, 24583, 49999, 65536};
         CLEANUP_FREE unsigned char *p = noise_new(65536 + 8);
 
         for (size_t i = 0; i < ELEMENTSOF(lengths); i++)

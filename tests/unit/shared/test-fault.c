@@ -31,8 +31,10 @@ static void fault_set_null_returns_error(void **state) {
 static void fault_set_hostile_bytes_replaced(void **state) {
         Fault f = {};
 
-        /* a terminal escape, a line break, broken UTF-8, C1, a character that reverses the line, and good ones */
-        (void) fault_set(&f, -1, FAULT_IO, "%s", "\x1b[31m\n\xff\xc3|\xc2\x9b|\xe2\x80\xae|gr\xc3\xbc\xc3\x9f \xf0\x9f\x98\x80");
+        /* a terminal escape, a line break, broken UTF-8, C1, a character that reverses the line, and good
+         * ones */
+        (void) fault_set(&f, -1, FAULT_IO, "%s",
+                "\x1b[31m\n\xff\xc3|\xc2\x9b|\xe2\x80\xae|gr\xc3\xbc\xc3\x9f \xf0\x9f\x98\x80");
         assert_string_equal(f.text, "?[31m???|?|?|gr\xc3\xbc\xc3\x9f \xf0\x9f\x98\x80");
 }
 

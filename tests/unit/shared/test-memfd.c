@@ -30,7 +30,7 @@ static void memfd_new_size_mode_and_seals_set(void **state) {
         assert_int_equal(st.st_mode & 07777, 0600);
         assert_int_equal(fcntl(fd, F_GETFD), FD_CLOEXEC);
         assert_int_equal(fcntl(fd, F_GET_SEALS) & (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL),
-                         F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+                F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
         assert_int_equal(fcntl(fd, F_GET_SEALS) & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE), 0);
         assert_int_equal(ftruncate(fd, 0), -1);
         assert_int_equal(errno, EPERM);
@@ -67,6 +67,17 @@ static void memfd_check_untrusted_refused(void **state) {
         (void) close(fds[0]);
         (void) close(fds[1]);
         assert_int_equal(memfd_check(-1, SIZE), -EBADF);
+}
+
+/* It has seals as well, but a fault past its pool is SIGBUS. */
+static void memfd_check_hugetlb_refused(void **state) {
+        CLEANUP_CLOSE int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+
+        if (fd < 0 || ftruncate(fd, 1 << 30) < 0)
+                skip(); /* a kernel without */
+
+        assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+        assert_int_equal(memfd_check(fd, 1 << 30), -EBADF);
 }
 
 /* "VmFlags:" of the mapping that begins at map. */
@@ -173,8 +184,8 @@ static void memory_populate_impossible_refused(void **state) {
         assert_int_equal(memory_populate(map, SIZE), -ENOMEM);
 }
 
-/* From here on this process runs on an older kernel: the system call answers EINVAL if its argument has any of `bits`
- * (or, with exact, is equal). */
+/* From here on this process runs on an older kernel: the system call answers EINVAL if its argument has any
+ * of `bits` (or, with exact, is equal). */
 static int make_older(long call, unsigned arg, uint32_t bits, bool exact) {
         uint32_t at = (uint32_t) (offsetof(struct seccomp_data, args) + arg * sizeof(uint64_t));
         struct sock_filter code[] = {
@@ -187,7 +198,8 @@ static int make_older(long call, unsigned arg, uint32_t bits, bool exact) {
         };
         struct sock_fprog program = {ELEMENTSOF(code), code};
 
-        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
+                prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
                 return -errno;
 
         return 0;
@@ -264,6 +276,7 @@ int main(void) {
                 cmocka_unit_test(memfd_new_size_mode_and_seals_set),
                 cmocka_unit_test(memfd_new_bad_size_refused),
                 cmocka_unit_test(memfd_check_untrusted_refused),
+                cmocka_unit_test(memfd_check_hugetlb_refused),
                 cmocka_unit_test(memfd_map_is_shared_and_not_dumped),
                 cmocka_unit_test(memfd_map_impossible_refused),
                 cmocka_unit_test(memfd_reopen_read_only_cannot_write),

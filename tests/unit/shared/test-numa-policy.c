@@ -33,8 +33,18 @@ static void numa_policy_parse_auto_follows_nodes(void **state) {
 
 static void numa_policy_parse_malformed_refused(void **state) {
         static const char *const bad[] = {
-                "", "Auto", "interleave ", "bind", "bind:", "bind:-1", "bind:1x", "bind:1024", "bind:99999999999999999999",
-                "bind: 1", "bind:0x1", "replicate",
+                "",
+                "Auto",
+                "interleave ",
+                "bind",
+                "bind:",
+                "bind:-1",
+                "bind:1x",
+                "bind:1024",
+                "bind:99999999999999999999",
+                "bind: 1",
+                "bind:0x1",
+                "replicate",
         };
 
         for (size_t i = 0; i < ELEMENTSOF(bad); i++) {

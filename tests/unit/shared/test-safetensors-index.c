@@ -45,7 +45,8 @@ static void assert_refused(const char *json, const char *rule) {
 static void st_index_parse_entries_sorted(void **state) {
         CLEANUP(st_index_freep) StIndex *x = NULL;
 
-        x = accepted(" {\"metadata\":{\"total_size\":1.5e3,\"x\":[{},null,true,-0.5]},\n\"weight_map\":{\"b\":\"m-2.safetensors\","
+        x = accepted(" {\"metadata\":{\"total_size\":1.5e3,\"x\":[{},null,true,-0.5]},\n\"weight_map\":{"
+                     "\"b\":\"m-2.safetensors\","
                      "\"c\":\"m-1.safetensors\",\"a\\u0041\":\"m-2.safetensors\"},\"other\":[]}\n");
         assert_int_equal(x->n_entries, 3);
         assert_string_equal(x->entries[0].tensor, "aA");
@@ -79,7 +80,8 @@ static void st_index_parse_map_missing_or_wrong_refused(void **state) {
 }
 
 static void st_index_parse_duplicate_tensor_refused(void **state) {
-        assert_refused("{\"weight_map\":{\"a\":\"x\",\"b\":\"x\",\"a\":\"x\"}}", "tensor 'a': duplicate name");
+        assert_refused(
+                "{\"weight_map\":{\"a\":\"x\",\"b\":\"x\",\"a\":\"x\"}}", "tensor 'a': duplicate name");
         assert_refused("{\"weight_map\":{\"a\":\"x\",\"\\u0061\":\"y\"}}", "tensor 'a': duplicate name");
 }
 
@@ -104,7 +106,8 @@ static void st_index_parse_names_leading_out_refused(void **state) {
 }
 
 static void st_index_parse_plain_names_with_dots_accepted(void **state) {
-        CLEANUP(st_index_freep) StIndex *x = accepted("{\"weight_map\":{\"a\":\"v1..2.safetensors\",\"b\":\"...\"}}");
+        CLEANUP(st_index_freep)
+        StIndex *x = accepted("{\"weight_map\":{\"a\":\"v1..2.safetensors\",\"b\":\"...\"}}");
 
         assert_int_equal(x->n_files, 2);
 }
@@ -123,17 +126,20 @@ static void st_index_parse_broken_json_refused(void **state) {
 }
 
 static void st_index_parse_lfs_pointer_named(void **state) {
-        assert_refused("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "Git LFS pointer");
+        assert_refused("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+                "Git LFS pointer");
         assert_refused("<!DOCTYPE html><html></html>", "HTML");
 }
 
-/* More names than files in the folder, as after a re-quantisation: all of them are known before anything is read. */
+/* More names than files in the folder, as after a re-quantisation: all of them are known before anything is
+ * read. */
 static void st_index_parse_thirty_files_listed(void **state) {
         CLEANUP(st_index_freep) StIndex *x = NULL;
         char json[8192] = "{\"weight_map\":{", name[32];
 
         for (int i = 0; i < 90; i++)
-                (void) sprintf(json + strlen(json), "%s\"t%d\":\"m-%05d-of-00030.safetensors\"", i > 0 ? "," : "", i, i % 30 + 1);
+                (void) sprintf(json + strlen(json), "%s\"t%d\":\"m-%05d-of-00030.safetensors\"",
+                        i > 0 ? "," : "", i, i % 30 + 1);
         strcat(json, "}}");
 
         x = accepted(json);

@@ -13,13 +13,14 @@
 #include "service/shared/cleanup.h"
 #include "tests/unit/shared/cmocka-all.h"
 
-#define T(name, dtype, shape, offsets) \
+#define T(name, dtype, shape, offsets)                                                                      \
         "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 #define F32_1(name, offsets) T(name, "F32", "[1]", offsets)
 
 DEFINE_CLEANUP(StHeader *, st_header_free)
 
-/* As the loader does it: the size from the first 8 bytes, then the header. All buffers have exactly the promised size. */
+/* As the loader does it: the size from the first 8 bytes, then the header. All buffers have exactly the
+ * promised size. */
 static int parse_file(const void *file, uint64_t n, uint64_t file_size, StHeader **ret, Fault *f) {
         CLEANUP_FREE char *start = malloc(8), *bytes = NULL;
         uint64_t size;
@@ -82,10 +83,10 @@ static void assert_refused(const Bad *cases, size_t n) {
         }
 }
 
-#define ASSERT_REFUSED(...)                                   \
-        do {                                                  \
-                static const Bad _cases[] = {__VA_ARGS__};    \
-                assert_refused(_cases, ELEMENTSOF(_cases));   \
+#define ASSERT_REFUSED(...)                                                                                 \
+        do {                                                                                                \
+                static const Bad _cases[] = {__VA_ARGS__};                                                  \
+                assert_refused(_cases, ELEMENTSOF(_cases));                                                 \
         } while (0)
 
 static StHeader *accepted(const char *json, uint64_t data_size) {
@@ -100,8 +101,9 @@ static StHeader *accepted(const char *json, uint64_t data_size) {
 
 static void st_header_parse_entries_read(void **state) {
         CLEANUP(st_header_freep) StHeader *h = NULL;
-        const char *json = "{" T("w.b", "BF16", "[2,3]", "[8,20]") ",\"__metadata__\":{\"z\":\"1\",\"format\":\"pt\"}, "
-                           T("a", "F32", "[2]", "[0,8]") " }";
+        const char *json = "{" T("w.b", "BF16", "[2,3]",
+                "[8,20]") ",\"__metadata__\":{\"z\":\"1\",\"format\":\"pt\"}, " T("a", "F32", "[2]",
+                "[0,8]") " }";
         const StTensor *t;
 
         h = accepted(json, 20);
@@ -127,20 +129,20 @@ static void st_header_parse_entries_read(void **state) {
 }
 
 static void st_header_parse_duplicate_name_refused(void **state) {
-        ASSERT_REFUSED(
-                {"{" F32_1("w", "[0,4]") "," F32_1("w", "[4,8]") "}", 8, "'w'", "duplicate name"},
+        ASSERT_REFUSED({"{" F32_1("w", "[0,4]") "," F32_1("w", "[4,8]") "}", 8, "'w'", "duplicate name"},
                 {"{" F32_1("w", "[0,4]") "," F32_1("w", "[0,4]") "}", 4, "'w'", "duplicate name"},
                 {"{" F32_1("w", "[0,4]") "," F32_1("\\u0077", "[4,8]") "}", 8, "'w'", "duplicate name"},
                 /* found before offsets are judged */
                 {"{" F32_1("w", "[0,4]") "," F32_1("w", "[77,4]") "}", 8, "'w'", "duplicate name"},
                 {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__", "duplicate name"},
                 {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"1\"}}", 0, "__metadata__", "duplicate key 'a'"},
-                {"{\"w\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "'w'",
-                 "duplicate key 'dtype'"});
+                {"{\"w\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
+                        "'w'", "duplicate key 'dtype'"});
 }
 
 static void st_header_parse_no_tensors_accepted(void **state) {
-        static const char *const cases[] = {"{}", "{ }", "{}   ", "{\"__metadata__\":{}}", "{\"__metadata__\":{\"a\":\"b\"}}"};
+        static const char *const cases[] = {
+                "{}", "{ }", "{}   ", "{\"__metadata__\":{}}", "{\"__metadata__\":{\"a\":\"b\"}}"};
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 CLEANUP(st_header_freep) StHeader *h = accepted(cases[i], 0);
@@ -151,17 +153,13 @@ static void st_header_parse_no_tensors_accepted(void **state) {
 }
 
 static void st_header_parse_text_behind_object_refused(void **state) {
-        ASSERT_REFUSED(
-                {"{}x", 0, NULL, "behind the end"},
-                {"{} {}", 0, NULL, "behind the end"},
-                {"{\"__metadata__\":{}}}", 0, NULL, "behind the end"},
-                {" {}", 0, NULL, "begins with '{'"},
+        ASSERT_REFUSED({"{}x", 0, NULL, "behind the end"}, {"{} {}", 0, NULL, "behind the end"},
+                {"{\"__metadata__\":{}}}", 0, NULL, "behind the end"}, {" {}", 0, NULL, "begins with '{'"},
                 {"\xef\xbb\xbf{}", 0, NULL, "begins with '{'"});
 }
 
 static void st_header_parse_metadata_not_strings_refused(void **state) {
-        ASSERT_REFUSED(
-                {"{\"__metadata__\":{\"a\":1}}", 0, "__metadata__", "'a' is not a string"},
+        ASSERT_REFUSED({"{\"__metadata__\":{\"a\":1}}", 0, "__metadata__", "'a' is not a string"},
                 {"{\"__metadata__\":{\"a\":null}}", 0, "__metadata__", "'a' is not a string"},
                 {"{\"__metadata__\":{\"a\":{\"b\":\"c\"}}}", 0, "__metadata__", "'a' is not a string"},
                 {"{\"__metadata__\":[]}", 0, "__metadata__", "reserved"},
@@ -172,15 +170,17 @@ static void st_header_parse_metadata_not_strings_refused(void **state) {
 static void st_header_parse_tensor_called_metadata_refused(void **state) {
         ASSERT_REFUSED(
                 {"{" F32_1("__metadata__", "[0,4]") "}", 4, "__metadata__", "a tensor cannot have it"},
-                {"{" F32_1("\\u005f_metadata__", "[0,4]") "}", 4, "__metadata__", "a tensor cannot have it"});
+                {"{" F32_1("\\u005f_metadata__", "[0,4]") "}", 4, "__metadata__",
+                        "a tensor cannot have it"});
 }
 
 static void st_header_parse_empty_tensors_accepted(void **state) {
         CLEANUP(st_header_freep) StHeader *h = NULL;
 
-        h = accepted("{" T("a", "F32", "[0]", "[0,0]") "," T("b", "BF16", "[0,128]", "[0,0]") ","
-                     T("c", "F32", "[]", "[0,4]") "," T("d", "U8", "[1,0,3]", "[4,4]") "," T("e", "U8", "[3]", "[4,7]") ","
-                     T("z", "F8_E4M3", "[0]", "[7,7]") "}", 7);
+        h = accepted("{" T("a", "F32", "[0]", "[0,0]") "," T("b", "BF16", "[0,128]", "[0,0]") "," T(
+                             "c", "F32", "[]", "[0,4]") "," T("d", "U8", "[1,0,3]", "[4,4]") "," T("e", "U8",
+                             "[3]", "[4,7]") "," T("z", "F8_E4M3", "[0]", "[7,7]") "}",
+                7);
         assert_int_equal(h->n_tensors, 6);
         assert_int_equal(st_header_find(h, "c")->n_dims, 0);
         assert_int_equal(st_header_find(h, "c")->size, 4);
@@ -190,25 +190,23 @@ static void st_header_parse_empty_tensors_accepted(void **state) {
 }
 
 static void st_header_parse_wrong_span_refused(void **state) {
-        ASSERT_REFUSED(
-                {"{" F32_1("w", "[0,3]") "}", 3, "'w'", "span 3 bytes, shape and dtype F32 need 4"},
+        ASSERT_REFUSED({"{" F32_1("w", "[0,3]") "}", 3, "'w'", "span 3 bytes, shape and dtype F32 need 4"},
                 {"{" F32_1("w", "[0,5]") "}", 5, "'w'", "span 5 bytes, shape and dtype F32 need 4"},
                 {"{" T("w", "F32", "[]", "[0,0]") "}", 0, "'w'", "span 0 bytes, shape and dtype F32 need 4"},
-                {"{" T("w", "F32", "[0]", "[0,4]") "}", 4, "'w'", "span 4 bytes, shape and dtype F32 need 0"});
+                {"{" T("w", "F32", "[0]", "[0,4]") "}", 4, "'w'",
+                        "span 4 bytes, shape and dtype F32 need 0"});
 }
 
 static void st_header_parse_wrong_json_types_refused(void **state) {
-        ASSERT_REFUSED(
-                {"[]", 0, NULL, "begins with '{'"},
-                {"12", 0, NULL, "begins with '{'"},
-                {"null", 0, NULL, "begins with '{'"},
-                {"{\"w\":[]}", 0, "'w'", "an object"},
-                {"{\"w\":null}", 0, "'w'", "an object"},
-                {"{\"w\":{}}", 0, "'w'", "'dtype' is missing"},
+        ASSERT_REFUSED({"[]", 0, NULL, "begins with '{'"}, {"12", 0, NULL, "begins with '{'"},
+                {"null", 0, NULL, "begins with '{'"}, {"{\"w\":[]}", 0, "'w'", "an object"},
+                {"{\"w\":null}", 0, "'w'", "an object"}, {"{\"w\":{}}", 0, "'w'", "'dtype' is missing"},
                 {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1]}}", 0, "'w'", "'data_offsets' is missing"},
                 {"{\"w\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "'w'", "'shape' is missing"},
-                {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}}", 4, "'w'", "unknown key 'x'"},
-                {"{\"w\":{\"dtype\":5,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "'w'", "'dtype' must be a string"},
+                {"{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}}", 4, "'w'",
+                        "unknown key 'x'"},
+                {"{\"w\":{\"dtype\":5,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "'w'",
+                        "'dtype' must be a string"},
                 {"{" T("w", "F32", "\"1\"", "[0,4]") "}", 4, "'w'", "'shape' must be a list"},
                 {"{" T("w", "F32", "1", "[0,4]") "}", 4, "'w'", "'shape' must be a list"},
                 {"{" T("w", "F32", "null", "[0,4]") "}", 4, "'w'", "'shape' must be a list"},
@@ -226,25 +224,22 @@ static void st_header_parse_wrong_json_types_refused(void **state) {
                 {"{" F32_1("w", "[4,0]") "}", 4, "'w'", "reversed: 4, 0"},
                 {"{" F32_1("w", "[0.0,4]") "}", 4, "'w'", "an integer from 0"},
                 {"{" F32_1("w", "[0,4e0]") "}", 4, "'w'", "an integer from 0"},
-                {"{" F32_1("w", "[9223372036854775808,9223372036854775812]") "}", 4, "'w'", "to 9223372036854775807"},
-                {"{" F32_1("w", "[18446744073709551616,18446744073709551620]") "}", 4, "'w'", "to 9223372036854775807"},
+                {"{" F32_1("w", "[9223372036854775808,9223372036854775812]") "}", 4, "'w'",
+                        "to 9223372036854775807"},
+                {"{" F32_1("w", "[18446744073709551616,18446744073709551620]") "}", 4, "'w'",
+                        "to 9223372036854775807"},
                 {"{" F32_1("w", "[0,18446744073709551620]") "}", 4, "'w'", "to 9223372036854775807"});
 }
 
 static void st_header_parse_broken_json_refused(void **state) {
-        ASSERT_REFUSED(
-                {"{\"w\"", 0, NULL, "ends too early"},
-                {"{,}", 0, NULL, "malformed"},
+        ASSERT_REFUSED({"{\"w\"", 0, NULL, "ends too early"}, {"{,}", 0, NULL, "malformed"},
                 {"{" F32_1("w", "[0,4]") ",}", 4, NULL, "a comma in front of the end"},
                 {"{" F32_1("w", "[0,4,]") "}", 4, NULL, "a comma in front of the end"},
                 {"{" F32_1("w", "[0,4]") " " F32_1("v", "[4,8]") "}", 8, NULL, "a comma or the end"},
-                {"{'w':{}}", 0, NULL, "a string expected"},
-                {"{\"w\" {}}", 0, NULL, "':' expected"},
+                {"{'w':{}}", 0, NULL, "a string expected"}, {"{\"w\" {}}", 0, NULL, "':' expected"},
                 {"{\"w\":{\"dtype\":\"F32\",\"shape\":[[[[1]]]]}}", 0, NULL, "nested too deeply"},
-                {"{\"a\nb\":{}}", 0, NULL, "control character"},
-                {"{\"a\\u0000\":{}}", 0, NULL, "NUL"},
-                {"{\"a\\ud800\":{}}", 0, NULL, "surrogate"},
-                {"{\"a\xff\":{}}", 0, NULL, "not UTF-8"},
+                {"{\"a\nb\":{}}", 0, NULL, "control character"}, {"{\"a\\u0000\":{}}", 0, NULL, "NUL"},
+                {"{\"a\\ud800\":{}}", 0, NULL, "surrogate"}, {"{\"a\xff\":{}}", 0, NULL, "not UTF-8"},
                 {"{\"\xc0\xaf\":{}}", 0, NULL, "not UTF-8"},
                 {"{\"\xed\xa0\x80\":{}}", 0, NULL, "not UTF-8"});
 }
@@ -262,23 +257,25 @@ static void st_header_parse_nul_bytes_refused(void **state) {
 }
 
 static void st_header_parse_overlap_refused(void **state) {
-        ASSERT_REFUSED(
-                {"{" T("a", "U8", "[8]", "[0,8]") "," T("b", "U8", "[8]", "[4,12]") "}", 12, "'b'", "overlaps with tensor 'a'"},
-                {"{" T("b", "U8", "[8]", "[0,8]") "," T("a", "U8", "[8]", "[0,8]") "}", 8, "'b'", "overlaps with tensor 'a'"},
-                {"{" T("a", "U8", "[8]", "[0,8]") "," T("b", "U8", "[2]", "[2,4]") "}", 8, "'b'", "overlaps with tensor 'a'"},
-                {"{" T("a", "U8", "[8]", "[0,8]") "," T("b", "U8", "[0]", "[4,4]") "}", 8, "'b'", "overlaps with tensor 'a'"});
+        ASSERT_REFUSED({"{" T("a", "U8", "[8]", "[0,8]") "," T("b", "U8", "[8]", "[4,12]") "}", 12, "'b'",
+                               "overlaps with tensor 'a'"},
+                {"{" T("b", "U8", "[8]", "[0,8]") "," T("a", "U8", "[8]", "[0,8]") "}", 8, "'b'",
+                        "overlaps with tensor 'a'"},
+                {"{" T("a", "U8", "[8]", "[0,8]") "," T("b", "U8", "[2]", "[2,4]") "}", 8, "'b'",
+                        "overlaps with tensor 'a'"},
+                {"{" T("a", "U8", "[8]", "[0,8]") "," T("b", "U8", "[0]", "[4,4]") "}", 8, "'b'",
+                        "overlaps with tensor 'a'"});
 }
 
 static void st_header_parse_hole_refused(void **state) {
-        ASSERT_REFUSED(
-                {"{" T("a", "U8", "[4]", "[0,4]") "," T("b", "U8", "[4]", "[6,10]") "}", 10, "'b'", "a hole of 2 bytes"},
+        ASSERT_REFUSED({"{" T("a", "U8", "[4]", "[0,4]") "," T("b", "U8", "[4]", "[6,10]") "}", 10, "'b'",
+                               "a hole of 2 bytes"},
                 {"{" T("a", "U8", "[4]", "[1,5]") "}", 5, "'a'", "a hole of 1 bytes"},
                 {"{" T("a", "U8", "[0]", "[9,9]") "}", 0, "'a'", "a hole of 9 bytes"});
 }
 
 static void st_header_parse_bytes_behind_last_refused(void **state) {
-        ASSERT_REFUSED(
-                {"{" F32_1("w", "[0,4]") "}", 5, NULL, "1 bytes behind the last tensor"},
+        ASSERT_REFUSED({"{" F32_1("w", "[0,4]") "}", 5, NULL, "1 bytes behind the last tensor"},
                 {"{}", 1, NULL, "1 bytes behind the last tensor"});
 }
 
@@ -288,7 +285,8 @@ static void st_header_parse_overflowing_shape_refused(void **state) {
                 {"{" T("w", "F32", "[4611686018427387904]", "[0,0]") "}", 0, "'w'", "above 2^63 - 1"},
                 {"{" T("w", "F32", "[4294967296,0,4294967296]", "[0,0]") "}", 0, "'w'", "above 2^63 - 1"},
                 {"{" T("w", "U8", "[9223372036854775808]", "[0,0]") "}", 0, "'w'", "to 9223372036854775807"},
-                {"{" T("w", "U8", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]", "[0,1]") "}", 1, "'w'", "more than 16 dimensions"});
+                {"{" T("w", "U8", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]", "[0,1]") "}", 1, "'w'",
+                        "more than 16 dimensions"});
 }
 
 static void st_header_parse_65_dimensions_refused(void **state) {
@@ -299,26 +297,27 @@ static void st_header_parse_65_dimensions_refused(void **state) {
         for (int i = 1; i < 65; i++)
                 strcat(shape, ",1");
         strcat(shape, "]");
-        (void) snprintf(json, sizeof(json), "{\"w\":{\"dtype\":\"U8\",\"shape\":%s,\"data_offsets\":[0,1]}}", shape);
+        (void) snprintf(
+                json, sizeof(json), "{\"w\":{\"dtype\":\"U8\",\"shape\":%s,\"data_offsets\":[0,1]}}", shape);
         assert_int_equal(parse(json, 1, &h, &f), -EBADMSG);
         assert_text(&f, "more than 16 dimensions");
 }
 
 static void st_header_parse_16_dimensions_accepted(void **state) {
-        CLEANUP(st_header_freep) StHeader *h =
-                accepted("{" T("w", "U8", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,3]", "[0,3]") "}", 3);
+        CLEANUP(st_header_freep)
+        StHeader *h = accepted("{" T("w", "U8", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,3]", "[0,3]") "}", 3);
 
         assert_int_equal(h->tensors[0].n_dims, 16);
         assert_int_equal(h->tensors[0].shape[15], 3);
 }
 
 static void st_header_parse_huge_tensor_beyond_file_refused(void **state) {
-        ASSERT_REFUSED({"{" T("w", "U8", "[9223372036854775807]", "[0,9223372036854775807]") "}", 16, "'w'", "truncated"});
+        ASSERT_REFUSED({"{" T("w", "U8", "[9223372036854775807]", "[0,9223372036854775807]") "}", 16, "'w'",
+                "truncated"});
 }
 
 static void st_header_parse_unknown_type_refused_by_name(void **state) {
-        ASSERT_REFUSED(
-                {"{" T("w", "bf16", "[1]", "[0,2]") "}", 2, "'w'", "dtype 'bf16' is not supported"},
+        ASSERT_REFUSED({"{" T("w", "bf16", "[1]", "[0,2]") "}", 2, "'w'", "dtype 'bf16' is not supported"},
                 {"{" T("w", "Q4_K", "[1]", "[0,2]") "}", 2, "'w'", "dtype 'Q4_K' is not supported"},
                 {"{" T("w", "F4", "[2]", "[0,1]") "}", 1, "'w'", "dtype 'F4' is not supported"},
                 {"{" T("w", "F6_E2M3", "[4]", "[0,3]") "}", 3, "'w'", "dtype 'F6_E2M3' is not supported"},
@@ -328,9 +327,10 @@ static void st_header_parse_unknown_type_refused_by_name(void **state) {
 static void st_header_parse_type_never_guessed_from_size(void **state) {
         CLEANUP(st_header_freep) StHeader *h = NULL;
 
-        h = accepted("{" T("a", "F8_E4M3", "[4]", "[0,4]") "," T("b", "U8", "[4]", "[4,8]") ","
-                     T("c", "F8_E5M2", "[4]", "[8,12]") "," T("d", "F8_E8M0", "[4]", "[12,16]") ","
-                     T("e", "U16", "[2]", "[16,20]") "," T("f", "BOOL", "[4]", "[20,24]") "}", 24);
+        h = accepted("{" T("a", "F8_E4M3", "[4]", "[0,4]") "," T("b", "U8", "[4]", "[4,8]") "," T("c",
+                             "F8_E5M2", "[4]", "[8,12]") "," T("d", "F8_E8M0", "[4]", "[12,16]") "," T("e",
+                             "U16", "[2]", "[16,20]") "," T("f", "BOOL", "[4]", "[20,24]") "}",
+                24);
         assert_int_equal(h->tensors[0].type, ST_F8_E4M3);
         assert_int_equal(h->tensors[1].type, ST_U8);
         assert_int_equal(h->tensors[2].type, ST_F8_E5M2);
@@ -376,7 +376,12 @@ static void st_header_parse_truncated_says_sizes(void **state) {
         const struct {
                 uint64_t cut, expected;
         } cases[] = {
-                {4, 8}, {8, header}, {9, header}, {header - 1, header}, {header, whole}, {whole - 1, whole},
+                {4, 8},
+                {8, header},
+                {9, header},
+                {header - 1, header},
+                {header, whole},
+                {whole - 1, whole},
         };
         CLEANUP_FREE char *file = calloc(1, whole);
 
@@ -427,7 +432,8 @@ static void st_header_parse_long_name_leaves_room_for_rule(void **state) {
         assert_non_null(json);
         memset(name, 'n', 4096);
         name[4096] = '\0';
-        (void) snprintf(json, 5000, "{\"%s\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,3]}}", name);
+        (void) snprintf(
+                json, 5000, "{\"%s\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,3]}}", name);
         assert_int_equal(parse(json, 3, &h, &f), -EBADMSG);
         assert_text(&f, "nnn': data_offsets span 3 bytes, shape and dtype F32 need 4");
 }
@@ -502,7 +508,9 @@ static void st_header_size_other_formats_named(void **state) {
                 uint64_t size;
                 Fault f = {};
 
-                assert_int_equal(st_header_size(cases[i].start, cases[i].n, cases[i].n, "m.safetensors", &size, &f), -EBADMSG);
+                assert_int_equal(
+                        st_header_size(cases[i].start, cases[i].n, cases[i].n, "m.safetensors", &size, &f),
+                        -EBADMSG);
                 assert_text(&f, "'m.safetensors' is not a safetensors file");
                 assert_text(&f, cases[i].what);
         }

@@ -36,9 +36,23 @@ static void utf8_decode_valid_gives_code_point(void **state) {
 
 static void utf8_decode_malformed_gives_zero(void **state) {
         static const char *const cases[] = {
-                "", "\x80", "\xbf", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xed\xbf\xbf",
-                "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf8\x88\x80\x80\x80", "\xff", "\xc3", "\xc3(", "\xe2\x82",
-                "\xe2(\xa1", "\xf0\x9f\x98",
+                "",
+                "\x80",
+                "\xbf",
+                "\xc0\x80",
+                "\xc1\xbf",
+                "\xe0\x9f\xbf",
+                "\xed\xa0\x80",
+                "\xed\xbf\xbf",
+                "\xf0\x8f\xbf\xbf",
+                "\xf4\x90\x80\x80",
+                "\xf8\x88\x80\x80\x80",
+                "\xff",
+                "\xc3",
+                "\xc3(",
+                "\xe2\x82",
+                "\xe2(\xa1",
+                "\xf0\x9f\x98",
         };
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
@@ -53,7 +67,9 @@ static void utf8_is_valid_text_judged_whole(void **state) {
         assert_true(utf8_is_valid("", 0));
         assert_true(utf8_is_valid("gr\xc3\xbc\xc3\x9f\x65", 8));
         assert_false(utf8_is_valid("ab\xc3", 3));
-        assert_false(utf8_is_valid("\xff" "ab", 3));
+        assert_false(utf8_is_valid("\xff"
+                                   "ab",
+                3));
 }
 
 int main(void) {
