@@ -93,10 +93,14 @@ class Bus:
         conf.write_text(BUS_CONF.format(type=kind, path=self.path))
         self.process = subprocess.Popen(["dbus-daemon", f"--config-file={conf}", "--nofork", "--nopidfile", "--nosyslog"],
                                         stdin=subprocess.DEVNULL)
-        wait_until("dbus-daemon", 10, lambda: self.path.exists())
+        wait_until("dbus-daemon", 10, self._listens)  # the socket is there a moment before it listens
         if open_to_all:
             self.path.chmod(0o666)
         self.address = f"unix:path={self.path}"
+
+    def _listens(self):
+        with socket.socket(socket.AF_UNIX) as s:
+            return s.connect_ex(str(self.path)) == 0
 
     def stop(self):
         self.process.terminate()

@@ -4,6 +4,7 @@
 /* A weight region: one memfd with the bytes of one file at their own offsets, padded to REGION_BLOCK, followed by a trailer: one
  * header page (RegionTrailer) and the CRC-32C of each MiB of the padded data; `complete` is written last. Describes itself: no manifest. */
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -11,6 +12,8 @@
 #include "service/shared/numa-policy.h"
 
 #define REGION_BLOCK 4096u
+#define REGION_CRC_BLOCK (1u << 20)
+#define REGION_NODES_MAX 8
 #define REGION_MAGIC UINT64_C(0x31304e4f49474552) /* "REGION01" */
 
 /* Names a file's content as well as can be: an owner may restore mtime, not ctime. */
@@ -46,11 +49,30 @@ typedef struct Region {
         int fd;
         uint64_t size;   /* of the memfd */
         void *map;       /* the broker's own mapping, while it has one */
-        uint64_t populated, read; /* bytes so far */
-        uint64_t populate_usec, read_usec, crc_usec;
-        uint64_t huge_bytes, locked_bytes, node_bytes[8];
+        uint64_t populated, read; /* bytes so far: of the memfd, of the file */
+        uint64_t populate_usec, crc_usec; /* summed over the threads that did it */
+        uint64_t read_usec;
+        uint64_t huge_bytes; /* all of it or nothing: whether most of it is huge pages */
+        uint64_t locked_bytes, node_bytes[REGION_NODES_MAX];
         int numa_error, lock_error; /* 0 or negative errno */
         bool keep;                  /* Model.Pin */
         uint64_t last_used_usec;    /* CLOCK_MONOTONIC */
         struct Region *next;        /* store's list */
 } Region;
+
+/* Sizes for a file of file_size bytes, which is checked to be > 0. 0 if it is 0 or too large to add up. */
+uint64_t region_data_bytes(uint64_t file_size);
+uint64_t region_memory_bytes(uint64_t file_size);
+
+/* memfd, mapping and policy; takes no memory yet, so that the loop may do it. policy is applied at best. state is LOADING. */
+int region_new(uint64_t id, const FileIdentity *identity, const NumaPolicy *policy, Region **ret);
+/* Unmaps and closes: in proportion to size, pool threads only. */
+Region *region_free(Region *r);
+
+/* The next three write only to the region's memory; pool threads. begin is a multiple of REGION_CRC_BLOCK; end too, or data_bytes. */
+int region_populate(Region *r, uint64_t begin, uint64_t end); /* end: of the memfd */
+void region_checksum(Region *r, uint64_t begin, uint64_t end); /* zeroes what lies behind the end of the file, then the table */
+void region_write_trailer(Region *r);                          /* `complete` last */
+
+const RegionTrailer *region_trailer(const Region *r);
+const uint32_t *region_crc_table(const Region *r);

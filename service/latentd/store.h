@@ -19,6 +19,7 @@ typedef struct StoreRequest StoreRequest;
 typedef void (*StoreDone)(void *userdata, int r, Region *region, uint64_t bytes_read, const Fault *f);
 
 int store_new(sd_event *event, Pool *pool, const Config *config, Store **ret);
+/* Calls no done function any more. Before pool_free(), which gives the memory back. Regions go even if references are left. */
 Store *store_free(Store *s);
 
 /* Asks for the bytes of an open regular file. fd is duplicated. name is for messages only ("file" in faults). Steps: identity; hit or join a
@@ -38,9 +39,12 @@ void store_region_unref(Store *s, Region *r); /* the region stays in the cache u
 /* Frees regions without users (not kept ones), least recently used first, until `bytes` are freed or none is left. Returns bytes. The memory
  * itself goes on the pool. */
 uint64_t store_evict(Store *s, uint64_t bytes);
-/* Drops this region now if it has no users. Bytes freed or 0. */
+/* Drops this region now if it is complete and has no users, kept or not. Bytes freed or 0. */
 uint64_t store_drop(Store *s, Region *r);
 
 Region *store_first(Store *s); /* iterate by ->next */
-uint64_t store_bytes(const Store *s);
+uint64_t store_bytes(const Store *s); /* of memory held, loads and dead regions included */
 uint64_t store_bytes_read(const Store *s); /* since start */
+
+/* What the arenas hold, for CacheRamMax=: to be told after each change. */
+void store_set_arena_bytes(Store *s, uint64_t bytes);

@@ -82,7 +82,7 @@ int memfd_check(int fd, uint64_t size) {
 int memfd_map(int fd, uint64_t size, int prot, void **ret_map) {
         void *map;
 
-        if (size == 0 || size > PTRDIFF_MAX)
+        if (size > PTRDIFF_MAX)
                 return -EINVAL;
 
         map = mmap(NULL, (size_t) size, prot, MAP_SHARED, fd, 0);

@@ -125,14 +125,12 @@ static int read_weight_map(Parser *p) {
 static int read_index(Parser *p) {
         bool first = true, seen = false;
         const char *key = NULL;
-        char *rewind;
         int r;
 
         if (json_take(&p->json, '{') < 0)
                 return fail(p, "an object with 'weight_map' expected (byte %zu)", p->json.at);
 
         while ((r = json_next(&p->json, '}', &first)) > 0) {
-                rewind = p->free;
                 r = read_string(p, &key);
                 if (r < 0)
                         return r;
@@ -140,7 +138,6 @@ static int read_index(Parser *p) {
                         return fail_json(p);
 
                 if (strcmp(key, "weight_map") != 0) {
-                        p->free = rewind;
                         if (json_skip(&p->json) < 0)
                                 return fail_json(p);
                         continue;

@@ -59,9 +59,9 @@ static void log_error_appends_errno_and_returns_it(void **state) {
         assert_int_equal(log_error(0, "plain"), 0);
         assert_int_equal(log_warning_errno(-EIO, "reading"), -EIO);
         assert_int_equal(errno, 77);
-        assert_string_equal(
-                captured(buf, sizeof(buf)), "prog: Cannot open x: No such file or directory\nprog: "
-                                            "plain\nprog: reading: Input/output error\n");
+        assert_string_equal(captured(buf, sizeof(buf)),
+                "prog: Cannot open x: No such file or directory\nprog: "
+                "plain\nprog: reading: Input/output error\n");
 }
 
 static void log_max_level_filters(void **state) {
@@ -84,6 +84,17 @@ static void log_line_break_stays_in_line(void **state) {
 
         log_info("a\nprog: forged\x1b[0m");
         assert_string_equal(captured(buf, sizeof(buf)), "prog: a prog: forged [0m\n");
+}
+
+static void log_full_failing_write_keeps_errno(void **state) {
+        CLEANUP_CLOSE int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+
+        if (full < 0)
+                skip();
+        assert_true(dup2(full, STDERR_FILENO) >= 0);
+        errno = 77;
+        assert_int_equal(log_error(-EIO, "x"), -EIO);
+        assert_int_equal(errno, 77);
 }
 
 static void log_long_text_is_cut(void **state) {
@@ -187,6 +198,7 @@ int main(void) {
                 CAPTURED(log_error_appends_errno_and_returns_it),
                 CAPTURED(log_max_level_filters),
                 CAPTURED(log_line_break_stays_in_line),
+                CAPTURED(log_full_failing_write_keeps_errno),
                 CAPTURED(log_long_text_is_cut),
                 CAPTURED(log_open_foreign_journal_stream_is_stderr),
                 CAPTURED(log_open_own_journal_stream_keeps_priority),

@@ -69,6 +69,17 @@ static void memfd_check_untrusted_refused(void **state) {
         assert_int_equal(memfd_check(-1, SIZE), -EBADF);
 }
 
+/* It has seals as well, but a fault past its pool is SIGBUS. */
+static void memfd_check_hugetlb_refused(void **state) {
+        CLEANUP_CLOSE int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+
+        if (fd < 0 || ftruncate(fd, 1 << 30) < 0)
+                skip(); /* a kernel without */
+
+        assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+        assert_int_equal(memfd_check(fd, 1 << 30), -EBADF);
+}
+
 /* "VmFlags:" of the mapping that begins at map. */
 static bool map_has_flag(const void *map, const char *flag) {
         FILE *f = fopen("/proc/self/smaps", "re");
@@ -265,6 +276,7 @@ int main(void) {
                 cmocka_unit_test(memfd_new_size_mode_and_seals_set),
                 cmocka_unit_test(memfd_new_bad_size_refused),
                 cmocka_unit_test(memfd_check_untrusted_refused),
+                cmocka_unit_test(memfd_check_hugetlb_refused),
                 cmocka_unit_test(memfd_map_is_shared_and_not_dumped),
                 cmocka_unit_test(memfd_map_impossible_refused),
                 cmocka_unit_test(memfd_reopen_read_only_cannot_write),

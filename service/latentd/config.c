@@ -1,0 +1,596 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/latentd/config.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <limits.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "service/shared/cleanup.h"
+#include "service/shared/log.h"
+
+#ifndef LATENTD_LIBEXECDIR
+#define LATENTD_LIBEXECDIR "/usr/local/libexec"
+#endif
+
+/* A configuration is written by hand: whatever is larger is some other file. */
+#define CONFIG_FILE_MAX (UINT64_C(1) << 20)
+
+/* What a key's parser gets. `allowed` ends the sentence "... is wrong, expected ". */
+typedef struct ConfigKey {
+        const char *name;
+        int (*parse)(const struct ConfigKey *key, const char *value, Config *c); /* 0, -EINVAL, -ERANGE, -ENOMEM */
+        size_t offset;
+        uint64_t min, max; /* numbers */
+        const char *allowed;
+} ConfigKey;
+
+DEFINE_CLEANUP(Config *, config_free)
+DEFINE_CLEANUP(FILE *, fclose)
+
+int config_parse_boolean(const char *s) {
+        static const char *const yes[] = {"1", "yes", "true", "on"}, *const no[] = {"0", "no", "false", "off"};
+
+        for (size_t i = 0; i < ELEMENTSOF(yes); i++) {
+                if (strcmp(s, yes[i]) == 0)
+                        return 1;
+                if (strcmp(s, no[i]) == 0)
+                        return 0;
+        }
+
+        return -EINVAL;
+}
+
+/* Decimal digits only: no sign, no blanks, no other base. *end is the first character behind them. */
+static int parse_digits(const char *s, const char **end, uint64_t *ret) {
+        uint64_t v = 0;
+
+        if (!isdigit((unsigned char) *s))
+                return -EINVAL;
+
+        for (; isdigit((unsigned char) *s); s++)
+                if (__builtin_mul_overflow(v, 10, &v) || __builtin_add_overflow(v, (uint64_t) (*s - '0'), &v))
+                        return -ERANGE;
+
+        *end = s;
+        *ret = v;
+        return 0;
+}
+
+int config_parse_bytes(const char *s, uint64_t *ret) {
+        static const char units[] = "KMGT";
+        const char *end, *unit;
+        uint64_t v;
+        int r;
+
+        r = parse_digits(s, &end, &v);
+        if (r < 0)
+                return r;
+
+        if (*end != '\0') {
+                unit = strchr(units, *end);
+                if (!unit || end[1] != '\0')
+                        return -EINVAL;
+                if (__builtin_mul_overflow(v, UINT64_C(1) << (10 * (unit - units + 1)), &v))
+                        return -ERANGE;
+        }
+
+        *ret = v;
+        return 0;
+}
+
+static uint64_t memory_total(void) {
+        long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+
+        return pages > 0 && page > 0 ? (uint64_t) pages * (uint64_t) page : 0;
+}
+
+/* Without the overflow of total x percent. */
+static uint64_t percent_of(uint64_t total, uint64_t percent) {
+        return total / 100 * percent + total % 100 * percent / 100;
+}
+
+static void *field(const ConfigKey *key, Config *c) {
+        return (char *) c + key->offset;
+}
+
+static int parse_bytes(const ConfigKey *key, const char *value, Config *c) {
+        return config_parse_bytes(value, field(key, c));
+}
+
+static int parse_bytes_or_percent(const ConfigKey *key, const char *value, Config *c) {
+        const char *end;
+        uint64_t v;
+        int r;
+
+        r = parse_digits(value, &end, &v);
+        if (r < 0)
+                return r;
+        if (strcmp(end, "%") != 0)
+                return parse_bytes(key, value, c);
+        if (v > 100)
+                return -ERANGE;
+
+        *(uint64_t *) field(key, c) = percent_of(memory_total(), v);
+        return 0;
+}
+
+static int parse_u32(const ConfigKey *key, const char *value, Config *c) {
+        const char *end;
+        uint64_t v;
+        int r;
+
+        r = parse_digits(value, &end, &v);
+        if (r < 0)
+                return r;
+        if (*end != '\0')
+                return -EINVAL;
+        if (v < key->min || v > key->max)
+                return -ERANGE;
+
+        *(uint32_t *) field(key, c) = (uint32_t) v;
+        return 0;
+}
+
+/* The index of value in a NULL-terminated list: enums start at 0 in that order. */
+static int parse_word(const char *value, const char *const *words) {
+        for (int i = 0; words[i]; i++)
+                if (strcmp(value, words[i]) == 0)
+                        return i;
+
+        return -EINVAL;
+}
+
+static int parse_worker(const ConfigKey *key, const char *value, Config *c) {
+        int i = parse_word(value, (const char *const[]){"auto", "cpu", "cuda", NULL});
+
+        if (i < 0)
+                return i;
+
+        c->worker = (WorkerBackend) i;
+        return 0;
+}
+
+static int parse_worker_start(const ConfigKey *key, const char *value, Config *c) {
+        int i = parse_word(value, (const char *const[]){"auto", "socket", "spawn", NULL});
+
+        if (i < 0)
+                return i;
+
+        c->worker_start = (WorkerStart) i;
+        return 0;
+}
+
+static int parse_tristate(const ConfigKey *key, const char *value, Config *c) {
+        Tristate *t = field(key, c);
+        int r;
+
+        if (strcmp(value, "auto") == 0) {
+                *t = TRISTATE_AUTO;
+                return 0;
+        }
+
+        r = config_parse_boolean(value);
+        if (r < 0)
+                return r;
+
+        *t = r ? TRISTATE_YES : TRISTATE_NO;
+        return 0;
+}
+
+static int parse_numa_policy(const ConfigKey *key, const char *value, Config *c) {
+        return numa_policy_parse(value, field(key, c));
+}
+
+static int parse_log_level(const ConfigKey *key, const char *value, Config *c) {
+        return log_level_from_string(value, field(key, c));
+}
+
+/* Absolute and without "..", so that what the administrator reads is what is opened. */
+static int check_path(const char *s) {
+        if (s[0] != '/' || strlen(s) >= PATH_MAX)
+                return -EINVAL;
+
+        for (const char *p = s; p; p = strchr(p + 1, '/'))
+                if (strncmp(p, "/..", 3) == 0 && (p[3] == '/' || p[3] == '\0'))
+                        return -EINVAL;
+
+        return 0;
+}
+
+static int parse_path(const ConfigKey *key, const char *value, Config *c) {
+        char **p = field(key, c), *copy;
+        int r;
+
+        r = check_path(value);
+        if (r < 0)
+                return r;
+        if (key->max > 0 && strlen(value) > key->max)
+                return -ERANGE;
+
+        copy = strdup(value);
+        if (!copy)
+                return -ENOMEM;
+
+        free(*p);
+        *p = copy;
+        return 0;
+}
+
+static size_t count_strings(char **l) {
+        size_t n = 0;
+
+        while (l && l[n])
+                n++;
+
+        return n;
+}
+
+static void free_strings(char **l) {
+        for (char **p = l; p && *p; p++)
+                free(*p);
+        free(l);
+}
+
+static int parse_model_path(const ConfigKey *key, const char *value, Config *c) {
+        size_t n = count_strings(c->model_path);
+        char **l, *copy;
+        int r;
+
+        if (value[0] == '\0') {
+                free_strings(STEAL_PTR(c->model_path));
+                return 0;
+        }
+
+        r = check_path(value);
+        if (r < 0)
+                return r;
+
+        l = reallocarray(c->model_path, n + 2, sizeof(char *));
+        if (!l)
+                return -ENOMEM;
+        l[n] = l[n + 1] = NULL;
+        c->model_path = l;
+
+        copy = strdup(value);
+        if (!copy)
+                return -ENOMEM;
+        l[n] = copy;
+        return 0;
+}
+
+static int user_from_string(const char *s, uid_t *ret) {
+        CLEANUP_FREE char *buffer = NULL;
+        struct passwd pw, *found;
+        size_t size = 1u << 16;
+        const char *end;
+        uint64_t v;
+        int r;
+
+        if (isdigit((unsigned char) s[0])) {
+                r = parse_digits(s, &end, &v);
+                if (r < 0)
+                        return r;
+                if (*end != '\0' || v >= (uid_t) -1) /* -1 means "no user" to the kernel */
+                        return -EINVAL;
+                *ret = (uid_t) v;
+                return 0;
+        }
+
+        buffer = malloc(size);
+        if (!buffer)
+                return -ENOMEM;
+
+        r = getpwnam_r(s, &pw, buffer, size, &found);
+        if (!found)
+                return r == ENOMEM ? -ENOMEM : -ENOENT;
+
+        *ret = pw.pw_uid;
+        return 0;
+}
+
+static int parse_allowed_users(const ConfigKey *key, const char *value, Config *c) {
+        CLEANUP_FREE char *copy = strdup(value);
+        char *save = NULL;
+        uid_t *l, uid;
+        int r;
+
+        if (!copy)
+                return -ENOMEM;
+
+        if (value[0] == '\0') {
+                free(STEAL_PTR(c->allowed_users));
+                c->n_allowed_users = 0;
+                return 0;
+        }
+
+        for (char *s = strtok_r(copy, " \t,", &save); s; s = strtok_r(NULL, " \t,", &save)) {
+                r = user_from_string(s, &uid);
+                if (r < 0)
+                        return r;
+
+                l = reallocarray(c->allowed_users, c->n_allowed_users + 1, sizeof(uid_t));
+                if (!l)
+                        return -ENOMEM;
+                l[c->n_allowed_users++] = uid;
+                c->allowed_users = l;
+        }
+
+        return 0;
+}
+
+#define BYTES "bytes, with K, M, G or T for powers of 1024"
+
+static const ConfigKey keys[] = {
+        {"ModelPath", parse_model_path, 0, 0, 0, "an absolute directory without \"..\", one a line"},
+        {"AllowedUsers", parse_allowed_users, 0, 0, 0, "names of existing users or numbers"},
+        {"Worker", parse_worker, 0, 0, 0, "auto, cpu or cuda"},
+        {"WorkerStart", parse_worker_start, 0, 0, 0, "auto, socket or spawn"},
+        {"WorkerSocket", parse_path, offsetof(Config, worker_socket), 0, sizeof(((struct sockaddr_un *) NULL)->sun_path) - 1,
+         "an absolute path of at most 107 bytes"},
+        {"WorkerDirectory", parse_path, offsetof(Config, worker_directory), 0, 0, "an absolute directory without \"..\""},
+        {"WorkerRanks", parse_u32, offsetof(Config, worker_ranks), 0, 64, "a number from 0 (one per device) to 64"},
+        {"WorkerThreads", parse_u32, offsetof(Config, worker_threads), 0, 4096, "a number from 0 (all) to 4096"},
+        {"CacheRamMax", parse_bytes, offsetof(Config, cache_ram_max), 0, 0, BYTES},
+        {"CacheRamReserve", parse_bytes_or_percent, offsetof(Config, cache_ram_reserve), 0, 0, BYTES ", or 0% to 100%"},
+        {"LockMemory", parse_tristate, offsetof(Config, lock_memory), 0, 0, "yes, no or auto"},
+        {"NumaPolicy", parse_numa_policy, offsetof(Config, numa_policy), 0, 0, "auto, default, interleave or bind:NODE"},
+        {"SessionsPerUser", parse_u32, offsetof(Config, sessions_per_user), 1, 65536, "a number from 1 to 65536"},
+        {"JobsPerUser", parse_u32, offsetof(Config, jobs_per_user), 1, 65536, "a number from 1 to 65536"},
+        {"ArenaBytesPerUser", parse_bytes_or_percent, offsetof(Config, arena_bytes_per_user), 0, 0, BYTES ", or 0% to 100%"},
+        {"LogLevel", parse_log_level, offsetof(Config, log_level), 0, 0, "error, warning, notice, info, debug or 0 to 7"},
+};
+
+int config_new(Config **ret) {
+        CLEANUP(config_freep) Config *c = NULL;
+        int r;
+
+        c = calloc(1, sizeof(*c));
+        if (!c)
+                return -ENOMEM;
+
+        c->worker_socket = strdup("/run/latentd/worker.sock");
+        c->worker_directory = strdup(LATENTD_LIBEXECDIR);
+        if (!c->worker_socket || !c->worker_directory)
+                return -ENOMEM;
+
+        c->cache_ram_reserve = percent_of(memory_total(), 10);
+        c->arena_bytes_per_user = percent_of(memory_total(), 25);
+        c->lock_memory = TRISTATE_AUTO;
+        c->sessions_per_user = 64;
+        c->jobs_per_user = 256;
+        c->log_level = LOG_INFO;
+
+        r = numa_policy_parse("auto", &c->numa_policy);
+        if (r < 0)
+                return r;
+
+        *ret = STEAL_PTR(c);
+        return 0;
+}
+
+Config *config_free(Config *c) {
+        if (!c)
+                return NULL;
+
+        free_strings(c->model_path);
+        free(c->allowed_users);
+        free(c->worker_socket);
+        free(c->worker_directory);
+        free(c);
+        return NULL;
+}
+
+static int unknown_key(const char *file, unsigned line, const char *name, Fault *f) {
+        char list[512] = "";
+        size_t n = 0;
+
+        for (size_t i = 0; i < ELEMENTSOF(keys) && n < sizeof(list); i++)
+                n += (size_t) snprintf(list + n, sizeof(list) - n, "%s%s", i > 0 ? ", " : "", keys[i].name);
+
+        return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: there is no key \"%s\". Known keys: %s", file, line, name, list);
+}
+
+static int set_value(Config *c, const char *file, unsigned line, const char *name, const char *value, Fault *f) {
+        const ConfigKey *key = NULL;
+        int r;
+
+        for (size_t i = 0; i < ELEMENTSOF(keys) && !key; i++)
+                if (strcmp(keys[i].name, name) == 0)
+                        key = &keys[i];
+        if (!key)
+                return unknown_key(file, line, name, f);
+
+        r = key->parse(key, value, c);
+        if (r == -ENOMEM)
+                return fault_set(f, r, FAULT_INTERNAL, "%s:%u: out of memory", file, line);
+        if (r < 0)
+                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: the value \"%s\" of %s is %s, expected %s", file, line,
+                        value, name, r == -ERANGE ? "out of range" : r == -ENOENT ? "unknown" : "wrong", key->allowed);
+
+        return 0;
+}
+
+/* Cuts blanks off both ends, in place. */
+static char *trim(char *s) {
+        size_t n;
+
+        s += strspn(s, " \t\r");
+        n = strlen(s);
+        while (n > 0 && strchr(" \t\r", s[n - 1]))
+                n--;
+        s[n] = '\0';
+        return s;
+}
+
+static int read_line(Config *c, const char *file, unsigned line, char *text, bool *in_section, Fault *f) {
+        char *s = trim(text), *equals;
+
+        if (s[0] == '\0' || s[0] == '#' || s[0] == ';')
+                return 0;
+
+        if (s[0] == '[') {
+                *in_section = strcmp(s, "[latentd]") == 0;
+                if (*in_section)
+                        return 0;
+                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: unknown section %s, the only one is [latentd]", file,
+                        line, s);
+        }
+
+        equals = strchr(s, '=');
+        if (!equals || equals == s)
+                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: \"%s\" is not a Key=Value line", file, line, s);
+        if (!*in_section)
+                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: \"%s\" stands before the section line [latentd]", file,
+                        line, s);
+
+        *equals = '\0';
+        return set_value(c, file, line, trim(s), trim(equals + 1), f);
+}
+
+static int read_stream(Config *c, FILE *stream, const char *file, Fault *f) {
+        CLEANUP_FREE char *text = NULL;
+        size_t allocated = 0;
+        bool in_section = false;
+        uint64_t total = 0;
+        int r;
+
+        for (unsigned line = 1;; line++) {
+                ssize_t n;
+
+                errno = 0;
+                n = getline(&text, &allocated, stream);
+                if (n < 0) {
+                        if (!ferror(stream) && errno != ENOMEM)
+                                return 0;
+                        r = errno > 0 ? -errno : -EIO;
+                        return fault_set(f, r, FAULT_IO, "%s cannot be read: %s", file, strerror(-r));
+                }
+
+                total += (uint64_t) n;
+                if (total > CONFIG_FILE_MAX)
+                        return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s is larger than 1 MiB: not a configuration file", file);
+                if (strlen(text) != (size_t) n)
+                        return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: the line holds a NUL byte", file, line);
+                if (n > 0 && text[n - 1] == '\n')
+                        text[n - 1] = '\0';
+
+                r = read_line(c, file, line, text, &in_section, f);
+                if (r < 0)
+                        return r;
+        }
+}
+
+static int read_file(Config *c, const char *file, bool optional, Fault *f) {
+        CLEANUP(fclosep) FILE *stream = NULL;
+
+        stream = fopen(file, "re");
+        if (!stream) {
+                int r = -errno;
+
+                if (r == -ENOENT && optional)
+                        return 0;
+                return fault_set(f, r, FAULT_IO, "%s cannot be opened: %s", file, strerror(-r));
+        }
+
+        return read_stream(c, stream, file, f);
+}
+
+static int is_drop_in(const struct dirent *d) {
+        size_t n = strlen(d->d_name);
+
+        return d->d_name[0] != '.' && n > 5 && strcmp(d->d_name + n - 5, ".conf") == 0;
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b) {
+        return strcmp((*a)->d_name, (*b)->d_name); /* not the locale's order: the same on every machine */
+}
+
+static int read_drop_ins(Config *c, const char *directory, Fault *f) {
+        struct dirent **entries = NULL;
+        int n, r = 0;
+
+        n = scandir(directory, &entries, is_drop_in, by_name);
+        if (n < 0) {
+                r = -errno;
+                if (r == -ENOENT)
+                        return 0;
+                return fault_set(f, r, FAULT_IO, "%s cannot be read: %s", directory, strerror(-r));
+        }
+
+        for (int i = 0; i < n; i++) {
+                CLEANUP_FREE char *file = NULL;
+
+                if (r >= 0) {
+                        if (asprintf(&file, "%s/%s", directory, entries[i]->d_name) < 0) {
+                                file = NULL;
+                                r = -ENOMEM;
+                        } else
+                                r = read_file(c, file, true, f);
+                }
+                free(entries[i]);
+        }
+
+        free(entries);
+        return r;
+}
+
+int config_read(Config *c, const char *main_file, bool optional, Fault *f) {
+        CLEANUP_FREE char *directory = NULL;
+        int r;
+
+        r = read_file(c, main_file, optional, f);
+        if (r < 0)
+                return r;
+
+        if (asprintf(&directory, "%s.d", main_file) < 0) {
+                directory = NULL;
+                return -ENOMEM;
+        }
+
+        return read_drop_ins(c, directory, f);
+}
+
+static int read_user(Config *c, Fault *f) {
+        const char *base = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
+        CLEANUP_FREE char *file = NULL;
+        int n;
+
+        if (base && base[0] == '/') /* a relative one is to be ignored by the base directory specification */
+                n = asprintf(&file, "%s/latentd/latentd.conf", base);
+        else if (home && home[0] == '/')
+                n = asprintf(&file, "%s/.config/latentd/latentd.conf", home);
+        else
+                return 0;
+        if (n < 0) {
+                file = NULL;
+                return -ENOMEM;
+        }
+
+        return config_read(c, file, true, f);
+}
+
+int config_read_default(Config *c, bool user, Fault *f) {
+        static const char *const files[] = {
+                "/usr/lib/latentd/latentd.conf",
+                "/etc/latentd/latentd.conf",
+                "/run/latentd/latentd.conf",
+        };
+        int r;
+
+        if (user)
+                return read_user(c, f);
+
+        for (size_t i = 0; i < ELEMENTSOF(files); i++) {
+                r = config_read(c, files[i], true, f);
+                if (r < 0)
+                        return r;
+        }
+
+        return 0;
+}

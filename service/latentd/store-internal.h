@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* What store.c (requests, regions, memory) and load.c (the loads) share. Loop thread only, except for what a field says. */
+
+#include <stdatomic.h>
+#include <sys/queue.h>
+
+#include "service/latentd/file-source.h"
+#include "service/latentd/loader.h"
+#include "service/latentd/store.h"
+
+typedef struct Load Load;
+typedef TAILQ_HEAD(StoreRequestList, StoreRequest) StoreRequestList;
+
+struct StoreRequest {
+        Store *store;
+        char *name;
+        int fd;
+        NumaPolicy policy;
+        StoreDone done;
+        void *userdata;
+        FileIdentity identity; /* written on the pool, read after that job's done */
+        bool cancelled;        /* while that job runs */
+        Load *load;            /* joined */
+        TAILQ_ENTRY(StoreRequest) entry; /* in the store's `identifying` or the load's list */
+};
+
+struct Store {
+        sd_event *event;
+        Pool *pool;
+        const Config *config;
+        Loader *loader;
+        const char *root;     /* of proc and sys; "" but for tests */
+        uint64_t piece_bytes; /* memory is admitted, populated and read in such pieces; a multiple of REGION_CRC_BLOCK */
+        sd_event_source *retry_source;
+
+        Region *regions;
+        TAILQ_HEAD(, Load) loads;
+        StoreRequestList identifying;
+        uint64_t next_id, bytes_read, arena_bytes;
+        uint64_t held_bytes;    /* populated and not yet given back, dead regions included */
+        uint64_t freeing_bytes; /* of these: on the way back */
+        unsigned n_outstanding; /* identify and free jobs, loads: each will look at the store once more */
+        bool closing;
+};
+
+/* load.c */
+struct Load {
+        Store *store;
+        Region *region;
+        char *name;
+        int fd;
+        FileIdentity identity;
+        NumaPolicy policy;
+        FileSource source;
+        StoreRequestList requests;
+        TAILQ_ENTRY(Load) entry;
+
+        bool prepared, cancelled, finishing, complete;
+        bool waiting, retry;     /* for memory */
+        uint64_t retry_until;    /* memory that was given back may take a moment to be seen */
+        bool leaked;             /* late answers may come: the region and the source's descriptor are left as they are */
+        int result;              /* the first error */
+        Fault fault;
+        atomic_bool stop;        /* pool jobs that have not begun need not */
+
+        uint64_t memory_bytes, data_bytes;
+        uint64_t promised; /* bytes of memory admitted and not yet populated */
+        uint64_t granted;  /* of these: being populated */
+        uint64_t grant_next, populated_end, read_next, read_begin;
+        unsigned n_slices, n_checksums, n_jobs; /* jobs on the pool; n_jobs is all of them */
+        LoaderRead *reading;
+
+        Region measured; /* written by the last job, then copied */
+};
+
+/* Starts a load for the first request and takes its descriptor over. -ENOMEM: request unchanged. */
+int load_new(Store *s, StoreRequest *r);
+void load_join(Load *l, StoreRequest *r);
+/* The request is no longer in it; stops the load if it was the last. */
+void load_leave(Load *l, StoreRequest *r);
+void load_stop(Load *l);
+/* The running load of this content, NULL if none. */
+Load *load_find(Store *s, const FileIdentity *identity, const NumaPolicy *policy);
+/* Looks again at all loads that wait for memory. */
+void load_retry_all(Store *s);
+
+/* store.c */
+/* The request is in no list. Calls done and frees it. */
+void store_finish_request(StoreRequest *r, int result, Region *region, uint64_t bytes_read, const Fault *f);
+void store_add_region(Store *s, Region *r);
+void store_remove_region(Store *s, Region *r); /* from the list */
+/* Gives memory (NULL: none) and descriptors back on the pool. The region is not in the list. */
+void store_give_back(Store *s, Region *r, const FileSource *source, int fd);
+/* One of n_outstanding is over; may free a closing store. */
+void store_release(Store *s);
+void store_retry_later(Store *s);
+uint64_t store_now_usec(void);

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests, the list of regions, and who may be evicted. The loads themselves: load.c. */
+#include "service/latentd/store.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <time.h>
+
+#include "service/latentd/store-internal.h"
+#include "service/shared/cleanup.h"
+
+#define RETRY_PERIOD_USEC 100000
+
+DEFINE_CLEANUP(Store *, store_free)
+
+/* What goes back on the pool. */
+typedef struct GiveBack {
+        Store *store;
+        Region *region;
+        FileSource source;
+        int fd;
+        uint64_t bytes;
+} GiveBack;
+
+uint64_t store_now_usec(void) {
+        struct timespec t;
+
+        (void) clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
+}
+
+/* ---- regions ---- */
+
+void store_add_region(Store *s, Region *r) {
+        r->next = s->regions;
+        s->regions = r;
+}
+
+void store_remove_region(Store *s, Region *r) {
+        for (Region **p = &s->regions; *p; p = &(*p)->next)
+                if (*p == r) {
+                        *p = r->next;
+                        r->next = NULL;
+                        return;
+                }
+}
+
+static Region *find_region(Store *s, const FileIdentity *identity, const NumaPolicy *policy) {
+        for (Region *r = s->regions; r; r = r->next)
+                if (r->state == REGION_COMPLETE && file_source_same(&r->identity, identity) && r->policy.kind == policy->kind &&
+                    (policy->kind != NUMA_BIND || r->policy.node == policy->node))
+                        return r;
+
+        return NULL;
+}
+
+Region *store_region_ref(Region *r) {
+        r->n_ref++;
+        r->last_used_usec = store_now_usec();
+        return r;
+}
+
+void store_region_unref(Store *s, Region *r) {
+        if (!r)
+                return;
+
+        r->n_ref--;
+        r->last_used_usec = store_now_usec();
+}
+
+static int give_back_work(void *userdata) {
+        GiveBack *g = userdata;
+
+        file_source_done(&g->source);
+        if (g->fd >= 0)
+                (void) close(g->fd);
+        region_free(g->region);
+        return 0;
+}
+
+static void account_given_back(const GiveBack *g) {
+        g->store->freeing_bytes -= g->bytes;
+        g->store->held_bytes -= g->bytes;
+}
+
+static void on_given_back(void *userdata, int result) {
+        GiveBack *g = userdata;
+        Store *s = g->store;
+
+        account_given_back(g);
+        free(g);
+        load_retry_all(s);
+        store_release(s);
+}
+
+void store_give_back(Store *s, Region *r, const FileSource *source, int fd) {
+        GiveBack *g = calloc(1, sizeof(*g)), on_stack;
+
+        if (!g)
+                g = &on_stack;
+        *g = (GiveBack){
+                .store = s,
+                .region = r,
+                .source = source ? *source : (FileSource){.fd = -EBADF},
+                .fd = fd,
+                .bytes = r ? r->populated : 0,
+        };
+        s->freeing_bytes += g->bytes;
+
+        if (g != &on_stack && pool_submit(s->pool, give_back_work, on_given_back, g) >= 0) {
+                s->n_outstanding++;
+                return;
+        }
+
+        /* No memory for a job of a few bytes: the loop has to wait for it this once. */
+        (void) give_back_work(g);
+        account_given_back(g);
+        if (g != &on_stack)
+                free(g);
+        store_retry_later(s);
+}
+
+uint64_t store_drop(Store *s, Region *r) {
+        uint64_t bytes = r->populated;
+
+        if (r->state != REGION_COMPLETE || r->n_ref > 0)
+                return 0;
+
+        store_remove_region(s, r);
+        store_give_back(s, r, NULL, -EBADF);
+        return bytes;
+}
+
+uint64_t store_evict(Store *s, uint64_t bytes) {
+        uint64_t freed = 0;
+
+        while (freed < bytes) {
+                Region *oldest = NULL;
+
+                for (Region *r = s->regions; r; r = r->next)
+                        if (r->state == REGION_COMPLETE && r->n_ref == 0 && !r->keep &&
+                            (!oldest || r->last_used_usec < oldest->last_used_usec ||
+                             (r->last_used_usec == oldest->last_used_usec && r->id < oldest->id)))
+                                oldest = r;
+                if (!oldest)
+                        break;
+
+                freed += store_drop(s, oldest);
+        }
+
+        return freed;
+}
+
+Region *store_first(Store *s) {
+        return s->regions;
+}
+
+uint64_t store_bytes(const Store *s) {
+        return s->held_bytes;
+}
+
+uint64_t store_bytes_read(const Store *s) {
+        return s->bytes_read;
+}
+
+void store_set_arena_bytes(Store *s, uint64_t bytes) {
+        s->arena_bytes = bytes;
+}
+
+/* ---- requests ---- */
+
+static void free_request(StoreRequest *r) {
+        if (r->fd >= 0)
+                (void) close(r->fd);
+        free(r->name);
+        free(r);
+}
+
+void store_finish_request(StoreRequest *r, int result, Region *region, uint64_t bytes_read, const Fault *f) {
+        r->done(r->userdata, result, region, bytes_read, f);
+        free_request(r);
+}
+
+static int identify_work(void *userdata) {
+        StoreRequest *r = userdata;
+
+        return file_source_identity(r->fd, &r->identity);
+}
+
+static void request_failed(StoreRequest *r, int error) {
+        Fault f = {};
+
+        (void) fault_set(&f, error, error == -ENOMEM ? FAULT_INTERNAL : FAULT_IO, "%s: %s", r->name, strerror(-error));
+        store_finish_request(r, error, NULL, 0, &f);
+}
+
+static void on_identified(void *userdata, int result) {
+        StoreRequest *r = userdata;
+        Store *s = r->store;
+        Region *region;
+        Load *load;
+
+        TAILQ_REMOVE(&s->identifying, r, entry);
+
+        if (r->cancelled)
+                free_request(r);
+        else if (result < 0)
+                request_failed(r, result);
+        else if ((region = find_region(s, &r->identity, &r->policy)))
+                store_finish_request(r, 0, store_region_ref(region), 0, NULL);
+        else if ((load = load_find(s, &r->identity, &r->policy)))
+                load_join(load, r);
+        else {
+                result = load_new(s, r);
+                if (result < 0)
+                        request_failed(r, result);
+        }
+
+        store_release(s);
+}
+
+int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, StoreDone done, void *userdata, StoreRequest **ret, Fault *f) {
+        StoreRequest *r;
+        int k;
+
+        k = file_source_check(fd, name, "/proc/self/mountinfo", f);
+        if (k < 0)
+                return k;
+
+        r = calloc(1, sizeof(*r));
+        if (!r)
+                return -ENOMEM;
+
+        *r = (StoreRequest){.store = s, .policy = *policy, .done = done, .userdata = userdata};
+        r->name = strdup(name);
+        r->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+        if (!r->name || r->fd < 0) {
+                k = r->name ? -errno : -ENOMEM;
+                free_request(r);
+                return fault_set(f, k, FAULT_INTERNAL, "%s: %s", name, strerror(-k));
+        }
+
+        k = pool_submit(s->pool, identify_work, on_identified, r);
+        if (k < 0) {
+                free_request(r);
+                return k;
+        }
+
+        TAILQ_INSERT_TAIL(&s->identifying, r, entry);
+        s->n_outstanding++;
+        *ret = r;
+        return 0;
+}
+
+StoreRequest *store_request_cancel(StoreRequest *r) {
+        if (!r)
+                return NULL;
+
+        if (r->load) {
+                load_leave(r->load, r);
+                free_request(r);
+        } else
+                r->cancelled = true; /* its job ends by itself */
+
+        return NULL;
+}
+
+void store_request_progress(const StoreRequest *r, uint64_t *ret_done, uint64_t *ret_total) {
+        const Load *l = r->load;
+
+        *ret_done = l && l->region ? l->region->read + (l->reading ? loader_read_bytes(l->reading) : 0) : 0;
+        *ret_total = l ? l->identity.size : 0;
+}
+
+/* ---- the store ---- */
+
+static int on_retry(sd_event_source *source, uint64_t usec, void *userdata) {
+        load_retry_all(userdata);
+        return 0;
+}
+
+void store_retry_later(Store *s) {
+        if (!s->retry_source)
+                return; /* closing */
+
+        (void) sd_event_source_set_time(s->retry_source, store_now_usec() + RETRY_PERIOD_USEC);
+        (void) sd_event_source_set_enabled(s->retry_source, SD_EVENT_ONESHOT);
+}
+
+int store_new(sd_event *event, Pool *pool, const Config *config, Store **ret) {
+        CLEANUP(store_freep) Store *s = NULL;
+        int r;
+
+        s = calloc(1, sizeof(*s));
+        if (!s)
+                return -ENOMEM;
+
+        s->event = event;
+        s->pool = pool;
+        s->config = config;
+        s->root = "";
+        s->piece_bytes = UINT64_C(1) << 30;
+        s->next_id = 1;
+        TAILQ_INIT(&s->loads);
+        TAILQ_INIT(&s->identifying);
+
+        r = loader_new(event, LOADER_STALL_USEC, &s->loader);
+        if (r < 0)
+                return r;
+
+        r = sd_event_add_time(event, &s->retry_source, CLOCK_MONOTONIC, 0, 0, on_retry, s);
+        if (r < 0)
+                return r;
+        r = sd_event_source_set_enabled(s->retry_source, SD_EVENT_OFF);
+        if (r < 0)
+                return r;
+
+        *ret = STEAL_PTR(s);
+        return 0;
+}
+
+static void finish_closing(Store *s) {
+        Region *r;
+
+        while ((r = s->regions)) {
+                store_remove_region(s, r);
+                free(r); /* dead: its memory may still be written to, it goes with the process */
+        }
+        free(s);
+}
+
+void store_release(Store *s) {
+        s->n_outstanding--;
+        if (s->closing && s->n_outstanding == 0)
+                finish_closing(s);
+}
+
+static void drop_requests(Store *s) {
+        StoreRequest *r;
+        Load *l;
+
+        TAILQ_FOREACH(r, &s->identifying, entry)
+                r->cancelled = true;
+
+        /* A load that ends at once takes itself out of the list. */
+        for (l = TAILQ_FIRST(&s->loads); l;) {
+                r = TAILQ_FIRST(&l->requests);
+                if (r) {
+                        (void) store_request_cancel(r);
+                        l = TAILQ_FIRST(&s->loads);
+                } else
+                        l = TAILQ_NEXT(l, entry);
+        }
+}
+
+Store *store_free(Store *s) {
+        Region *next;
+
+        if (!s)
+                return NULL;
+
+        s->n_outstanding++; /* ours, until the end of this function */
+        s->closing = true;
+        s->retry_source = sd_event_source_disable_unref(s->retry_source);
+        drop_requests(s);
+        s->loader = loader_free(s->loader);
+
+        for (Region *r = s->regions; r; r = next) {
+                next = r->next;
+                if (r->state == REGION_COMPLETE) {
+                        r->n_ref = 0;
+                        (void) store_drop(s, r);
+                }
+        }
+
+        store_release(s);
+        return NULL;
+}
