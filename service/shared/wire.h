@@ -325,6 +325,6 @@ const char *wire_type_name(uint16_t type); /* "HELLO"; "?" */
 int wire_send(int socket, const WireMessage *m, int fd);
 
 /* Receives one message, never blocks. 1: a valid message in *ret (version, size and type checked, strings NUL-terminated by
- * force, padding zeroed), *ret_fd its descriptor (O_CLOEXEC) or -EBADF; 0: end of file; -EAGAIN; -EBADMSG: protocol error, the text in f. Descriptors of
- * refused messages are closed. */
+ * force, padding zeroed), *ret_fd its descriptor (O_CLOEXEC) or -EBADF; 0: end of file; -EAGAIN; -EBADMSG: protocol error,
+ * the text in f; other errors of recvmsg(). Descriptors of refused messages are closed, outputs untouched then. */
 int wire_receive(int socket, WireMessage *ret, int *ret_fd, Fault *f);

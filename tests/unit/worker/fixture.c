@@ -36,7 +36,7 @@ static void add_model(Fixture *x) {
         m.region.region_size = region_size;
         (void) snprintf(m.region.name, sizeof(m.region.name), "comfy.safetensors");
         assert_int_equal(model_table_add_region(&x->models, &m.region, &fd, &f), 0);
-        assert_int_equal(fd, -EBADF); /* taken over */
+        assert_int_equal(fd, -EBADF);                 /* taken over */
         assert_null(model_table_find(&x->models, 1)); /* not before the commit */
         wire_init(&ready, WIRE_MODEL_READY, 1, 1, 0);
         if (model_table_commit(&x->models, 1, &ready.model_ready, &f) < 0)
@@ -56,7 +56,9 @@ static void add_arenas(Fixture *x) {
 
                 assert_int_equal(memfd_new("test-arena", FIXTURE_ARENA, &fd), 0);
                 if (kind == WIRE_ARENA_INPUT)
-                        assert_int_equal(memfd_map(fd, FIXTURE_ARENA, PROT_READ | PROT_WRITE, (void **) &x->input), 0);
+                        assert_int_equal(
+                                memfd_map(fd, FIXTURE_ARENA, PROT_READ | PROT_WRITE, (void **) &x->input),
+                                0);
                 m.arena.kind = kind;
                 assert_int_equal(arena_pair_add(x->arenas, &m.arena, fd, &f), 0);
         }
@@ -65,7 +67,7 @@ static void add_arenas(Fixture *x) {
 
 static WireTensor put(Fixture *x, const Golden *g, const char *name, uint64_t *at) {
         const StTensor *t = golden_tensor(g, name);
-        WireTensor w = { .offset = *at, .size = t->size, .dtype = (uint32_t) t->type, .n_dims = t->n_dims };
+        WireTensor w = {.offset = *at, .size = t->size, .dtype = (uint32_t) t->type, .n_dims = t->n_dims};
 
         memcpy(w.shape, t->shape, sizeof(w.shape));
         assert_true(*at + t->size <= FIXTURE_ARENA);

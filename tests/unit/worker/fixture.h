@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The tiny model, arenas and inputs inside the test's own process, so that sanitizers see what is allocated and freed. */
+/* The tiny model, arenas and inputs inside the test's own process, so that sanitizers see what is allocated
+ * and freed. */
 
 #include "service/worker/arena-map.h"
 #include "service/worker/job-context.h"
@@ -11,8 +12,8 @@
 
 typedef struct Fixture {
         ModelTable models;
-        ArenaPair *arenas; /* session 2 */
-        uint8_t *input;    /* writable map of the input arena, as a client has it */
+        ArenaPair *arenas;  /* session 2 */
+        uint8_t *input;     /* writable map of the input arena, as a client has it */
         WireJobOpen sample; /* traj_euler_4 on model 1, f32, whole output arena */
 } Fixture;
 

@@ -3,6 +3,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -122,12 +123,39 @@ static void job_commit_closed_writes_nothing(void **state) {
         (void) job_unref(j);
 }
 
+/* What /proc says of the mapping at p: "r--s". */
+static void assert_mapped(const void *p, const char *mode) {
+        FILE *maps = fopen("/proc/self/maps", "re");
+        char line[512], have[8] = "none";
+
+        assert_non_null(maps);
+        while (fgets(line, sizeof(line), maps)) {
+                unsigned long begin, end;
+                char m[8];
+
+                if (sscanf(line, "%lx-%lx %7s", &begin, &end, m) == 3 && (uintptr_t) p >= begin &&
+                        (uintptr_t) p < end)
+                        memcpy(have, m, sizeof(have));
+        }
+        (void) fclose(maps);
+        assert_string_equal(have, mode);
+}
+
+static void maps_are_writable_only_where_results_go(void **state) {
+        CLEANUP(fixture_freep) Fixture *x = fixture_new();
+
+        assert_mapped(fixture_model(x)->regions[0].map, "r--s");
+        assert_mapped(x->arenas->input.map, "r--s");
+        assert_mapped(x->arenas->output.map, "rw-s");
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(job_new_refused_at_every_stage_leaks_nothing),
                 cmocka_unit_test(job_new_holds_model_and_arenas),
                 cmocka_unit_test(job_commit_writes_slots_in_turn),
                 cmocka_unit_test(job_commit_closed_writes_nothing),
+                cmocka_unit_test(maps_are_writable_only_where_results_go),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

@@ -116,7 +116,7 @@ static int count_message(void *userdata, const WireMessage *m, int *fd, Fault *f
 }
 
 static void link_run_acknowledges_what_has_credit(void **state) {
-        static const WireType sent[] = { WIRE_MODEL_CLOSE, WIRE_CANCEL, WIRE_STEP, WIRE_DIE, WIRE_JOB_CLOSE };
+        static const WireType sent[] = {WIRE_MODEL_CLOSE, WIRE_CANCEL, WIRE_STEP, WIRE_DIE, WIRE_JOB_CLOSE};
         unsigned n = 0;
         WireMessage m;
         Fault f = {};
@@ -175,7 +175,8 @@ static void *run_thread(void *userdata) {
         return (void *) (intptr_t) link_run(l, count_message, &n, &f);
 }
 
-/* Another thread sends while the link thread waits in poll(): what had to wait goes out without any message coming in. */
+/* Another thread sends while the link thread waits in poll(): what had to wait goes out without any message
+ * coming in. */
 static void link_send_from_other_thread_wakes_the_loop(void **state) {
         pthread_t sender, runner;
         uint32_t got = 0;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -58,9 +59,9 @@ static int setup(void **state) {
         b->ops = *real;
         b->ops.gemm = counting_gemm;
         available = 0;
-        b->backend = (Backend) { .program = "test", .ops = &b->ops, .memory_available = memory_available };
+        b->backend = (Backend){.program = "test", .ops = &b->ops, .memory_available = memory_available};
         assert_int_equal(b->ops.context_new(1, &b->context), 0);
-        b->runner = (StepRunner) { .backend = &b->backend, .link = b->link };
+        b->runner = (StepRunner){.backend = &b->backend, .link = b->link};
 
         b->job = fixture_job(b->x, 5);
         wire_init(&m, WIRE_PLAN, 1, 5, 0);
@@ -136,7 +137,7 @@ static void step_run_does_not_fit_says_numbers(void **state) {
 
         /* It is asked again, and passes when there is room. */
         available = UINT64_MAX;
-        f = (Fault) {};
+        f = (Fault){};
         assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
 }
 
@@ -151,7 +152,7 @@ static void step_run_device_out_of_memory_says_number(void **state) {
         assert_int_equal(b->job->committed, 0);
 
         b->ops.memory_new = real->memory_new;
-        f = (Fault) {};
+        f = (Fault){};
         assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
 }
 
@@ -164,6 +165,59 @@ static void step_run_cancelled_keeps_the_state(void **state) {
         assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), -ECANCELED);
         assert_string_equal(f.name, FAULT_CANCELLED);
         assert_int_equal(b->job->committed, 0);
+}
+
+/* PROGRESS messages of block `block` that came, others are thrown away. */
+static unsigned count_progress(int socket, uint32_t block) {
+        unsigned n = 0;
+
+        for (;;) {
+                WireMessage m;
+                Fault f = {};
+                int fd, r;
+
+                r = wire_receive(socket, &m, &fd, &f);
+                if (r == -EAGAIN)
+                        return n;
+                assert_int_equal(r, 1);
+                assert_int_equal(m.header.type, WIRE_PROGRESS);
+                assert_int_equal(m.progress.blocks, 3);
+                if (m.progress.block == block)
+                        n++;
+        }
+}
+
+static uint64_t now_msec(void) {
+        struct timespec t;
+
+        assert_int_equal(clock_gettime(CLOCK_MONOTONIC, &t), 0);
+        return (uint64_t) t.tv_sec * 1000u + (uint64_t) t.tv_nsec / 1000000u;
+}
+
+static void step_run_progress_is_rare_between_first_and_last_block(void **state) {
+        Bench *b = *state;
+        unsigned first = 0, middle = 0, last = 0;
+        uint64_t begin = now_msec(), usec;
+        Fault f = {};
+
+        for (uint32_t i = 0; i < 30; i++) {
+                b->job->committed = 0;
+                assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
+                switch (i % 3) { /* each looks at one block and throws away the others */
+                case 0:
+                        first += count_progress(b->sockets[1], 1);
+                        break;
+                case 1:
+                        middle += count_progress(b->sockets[1], 2);
+                        break;
+                case 2:
+                        last += count_progress(b->sockets[1], 3);
+                        break;
+                }
+        }
+        assert_int_equal(first, 10);
+        assert_int_equal(last, 10);
+        assert_true(middle <= (now_msec() - begin) / 20 + 1);
 }
 
 static atomic_uint n_run, n_wrong;
@@ -181,7 +235,7 @@ static void rank_group_runs_in_order_and_lets_go(void **state) {
         Fault f = {};
 
         assert_int_equal(rank_group_new(&b->ops, 0, 1, count_step, &n_run, &g, &f), -EOPNOTSUPP);
-        f = (Fault) {};
+        f = (Fault){};
         assert_int_equal(rank_group_new(&b->ops, 1, 1, count_step, &n_run, &g, &f), 0);
         assert_int_equal(rank_group_size(g), 1);
         for (uint32_t i = 0; i < 20; i++)
@@ -204,6 +258,7 @@ int main(void) {
                 STEP_TEST(step_run_does_not_fit_says_numbers),
                 STEP_TEST(step_run_device_out_of_memory_says_number),
                 STEP_TEST(step_run_cancelled_keeps_the_state),
+                STEP_TEST(step_run_progress_is_rare_between_first_and_last_block),
                 STEP_TEST(rank_group_runs_in_order_and_lets_go),
         };
 
