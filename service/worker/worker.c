@@ -294,7 +294,6 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
                 return 0;
 
         case WIRE_DIE:
-                link_flush(w->link);
                 reaper_kill_process();
 
         default:
