@@ -7,13 +7,13 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "service/latentd/memory.h"
 #include "service/shared/cleanup.h"
 
-/* What one pool thread populates at a time: a header check of somebody else waits no longer than for this. */
-#define SLICE_BYTES (UINT64_C(128) << 20)
+/* What one pool thread populates at a time (about 15 ms with small pages): the kernel holds the lock of the address space meanwhile,
+ * for which a malloc() on the loop may have to wait. */
+#define SLICE_BYTES (UINT64_C(16) << 20)
 
 /* Memory given back by this process is free at once, but a worker that had it mapped needs a moment. */
 #define RETRY_USEC (2 * UINT64_C(1000000))
@@ -78,12 +78,12 @@ static int lock_region(Load *l) {
 
         if (l->store->config->lock_memory == TRISTATE_NO)
                 return 0;
-        if (mlock(l->region->map, l->region->size) == 0) {
+
+        m->lock_error = region_lock(l->region);
+        if (m->lock_error == 0) {
                 m->locked_bytes = l->region->size;
                 return 0;
         }
-
-        m->lock_error = -errno;
         if (l->store->config->lock_memory == TRISTATE_AUTO)
                 return 0;
 

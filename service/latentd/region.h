@@ -69,6 +69,9 @@ int region_new(uint64_t id, const FileIdentity *identity, const NumaPolicy *poli
 /* Unmaps and closes: in proportion to size, pool threads only. */
 Region *region_free(Region *r);
 
+/* Locks all pages, or none and a negative errno. Pool threads. */
+int region_lock(const Region *r);
+
 /* The next three write only to the region's memory; pool threads. begin is a multiple of REGION_CRC_BLOCK; end too, or data_bytes. */
 int region_populate(Region *r, uint64_t begin, uint64_t end); /* end: of the memfd */
 void region_checksum(Region *r, uint64_t begin, uint64_t end); /* zeroes what lies behind the end of the file, then the table */
