@@ -24,6 +24,10 @@ typedef struct BusKey {
         bool later; /* a key of a later version: NotSupported if given */
 } BusKey;
 
-/* Reads the a{sv} at the message's read position; InvalidArgument names the key and the expected type (unknown keys: the list of known ones).
- * For "(tsat)": offset, type name, shape; size is computed with overflow checks, at most WIRE_DIMS_MAX dimensions. */
+/* Reads the a{sv} at the message's read position; InvalidArgument names the key and the expected type (unknown keys: the known ones).
+ * For "(tsat)": offset, type name, shape; size is computed with overflow checks, at most WIRE_DIMS_MAX dimensions, none of them 0
+ * (InvalidTensor). At most 64 keys. Values read before an error stay written: look at them on success only. */
 int bus_read_dictionary(sd_bus_message *m, const BusKey *keys, size_t n_keys, Fault *f);
+
+/* The number behind prefix (BUS_ROOT "/job/") in a path: decimal, no leading zero. -ENOENT if path is no such path. */
+int bus_path_id(const char *path, const char *prefix, uint64_t *ret);

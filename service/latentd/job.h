@@ -23,46 +23,73 @@ typedef enum JobState {
 struct Job {
         uint64_t id;
         Manager *manager;
-        Peer *owner; /* gets the signals; the job dies with it */
+        Peer *owner; /* gets the signals; the job dies with it. NULL once it left */
         uid_t uid;
         JobKind kind;
         JobState state;
         const char *phase;
-        uint32_t step, steps, block, blocks;
+        uint32_t step, steps, block, blocks; /* LOAD: block, blocks in MiB */
         double fraction;
         uint64_t eta_usec;
         uint64_t created_usec, started_usec, queued_usec, compute_usec; /* CLOCK_MONOTONIC and durations */
         uint32_t retries; /* of the current step; total in retries_total */
         uint32_t retries_total;
         uint64_t progress_sent_usec;
+        sd_event_source *progress_timer; /* a newer value waits for its tenth of a second */
         Fault fault;
-        Model *model;     /* LOAD: being loaded; STEP, SAMPLE: counted user */
-        Session *session; /* STEP, SAMPLE; NULL once the session is closed */
+        Model *model;       /* LOAD: being loaded; STEP, SAMPLE: counted user; NULL once finished */
+        char *result_model; /* LOAD: its path, once finished */
+        Session *session;   /* STEP, SAMPLE; NULL once finished */
         uint64_t session_id;
         uint64_t bytes_read; /* LOAD */
         WireJobOpen request; /* STEP, SAMPLE */
-        WireJobReady ready;  /* valid once opened */
+        WireJobReady ready;  /* valid once opened; kept over a worker's death */
         bool opened;         /* JOB_READY seen from the current worker */
         char numerics_id[128];
+
+        /* queue.c */
+        bool resume;               /* at the next JOB_OPEN the worker goes on from the commit word */
+        uint32_t first_epoch;      /* of the worker that wrote the oldest valid commit word */
+        uint64_t turn;             /* when it last had the worker; 0: never */
+        uint64_t step_usec;        /* how long a step takes, measured; 0: not known yet */
+        uint64_t step_started_usec;
+
+        /* worker-link.c: epoch of the worker that has the JOB_OPEN, the PLAN */
+        uint64_t worker_epoch, plan_epoch;
+
         TAILQ_ENTRY(Job) entry;       /* manager's list, by id */
         TAILQ_ENTRY(Job) queue_entry; /* queue's list */
+        bool queued;                  /* in queue's list */
 };
 
-int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f); /* LimitExceeded beyond JobsPerUser= */
+/* The job is in the manager's list, JOB_QUEUED. LimitExceeded beyond JobsPerUser=. */
+int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f);
+/* Of a finished job, or of any at the end of the service: no signal. */
 Job *job_free(Job *j);
 Job *job_find(Manager *m, uint64_t id);
 const char *job_kind_to_string(JobKind k);
 const char *job_state_to_string(JobState s);
 bool job_is_finished(const Job *j);
 
-/* Progress: sends the signal at most 10 times a second, always for the first and the last value of a step. */
+/* From queued to running; phase is a literal. */
+void job_start(Job *j, const char *phase);
+/* Time spent in the queue so far. */
+uint64_t job_queued_usec(const Job *j);
+/* Sends the signal at most 10 times a second: at once, or the newest value when its time has come. */
 void job_progress(Job *j);
-/* The one end of every job: sets the state, drops references, sends Finished, trims the owner's finished jobs to 256. f: NULL if done. */
+/* The one end of every job: sets the state, drops references, sends Finished, trims the owner's finished jobs to 256. f: NULL if done. Frees a
+ * job whose owner is gone: do not touch j after it. */
 void job_finish(Job *j, JobState state, const Fault *f);
-/* Cancels whatever it does: answers at once. */
+/* Cancels whatever it does: answers at once. May free j like job_finish(). */
 void job_cancel(Job *j);
 void job_peer_gone(Peer *p);
 int job_path(const Job *j, char **ret);
+
+/* Tensors of a finished STEP or SAMPLE: number i of them, name in ret_name, place in the output arena in *ret. -ENOENT behind the last. */
+int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTensor *ret);
+
+/* CLOCK_MONOTONIC now. */
+uint64_t job_clock_usec(void);
 
 /* job-bus.c */
 int job_bus_send_progress(Job *j);

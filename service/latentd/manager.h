@@ -31,8 +31,9 @@ struct Device {
         uint64_t id;
         Manager *manager;
         WireDevice info;
-        char kind[8];
+        char kind[16];
         bool present, busy;
+        const char *announced_state; /* what clients were told last */
         TAILQ_ENTRY(Device) entry;
 };
 
@@ -54,19 +55,32 @@ struct Manager {
         uint64_t arena_bytes;
         uint64_t steps_done;
         char state_reason[256]; /* empty: ready */
+        sd_event_source *devices_timer; /* tells device states to clients, not more often than 10 times a second */
+        bool stopping;
+        int exit_status;
+        sd_event_source *stop_post, *stop_timer;
 };
 
-/* event, config are taken over on success. */
+/* config is taken over on success. */
 int manager_new(Config *config, bool user_mode, Manager **ret);
 Manager *manager_free(Manager *m);
 /* Vtables, then the name; then READY=1. */
 int manager_connect(Manager *m, sd_bus *bus, Fault *f);
-/* Worker state for people: NULL or "" is ready. Emits the property change. */
+/* Ends all jobs with Error.Restarted and leaves the loop with this exit status when the pool lets go of the sessions. */
+void manager_stop(Manager *m, int status);
+/* Worker state for people: NULL or "" is ready. Emits the property change; the log is the caller's part. */
 void manager_set_state(Manager *m, const char *reason);
 /* From the worker's Hello: adds or revives devices. And when it goes. */
 void manager_devices_present(Manager *m, const WireHello *hello);
 void manager_devices_gone(Manager *m);
 void manager_devices_busy(Manager *m, bool busy);
+
+const char *device_state(const Device *d); /* idle, busy, gone */
+
+/* manager-bus.c, device-bus.c: changes for clients; nothing happens before the bus is connected. */
+void manager_bus_emit_state(Manager *m);
+void device_bus_announce(Device *d);
+void device_bus_emit_state(Device *d);
 
 /* manager-bus.c, device-bus.c, model-bus.c, session-bus.c, job-bus.c: each registers its vtables on a bus connection. */
 int manager_bus_register(Manager *m, sd_bus *bus);

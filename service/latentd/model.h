@@ -1,10 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A model: its files' regions and what the worker found in them. */
+/* A model: its files' regions and what the worker found in them.
+ *
+ * Shared models come from LoadModel and are known by (name, qkv order, partition, NUMA policy). Loading one that is there opens its files
+ * again and compares their identities: unchanged, nothing is read; changed, a new Model object is loaded in its place and the old one,
+ * which no name leads to any more, goes with its last user. A shared model without users and without Pin makes room when another one does
+ * not fit, the one idle for longest first. Private models come from NewModel and go with their maker.
+ *
+ * Logic only; model-bus.c is its face, model-load.c takes it from files to ready. */
 
 #include "service/latentd/manager.h"
 #include "service/latentd/model-files.h"
+
+#define MODELS_SHARED_MAX 256    /* shared ones */
+#define MODELS_PRIVATE_MAX 64    /* per user */
+#define MODEL_OPEN_FILES_MAX 512 /* descriptors of a user's models that are not loaded yet */
+#define MODEL_FILES_PER_CALL 4
 
 typedef enum ModelState {
         MODEL_NEW,     /* files may be added */
@@ -14,12 +26,22 @@ typedef enum ModelState {
 } ModelState;
 
 typedef struct ModelPart {
+        Model *model;
         char *name;
         int fd; /* until the region is there */
         uint64_t size;
         Region *region; /* one reference */
         StoreRequest *request;
 } ModelPart;
+
+typedef struct ModelOptions {
+        char name[256]; /* NewModel: for people */
+        WireQkvOrder qkv_order;
+        char partition[16]; /* empty: not given */
+        NumaPolicy numa;
+} ModelOptions;
+
+typedef struct ModelOpen ModelOpen;
 
 struct Model {
         uint64_t id;
@@ -28,6 +50,8 @@ struct Model {
         Peer *owner; /* private models: who made it, NULL once gone or for a shared one */
         uid_t uid;   /* private models */
         bool is_private;
+        bool announced;  /* has a path; a shared one only once its files were found */
+        bool superseded; /* its files have changed since: goes with its last user */
         ModelState state;
         WireQkvOrder qkv_order;
         char partition[16];
@@ -38,18 +62,52 @@ struct Model {
         bool keep;
         uint64_t bytes, bytes_read;
         WireModelReady info; /* MODEL_READY */
-        Job *load_job;       /* the first waiter; others in waiters */
+        ModelOpen *open;     /* LOADING: files are being opened on the pool */
+        bool checking;       /* LOADING: the worker has it */
+        Job **waiters;       /* LOADING: load jobs; the first caused it */
+        size_t n_waiters;
+        sd_event_source *timer; /* LOADING: progress */
+        uint64_t last_used_usec; /* CLOCK_MONOTONIC */
         TAILQ_ENTRY(Model) entry;
 };
 
 Model *model_find(Manager *m, uint64_t id);
 /* Visible to this user? */
 bool model_visible(const Model *m, uid_t uid);
+const char *model_state_to_string(ModelState s);
 int model_path(const Model *m, char **ret); /* malloc'ed object path */
 int model_from_path(Manager *m, const char *path, uid_t uid, Model **ret); /* -ENOENT */
 void model_user_add(Model *m);
 void model_user_remove(Model *m); /* may free a private model whose owner is gone */
-/* Cancels the load for this job; the load itself stops if no other job waits. */
-void model_load_cancel(Model *m, Job *j);
 void model_peer_gone(Peer *p);
+/* Waiting jobs must be gone. Regions stay cached. */
 Model *model_free(Model *m);
+
+/* An object without files, in the manager's list, not announced. owner: NULL for a shared one. LimitExceeded. */
+int model_new(Manager *m, Peer *owner, const ModelOptions *o, const char *name, Model **ret, Fault *f);
+/* All or none; the descriptors are duplicated. */
+int model_add_files(Model *m, const ModelFile *files, size_t n_files, Fault *f);
+/* Busy with users or while loading. Frees the regions that no other model uses. */
+int model_unload(Model *m, Fault *f);
+void model_pin(Model *m, bool pin);
+void model_set_state(Model *m, ModelState state);
+/* Lets go of files and regions; drop: regions that no other model uses are freed at once. */
+void model_release_parts(Model *m, bool drop);
+/* Bytes of its files that are in memory. */
+uint64_t model_resident_bytes(const Model *m);
+/* "fl2va" or "ref2va" if the name says so, else "". */
+const char *model_partition_of_name(const char *name);
+
+/* model-load.c. *ret: the job, whose end always comes after this call has returned. */
+int model_load(Manager *m, Peer *p, const char *name, const ModelOptions *o, Job **ret, Fault *f);
+int model_commit(Model *m, Peer *p, Job **ret, Fault *f);
+/* Cancels the load for this job (finishing the job is the caller's part); the load itself stops if no other job waits. May free m. */
+void model_load_cancel(Model *m, Job *j);
+/* Stops whatever a load has under way; jobs that still wait end with f. */
+void model_load_stop(Model *m, const Fault *f);
+
+/* model-bus.c */
+int model_bus_read_options(sd_bus_message *message, Manager *m, bool with_name, ModelOptions *ret, Fault *f);
+void model_bus_announce(Model *m);
+void model_bus_withdraw(Model *m);
+void model_bus_emit_state(Model *m);

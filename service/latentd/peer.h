@@ -2,7 +2,8 @@
 #pragma once
 
 /* Who calls: a connection on the bus and the user behind it. Asked from the bus once per connection (never from /proc), kept until
- * the connection leaves; then everything it owns goes. Handlers are written against this, so that they also serve a private socket later. */
+ * the connection leaves; then everything it owns goes. Handlers are written against this, so that they also serve a private socket
+ * later. */
 
 #include "service/latentd/manager.h"
 
@@ -16,9 +17,17 @@ struct Peer {
         TAILQ_ENTRY(Peer) entry;
 };
 
-/* The peer of the message being handled, made at first sight. Fails with AccessDenied if this uid may not use the service (user mode: not ours;
- * system mode: not in AllowedUsers= and not root). Blocking once per connection (~100 us). */
+/* The peer of the message being handled, made at first sight. Fails with AccessDenied if this uid may not use the service (user mode:
+ * not ours; system mode: not in AllowedUsers= and not root). Blocking once per connection (~100 us). */
 int peer_of_message(Manager *m, sd_bus_message *message, Peer **ret, Fault *f);
+
+/* For find callbacks and node enumerators, which get no message: the peer whose method call is being handled on this bus, or NULL if none
+ * is (a signal of ours is being made). */
+Peer *peer_of_call(Manager *m, sd_bus *bus);
+
+/* The gate: refuses every method call below our root path by a user who may not use the service, property reads and introspection
+ * included, before any handler sees it. */
+int peer_bus_register(Manager *m, sd_bus *bus);
 
 /* Called when it left the bus: sessions closed, jobs cancelled, private models released, then freed. */
 void peer_gone(Peer *p);

@@ -11,7 +11,8 @@
 
 DEFINE_CLEANUP(Region *, region_free)
 
-/* The kernel holds the lock of the whole address space while it unmaps or locks: in steps, so that the loop gets its turn. */
+/* The kernel holds the lock of the whole address space while it unmaps or locks: in steps, so that the loop
+ * gets its turn. */
 #define STEP_BYTES (UINT64_C(64) << 20)
 
 _Static_assert(sizeof(RegionTrailer) <= REGION_BLOCK, "the trailer is one page");
@@ -123,7 +124,8 @@ void region_checksum(Region *r, uint64_t begin, uint64_t end) {
                 memset(map + r->identity.size, 0, data - r->identity.size);
 
         for (uint64_t at = begin; at < end; at += REGION_CRC_BLOCK)
-                crc_table(r)[at / REGION_CRC_BLOCK] = crc32c(0, map + at, end - at < REGION_CRC_BLOCK ? end - at : REGION_CRC_BLOCK);
+                crc_table(r)[at / REGION_CRC_BLOCK] =
+                        crc32c(0, map + at, end - at < REGION_CRC_BLOCK ? end - at : REGION_CRC_BLOCK);
 }
 
 void region_write_trailer(Region *r) {

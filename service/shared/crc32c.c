@@ -10,8 +10,9 @@
 
 #define POLYNOMIAL UINT32_C(0x82F63B78)
 
-/* Bytes per lane. The instruction answers after three cycles but starts one every cycle: three lanes fill the gap. The
- * results are joined by moving a lane's CRC over the bytes behind it, which costs 4 table look-ups per join. */
+/* Bytes per lane. The instruction answers after three cycles but starts one every cycle: three lanes fill
+ * the gap. The results are joined by moving a lane's CRC over the bytes behind it, which costs 4 table
+ * look-ups per join. */
 #define LANE 4096
 
 /* byte_table[k][b]: the register after byte b and k zero bytes. */
@@ -81,11 +82,10 @@ uint32_t crc32c_tables(uint32_t crc, const void *data, size_t n) {
 #if defined(__x86_64__)
 static uint64_t over_lane(uint64_t c) {
         return lane_table[0][c & 0xff] ^ lane_table[1][c >> 8 & 0xff] ^ lane_table[2][c >> 16 & 0xff] ^
-                lane_table[3][c >> 24 & 0xff];
+               lane_table[3][c >> 24 & 0xff];
 }
 
-__attribute__((target("sse4.2")))
-static uint32_t crc32c_sse42(uint32_t crc, const void *data, size_t n) {
+__attribute__((target("sse4.2"))) static uint32_t crc32c_sse42(uint32_t crc, const void *data, size_t n) {
         const unsigned char *p = data;
         uint64_t c = ~crc;
 

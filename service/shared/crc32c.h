@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* CRC-32C (Castagnoli, reflected 0x82F63B78, start and final xor 0xFFFFFFFF: crc32c("123456789") = 0xE3069283). */
+/* CRC-32C: Castagnoli, reflected 0x82F63B78, start and final xor 0xFFFFFFFF. Of "123456789" it is
+ * 0xE3069283. */
 
 #include <stddef.h>
 #include <stdint.h>

@@ -8,17 +8,17 @@
 
 #include "service/shared/utf8.h"
 
-/* What may reach a terminal or a log as it is: no controls, and none of the characters that reorder or break a line
- * (a hostile tensor name could otherwise make a message read differently from what it says). */
+/* What may reach a terminal or a log as it is: no controls, and none of the characters that reorder or break
+ * a line (a hostile tensor name could otherwise make a message read differently from what it says). */
 static bool is_printable(uint32_t c) {
         if (c < 0x20 || (c >= 0x7f && c <= 0x9f))
                 return false;
 
-        return !(c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069) ||
-                 c == 0xfeff || (c & 0xfffe) == 0xfffe);
+        return !(c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) ||
+                 (c >= 0x2066 && c <= 0x2069) || c == 0xfeff || (c & 0xfffe) == 0xfffe);
 }
 
-/* Replaces in place what is not printable UTF-8, one '?' a byte (a character of several bytes: one for all). */
+/* Replaces in place what is not printable UTF-8: a '?' for each bad byte, one for a whole character. */
 static void sanitise(char *s) {
         size_t n = strlen(s), to = 0;
 

@@ -233,7 +233,8 @@ static bool is_digit(char c) {
 }
 
 int json_integer(JsonReader *j, uint64_t *ret_value) {
-        static const char rule[] = "an integer from 0 to 9223372036854775807 expected, without sign, point or exponent";
+        static const char rule[] =
+                "an integer from 0 to 9223372036854775807 expected, without sign, point or exponent";
         uint64_t v = 0;
         size_t start, i;
 
@@ -242,8 +243,8 @@ int json_integer(JsonReader *j, uint64_t *ret_value) {
 
         start = j->at;
         for (i = start; i < j->n && is_digit(j->text[i]); i++)
-                if (__builtin_mul_overflow(v, 10, &v) || __builtin_add_overflow(v, (uint64_t) (j->text[i] - '0'), &v) ||
-                    v > INT64_MAX)
+                if (__builtin_mul_overflow(v, 10, &v) ||
+                        __builtin_add_overflow(v, (uint64_t) (j->text[i] - '0'), &v) || v > INT64_MAX)
                         return fail(j, rule);
 
         if (i < j->n && (j->text[i] == '.' || j->text[i] == 'e' || j->text[i] == 'E'))

@@ -17,12 +17,13 @@
 
 /* Written by log_open() at the start of a program, before it has threads. */
 static char log_program[64];
-static bool log_to_journal;
+static bool log_stderr_is_journal;
+static bool log_journal_socket; /* sd_journal_send() drops messages in silence where there is no socket */
 
 static atomic_int log_max_level = LOG_INFO;
 
-/* systemd sets $JOURNAL_STREAM to device:inode of the stream; a child whose stderr was redirected inherits the
- * variable, hence the comparison. */
+/* systemd sets $JOURNAL_STREAM to device:inode of the stream; a child whose stderr was redirected inherits
+ * the variable, hence the comparison. */
 static bool stderr_is_journal(void) {
         const char *e = getenv("JOURNAL_STREAM");
         unsigned long long device, inode;
@@ -37,7 +38,8 @@ static bool stderr_is_journal(void) {
 
 void log_open(const char *program) {
         (void) snprintf(log_program, sizeof(log_program), "%s", program);
-        log_to_journal = stderr_is_journal();
+        log_stderr_is_journal = stderr_is_journal();
+        log_journal_socket = log_stderr_is_journal && access("/run/systemd/journal/socket", W_OK) == 0;
 }
 
 void log_set_max_level(int level) {
@@ -49,8 +51,11 @@ int log_level_from_string(const char *s, int *ret_level) {
                 const char *name;
                 int level;
         } names[] = {
-                {"error", LOG_ERR},     {"warning", LOG_WARNING}, {"notice", LOG_NOTICE},
-                {"info", LOG_INFO},     {"debug", LOG_DEBUG},
+                {"error", LOG_ERR},
+                {"warning", LOG_WARNING},
+                {"notice", LOG_NOTICE},
+                {"info", LOG_INFO},
+                {"debug", LOG_DEBUG},
         };
 
         for (size_t i = 0; i < ELEMENTSOF(names); i++)
@@ -78,7 +83,7 @@ static void write_line(int level, const char *text) {
         int r;
 
         /* The journal reads the "<3>" in front of a line as its priority. */
-        if (log_to_journal)
+        if (log_stderr_is_journal)
                 r = snprintf(line, sizeof(line), "<%d>%s\n", level, text);
         else
                 r = snprintf(line, sizeof(line), "%s: %s\n", log_name(), text);
@@ -99,10 +104,11 @@ static void write_line(int level, const char *text) {
 
 static int send_journal(int level, int error, const char *text) {
         if (error < 0)
-                return sd_journal_send("MESSAGE=%s", text, "PRIORITY=%i", level, "SYSLOG_IDENTIFIER=%s", log_name(),
-                                       "ERRNO=%i", -error, NULL);
+                return sd_journal_send("MESSAGE=%s", text, "PRIORITY=%i", level, "SYSLOG_IDENTIFIER=%s",
+                        log_name(), "ERRNO=%i", -error, NULL);
 
-        return sd_journal_send("MESSAGE=%s", text, "PRIORITY=%i", level, "SYSLOG_IDENTIFIER=%s", log_name(), NULL);
+        return sd_journal_send(
+                "MESSAGE=%s", text, "PRIORITY=%i", level, "SYSLOG_IDENTIFIER=%s", log_name(), NULL);
 }
 
 int log_full(int level, int error, const char *format, ...) {
@@ -124,7 +130,8 @@ int log_full(int level, int error, const char *format, ...) {
                 size_t used = strlen(text);
                 char buf[128];
 
-                (void) snprintf(text + used, sizeof(text) - used, ": %s", strerror_r(-error, buf, sizeof(buf)));
+                (void) snprintf(
+                        text + used, sizeof(text) - used, ": %s", strerror_r(-error, buf, sizeof(buf)));
         }
 
         /* A line break in a text must not look like a second message. */
@@ -132,7 +139,7 @@ int log_full(int level, int error, const char *format, ...) {
                 if ((unsigned char) *p < 0x20 || *p == 0x7f)
                         *p = ' ';
 
-        if (!log_to_journal || send_journal(level, error, text) < 0)
+        if (!log_journal_socket || send_journal(level, error, text) < 0)
                 write_line(level, text);
 
         errno = saved;

@@ -18,7 +18,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* One madvise() call: a signal makes the kernel give up the whole call, so that long ones might never end. */
+/* One madvise() call: a signal makes the kernel give up the whole call, and a long one might never end. */
 #define POPULATE_PIECE (UINT64_C(256) << 20)
 
 static int memfd_open(const char *name) {
@@ -82,7 +82,7 @@ int memfd_check(int fd, uint64_t size) {
 int memfd_map(int fd, uint64_t size, int prot, void **ret_map) {
         void *map;
 
-        if (size == 0 || size > PTRDIFF_MAX)
+        if (size > PTRDIFF_MAX)
                 return -EINVAL;
 
         map = mmap(NULL, (size_t) size, prot, MAP_SHARED, fd, 0);
@@ -117,8 +117,8 @@ int memfd_reopen_read_only(int fd, int *ret_fd) {
         return 0;
 }
 
-/* For kernels without MADV_POPULATE_WRITE. An atomic "or 0" is a write that changes nothing, also when another thread
- * is writing there; a page that cannot be had is SIGBUS, as with any write. */
+/* For kernels without MADV_POPULATE_WRITE. An atomic "or 0" is a write that changes nothing, also when
+ * another thread is writing there; a page that cannot be had is SIGBUS, as with any write. */
 static void touch_pages(char *p, uint64_t size) {
         uint64_t page = (uint64_t) sysconf(_SC_PAGESIZE);
 
@@ -133,7 +133,8 @@ int memory_populate(void *p, uint64_t size) {
         if ((uintptr_t) p % page != 0 || size > PTRDIFF_MAX)
                 return -EINVAL;
 
-        (void) madvise(p, (size_t) size, MADV_HUGEPAGE); /* EINVAL where the kernel has none: small pages then */
+        /* EINVAL where the kernel has none: small pages then. */
+        (void) madvise(p, (size_t) size, MADV_HUGEPAGE);
 
         while (size > 0) {
                 uint64_t piece = size < POPULATE_PIECE ? size : POPULATE_PIECE;
@@ -141,7 +142,8 @@ int memory_populate(void *p, uint64_t size) {
                 if (madvise(at, (size_t) piece, MADV_POPULATE_WRITE) < 0) {
                         if (errno == EINTR || errno == EAGAIN)
                                 continue;
-                        /* Of no bytes it succeeds where it is known at all: then EINVAL is about this mapping. */
+                        /* Of no bytes it succeeds where it is known at all: then EINVAL is about this
+                         * mapping. */
                         if (errno != EINVAL)
                                 return -errno;
                         if (madvise(at, 0, MADV_POPULATE_WRITE) == 0)

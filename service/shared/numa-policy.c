@@ -189,7 +189,8 @@ int numa_placement(const void *map, uint64_t size, unsigned samples, uint64_t *r
                 int status[BATCH];
 
                 for (uint64_t i = 0; i < n; i++)
-                        where[i] = (char *) map + (uint64_t) ((unsigned __int128) (done + i) * pages / count) * page;
+                        where[i] = (char *) map +
+                                   (uint64_t) ((unsigned __int128) (done + i) * pages / count) * page;
                 if (move_pages(0, (unsigned long) n, where, NULL, status, 0) < 0)
                         return -errno;
                 for (uint64_t i = 0; i < n; i++)

@@ -26,8 +26,7 @@ typedef struct Parser {
         size_t cap;
 } Parser;
 
-__attribute__((format(printf, 2, 3)))
-static int fail(const Parser *p, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static int fail(const Parser *p, const char *format, ...) {
         char rule[600];
         va_list ap;
 
@@ -43,11 +42,12 @@ static int fail_json(const Parser *p) {
 }
 
 static int fail_memory(const Parser *p) {
-        return fault_set(p->fault, -ENOMEM, FAULT_DOES_NOT_FIT, "index '%.200s': no memory for its %zu bytes", p->file_name,
-                         p->json.n);
+        return fault_set(p->fault, -ENOMEM, FAULT_DOES_NOT_FIT,
+                "index '%.200s': no memory for its %zu bytes", p->file_name, p->json.n);
 }
 
-/* NULL, or why a shard's name is refused: it is looked up in the folder of the index and must not lead out of it. */
+/* NULL, or why a shard's name is refused: it is looked up in the folder of the index and must not lead out
+ * of it. */
 static const char *name_rule(const char *name) {
         if (name[0] == '\0')
                 return "it is empty";
@@ -89,13 +89,15 @@ static int read_entry(Parser *p, StIndexEntry *e) {
                 return fail_json(p);
 
         if (json_peek(&p->json) != '"')
-                return fail(p, "tensor '%.200s': the name of a file expected (byte %zu)", e->tensor, p->json.at);
+                return fail(
+                        p, "tensor '%.200s': the name of a file expected (byte %zu)", e->tensor, p->json.at);
         r = read_string(p, &e->file);
         if (r < 0)
                 return r;
 
         rule = name_rule(e->file);
-        return rule ? fail(p, "tensor '%.200s': file name '%.200s' is refused: %s", e->tensor, e->file, rule) : 0;
+        return rule ? fail(p, "tensor '%.200s': file name '%.200s' is refused: %s", e->tensor, e->file, rule)
+                    : 0;
 }
 
 static int read_weight_map(Parser *p) {
@@ -104,7 +106,8 @@ static int read_weight_map(Parser *p) {
         int r;
 
         if (json_take(&p->json, '{') < 0)
-                return fail(p, "'weight_map' must be an object of tensor and file names (byte %zu)", p->json.at);
+                return fail(
+                        p, "'weight_map' must be an object of tensor and file names (byte %zu)", p->json.at);
 
         while ((r = json_next(&p->json, '}', &first)) > 0) {
                 if (st_grow((void **) &x->entries, x->n_entries, &p->cap, sizeof(*x->entries)) < 0)
@@ -122,14 +125,12 @@ static int read_weight_map(Parser *p) {
 static int read_index(Parser *p) {
         bool first = true, seen = false;
         const char *key = NULL;
-        char *rewind;
         int r;
 
         if (json_take(&p->json, '{') < 0)
                 return fail(p, "an object with 'weight_map' expected (byte %zu)", p->json.at);
 
         while ((r = json_next(&p->json, '}', &first)) > 0) {
-                rewind = p->free;
                 r = read_string(p, &key);
                 if (r < 0)
                         return r;
@@ -137,7 +138,6 @@ static int read_index(Parser *p) {
                         return fail_json(p);
 
                 if (strcmp(key, "weight_map") != 0) {
-                        p->free = rewind;
                         if (json_skip(&p->json) < 0)
                                 return fail_json(p);
                         continue;

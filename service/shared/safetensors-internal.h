@@ -5,7 +5,8 @@
 
 #include <stddef.h>
 
-/* What a file really is that is not safetensors, by its first bytes: "a zip archive (PyTorch?)"; NULL if unknown. */
+/* What a file really is that is not safetensors, by its first bytes: "a zip archive (PyTorch?)"; NULL if
+ * unknown. */
 const char *st_foreign_format(const void *start, size_t n);
 
 /* Size of the room for elements of a growing array: doubles *p when n = *cap. -ENOMEM. */

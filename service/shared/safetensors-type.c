@@ -14,11 +14,21 @@ static const struct {
         const char *name;
         uint64_t size;
 } types[ST_TYPE_MAX] = {
-        [ST_BOOL] = {"BOOL", 1},       [ST_U8] = {"U8", 1},           [ST_I8] = {"I8", 1},
-        [ST_U16] = {"U16", 2},         [ST_I16] = {"I16", 2},         [ST_F16] = {"F16", 2},
-        [ST_BF16] = {"BF16", 2},       [ST_U32] = {"U32", 4},         [ST_I32] = {"I32", 4},
-        [ST_F32] = {"F32", 4},         [ST_U64] = {"U64", 8},         [ST_I64] = {"I64", 8},
-        [ST_F64] = {"F64", 8},         [ST_F8_E4M3] = {"F8_E4M3", 1}, [ST_F8_E5M2] = {"F8_E5M2", 1},
+        [ST_BOOL] = {"BOOL", 1},
+        [ST_U8] = {"U8", 1},
+        [ST_I8] = {"I8", 1},
+        [ST_U16] = {"U16", 2},
+        [ST_I16] = {"I16", 2},
+        [ST_F16] = {"F16", 2},
+        [ST_BF16] = {"BF16", 2},
+        [ST_U32] = {"U32", 4},
+        [ST_I32] = {"I32", 4},
+        [ST_F32] = {"F32", 4},
+        [ST_U64] = {"U64", 8},
+        [ST_I64] = {"I64", 8},
+        [ST_F64] = {"F64", 8},
+        [ST_F8_E4M3] = {"F8_E4M3", 1},
+        [ST_F8_E5M2] = {"F8_E5M2", 1},
         [ST_F8_E8M0] = {"F8_E8M0", 1},
 };
 
@@ -62,7 +72,8 @@ const char *st_foreign_format(const void *start, size_t n) {
                 {"\x28\xb5\x2f\xfd", 4, "zstd data"},
                 {"\x89HDF", 4, "an HDF5 file"},
                 {"\x93NUMPY", 6, "a NumPy array"},
-                {"version https://git-lfs", 23, "a Git LFS pointer: the file itself was not downloaded (git lfs pull)"},
+                {"version https://git-lfs", 23,
+                        "a Git LFS pointer: the file itself was not downloaded (git lfs pull)"},
         };
         const char *s = start;
 
@@ -82,7 +93,8 @@ const char *st_foreign_format(const void *start, size_t n) {
                 s++;
                 n--;
         }
-        if (begins_with_tag(s, n, "<!doctype") || begins_with_tag(s, n, "<html") || begins_with_tag(s, n, "<?xml"))
+        if (begins_with_tag(s, n, "<!doctype") || begins_with_tag(s, n, "<html") ||
+                begins_with_tag(s, n, "<?xml"))
                 return "an HTML or XML page (a download that failed?)";
         if (n >= 2 && s[0] == '{' && (s[1] == '"' || s[1] == '\n' || s[1] == '\r' || s[1] == ' '))
                 return "JSON text";

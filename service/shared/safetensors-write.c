@@ -127,14 +127,8 @@ static int print_tensors(FILE *f, const StTensor *tensors, const Place *order, s
 }
 
 /* The 8 length bytes and the JSON, padded. */
-static int print_header(
-                const StTensor *tensors,
-                const Place *order,
-                size_t n,
-                const StMeta *meta,
-                size_t n_meta,
-                char **ret_text,
-                size_t *ret_size) {
+static int print_header(const StTensor *tensors, const Place *order, size_t n, const StMeta *meta,
+        size_t n_meta, char **ret_text, size_t *ret_size) {
 
         CLEANUP_FREE char *text = NULL;
         uint64_t length = 0;
@@ -191,7 +185,8 @@ static int write_all(int fd, const void *data, uint64_t size) {
         return 0;
 }
 
-int st_write(int fd, const StTensor *tensors, const void *const *data, size_t n, const StMeta *meta, size_t n_meta) {
+int st_write(int fd, const StTensor *tensors, const void *const *data, size_t n, const StMeta *meta,
+        size_t n_meta) {
         CLEANUP_FREE Place *order = NULL;
         CLEANUP_FREE char *header = NULL;
         size_t header_size = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The header parser. Reading keeps what an entry says; st_header_check() then judges names and numbers, so that a name
- * that is there twice is reported as that and not as the overlap that follows from it. */
+/* The header parser. Reading keeps what an entry says; st_header_check() then judges names and numbers, so
+ * that a name that is there twice is reported as that and not as the overlap that follows from it. */
 #include "service/shared/safetensors.h"
 
 #include <endian.h>
@@ -15,11 +15,11 @@
 #include "service/shared/json-reader.h"
 #include "service/shared/safetensors-internal.h"
 
-/* The root, an entry, its lists. */
-#define HEADER_DEPTH 3
+/* The root, an entry and its lists take three; one more, and a list in the wrong place is reported with its
+ * tensor. */
+#define HEADER_DEPTH 4
 
-#define TYPES_TEXT                                                                                               \
-        "BOOL U8 I8 U16 I16 F16 BF16 U32 I32 F32 U64 I64 F64 F8_E4M3 F8_E5M2 F8_E8M0"
+#define TYPES_TEXT "BOOL U8 I8 U16 I16 F16 BF16 U32 I32 F32 U64 I64 F64 F8_E4M3 F8_E5M2 F8_E8M0"
 
 DEFINE_CLEANUP(StHeader *, st_header_free)
 
@@ -41,52 +41,62 @@ static uint64_t read_length(const void *p) {
 }
 
 static int fail_foreign(const char *file_name, const char *what, Fault *f) {
-        return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "file '%.200s' is not a safetensors file, it looks like %s",
-                         file_name, what);
+        return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
+                "file '%.200s' is not a safetensors file, it looks like %s", file_name, what);
 }
 
-int st_header_size(const void *start, size_t n, uint64_t file_size, const char *file_name, uint64_t *ret_size, Fault *f) {
+int st_header_size(const void *start, size_t n, uint64_t file_size, const char *file_name,
+        uint64_t *ret_size, Fault *f) {
         const char *what;
         uint64_t length;
 
         if (n < 8 && n < file_size)
-                return fault_set(f, -EINVAL, FAULT_INTERNAL, "%zu bytes of file '%.200s' given, 8 needed", n, file_name);
+                return fault_set(f, -EINVAL, FAULT_INTERNAL, "%zu bytes of file '%.200s' given, 8 needed", n,
+                        file_name);
 
         what = st_foreign_format(start, n);
         length = n >= 8 ? read_length(start) : 0;
 
         /* The magic bytes of another format may be a length by chance: then what follows decides. */
-        if (what && (n < 8 || length > ST_HEADER_MAX || length > file_size - 8 || (n > 8 && ((const char *) start)[8] != '{')))
+        if (what && (n < 8 || length > ST_HEADER_MAX || length > file_size - 8 ||
+                            (n > 8 && ((const char *) start)[8] != '{')))
                 return fail_foreign(file_name, what, f);
 
         if (file_size < 8)
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
-                                 "file '%.200s' is truncated: it has %" PRIu64 " bytes, the length of a safetensors "
-                                 "header alone takes 8", file_name, file_size);
+                        "file '%.200s' is truncated: it has %" PRIu64 " bytes, the length of a safetensors "
+                        "header alone takes 8",
+                        file_name, file_size);
         if (length > ST_HEADER_MAX)
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
-                                 "file '%.200s': the header length is %" PRIu64 " bytes, at most %u are allowed; it is "
-                                 "not a safetensors file or it is damaged", file_name, length, ST_HEADER_MAX);
+                        "file '%.200s': the header length is %" PRIu64
+                        " bytes, at most %u are allowed; it is "
+                        "not a safetensors file or it is damaged",
+                        file_name, length, ST_HEADER_MAX);
         if (length > file_size - 8)
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
-                                 "file '%.200s' is truncated: its header ends at byte %" PRIu64 ", expected at least as "
-                                 "many bytes, it has %" PRIu64 " (incomplete download?)", file_name, length + 8, file_size);
+                        "file '%.200s' is truncated: its header ends at byte %" PRIu64
+                        ", expected at least as "
+                        "many bytes, it has %" PRIu64 " (incomplete download?)",
+                        file_name, length + 8, file_size);
         if (length < 2)
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
-                                 "file '%.200s': the header length is %" PRIu64 " bytes, at least 2 expected (\"{}\")",
-                                 file_name, length);
+                        "file '%.200s': the header length is %" PRIu64
+                        " bytes, at least 2 expected (\"{}\")",
+                        file_name, length);
 
         *ret_size = length + 8;
         return 0;
 }
 
 static int fail_json(Parser *p) {
-        return fault_set(p->fault, -EBADMSG, FAULT_INVALID_FILE, "file '%.200s': malformed header at byte %zu: %s",
-                         p->file_name, p->json.at + 8, p->json.rule);
+        return fault_set(p->fault, -EBADMSG, FAULT_INVALID_FILE,
+                "file '%.200s': malformed header at byte %zu: %s", p->file_name, p->json.at + 8,
+                p->json.rule);
 }
 
-__attribute__((format(printf, 3, 4)))
-static int fail_tensor(const Parser *p, const char *tensor, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static int fail_tensor(
+        const Parser *p, const char *tensor, const char *format, ...) {
         char rule[400];
         va_list ap;
 
@@ -94,13 +104,13 @@ static int fail_tensor(const Parser *p, const char *tensor, const char *format, 
         (void) vsnprintf(rule, sizeof(rule), format, ap);
         va_end(ap);
 
-        return fault_set(p->fault, -EBADMSG, FAULT_INVALID_FILE, "file '%.200s': tensor '%.200s': %s", p->file_name, tensor,
-                         rule);
+        return fault_set(p->fault, -EBADMSG, FAULT_INVALID_FILE, "file '%.200s': tensor '%.200s': %s",
+                p->file_name, tensor, rule);
 }
 
 static int fail_memory(const Parser *p) {
-        return fault_set(p->fault, -ENOMEM, FAULT_DOES_NOT_FIT, "file '%.200s': no memory for its header of %zu bytes",
-                         p->file_name, p->json.n);
+        return fault_set(p->fault, -ENOMEM, FAULT_DOES_NOT_FIT,
+                "file '%.200s': no memory for its header of %zu bytes", p->file_name, p->json.n);
 }
 
 /* Reads a string into the header's text. It stays there if `keep`, else until the next string. */
@@ -135,11 +145,13 @@ static int read_shape(Parser *p, StTensor *t) {
         int r;
 
         if (json_take(&p->json, '[') < 0)
-                return fail_tensor(p, t->name, "'shape' must be a list of integers (byte %zu)", p->json.at + 8);
+                return fail_tensor(
+                        p, t->name, "'shape' must be a list of integers (byte %zu)", p->json.at + 8);
 
         while ((r = json_next(&p->json, ']', &first)) > 0) {
                 if (json_integer(&p->json, &v) < 0)
-                        return fail_tensor(p, t->name, "'shape' at byte %zu: %s", p->json.at + 8, p->json.rule);
+                        return fail_tensor(
+                                p, t->name, "'shape' at byte %zu: %s", p->json.at + 8, p->json.rule);
                 if (t->n_dims == ST_DIMS_MAX)
                         return fail_tensor(p, t->name, "'shape' has more than %d dimensions", ST_DIMS_MAX);
                 t->shape[t->n_dims++] = v;
@@ -156,13 +168,15 @@ static int read_offsets(Parser *p, StTensor *t) {
         int r;
 
         if (json_take(&p->json, '[') < 0)
-                return fail_tensor(p, t->name, "'data_offsets' must be a list of two integers (byte %zu)", p->json.at + 8);
+                return fail_tensor(p, t->name, "'data_offsets' must be a list of two integers (byte %zu)",
+                        p->json.at + 8);
 
         while ((r = json_next(&p->json, ']', &first)) > 0) {
                 if (n == 2)
                         return fail_tensor(p, t->name, "'data_offsets' has more than two numbers");
                 if (json_integer(&p->json, &v[n]) < 0)
-                        return fail_tensor(p, t->name, "'data_offsets' at byte %zu: %s", p->json.at + 8, p->json.rule);
+                        return fail_tensor(
+                                p, t->name, "'data_offsets' at byte %zu: %s", p->json.at + 8, p->json.rule);
                 n++;
         }
 
@@ -189,7 +203,8 @@ static int read_type(Parser *p, StTensor *t) {
 
         t->type = st_type_parse(name);
         if (t->type == ST_TYPE_INVALID)
-                return fail_tensor(p, t->name, "dtype '%.40s' is not supported, known are: " TYPES_TEXT, name);
+                return fail_tensor(
+                        p, t->name, "dtype '%.40s' is not supported, known are: " TYPES_TEXT, name);
 
         return 0;
 }
@@ -204,8 +219,9 @@ static int read_entry(Parser *p, const char *name, StTensor *ret) {
         int r;
 
         if (json_take(&p->json, '{') < 0)
-                return fail_tensor(p, name, "an object with 'dtype', 'shape' and 'data_offsets' expected (byte %zu)",
-                                   p->json.at + 8);
+                return fail_tensor(p, name,
+                        "an object with 'dtype', 'shape' and 'data_offsets' expected (byte %zu)",
+                        p->json.at + 8);
 
         while ((r = json_next(&p->json, '}', &first)) > 0) {
                 r = read_member(p, false, &key);
@@ -215,7 +231,8 @@ static int read_entry(Parser *p, const char *name, StTensor *ret) {
                 for (k = 0; k < ELEMENTSOF(keys) && strcmp(key, keys[k]) != 0;)
                         k++;
                 if (k == ELEMENTSOF(keys))
-                        return fail_tensor(p, name, "unknown key '%.80s', 'dtype', 'shape' and 'data_offsets' expected", key);
+                        return fail_tensor(p, name,
+                                "unknown key '%.80s', 'dtype', 'shape' and 'data_offsets' expected", key);
                 if (seen[k])
                         return fail_tensor(p, name, "duplicate key '%s'", keys[k]);
                 seen[k] = true;
@@ -246,8 +263,8 @@ static int read_meta(Parser *p) {
         p->has_meta = true;
 
         if (json_take(&p->json, '{') < 0)
-                return fail_tensor(p, "__metadata__", "this name is reserved for an object of strings (byte %zu)",
-                                   p->json.at + 8);
+                return fail_tensor(p, "__metadata__",
+                        "this name is reserved for an object of strings (byte %zu)", p->json.at + 8);
 
         while ((r = json_next(&p->json, '}', &first)) > 0) {
                 r = read_member(p, true, &key);
@@ -255,9 +272,13 @@ static int read_meta(Parser *p) {
                         return r;
 
                 if (json_peek(&p->json) != '"')
-                        return fail_tensor(p, "__metadata__", strcmp(key, "shape") == 0 || strcmp(key, "data_offsets") == 0 ?
-                                           "this name is reserved for an object of strings, a tensor cannot have it ('%.80s')" :
-                                           "this name is reserved for an object of strings, '%.80s' is not a string", key);
+                        return fail_tensor(p, "__metadata__",
+                                strcmp(key, "shape") == 0 || strcmp(key, "data_offsets") == 0
+                                        ? "this name is reserved for an object of strings, a tensor cannot "
+                                          "have it ('%.80s')"
+                                        : "this name is reserved for an object of strings, '%.80s' is not a "
+                                          "string",
+                                key);
 
                 if (st_grow((void **) &h->meta, h->n_meta, &p->meta_cap, sizeof(*h->meta)) < 0)
                         return fail_memory(p);
@@ -334,8 +355,8 @@ static int sort_names(const Parser *p) {
         return 0;
 }
 
-/* bytes = product of the shape x size of an element. A zero among the dimensions does not excuse the others from fitting:
- * strides are made from them. */
+/* bytes = product of the shape x size of an element. A zero among the dimensions does not excuse the others
+ * from fitting: strides are made from them. */
 static int tensor_bytes(const StTensor *t, uint64_t *ret_bytes) {
         uint64_t v = st_type_size(t->type);
         bool empty = false;
@@ -358,13 +379,16 @@ static int check_entry(const Parser *p, StTensor *t) {
         uint64_t begin = t->offset, end = t->size, bytes;
 
         if (tensor_bytes(t, &bytes) < 0)
-                return fail_tensor(p, t->name, "the product of its shape and the %" PRIu64 " bytes of %s is above 2^63 - 1",
-                                   st_type_size(t->type), st_type_name(t->type));
+                return fail_tensor(p, t->name,
+                        "the product of its shape and the %" PRIu64 " bytes of %s is above 2^63 - 1",
+                        st_type_size(t->type), st_type_name(t->type));
         if (begin > end)
-                return fail_tensor(p, t->name, "data_offsets are reversed: %" PRIu64 ", %" PRIu64, begin, end);
+                return fail_tensor(
+                        p, t->name, "data_offsets are reversed: %" PRIu64 ", %" PRIu64, begin, end);
         if (end - begin != bytes)
-                return fail_tensor(p, t->name, "data_offsets span %" PRIu64 " bytes, shape and dtype %s need %" PRIu64,
-                                   end - begin, st_type_name(t->type), bytes);
+                return fail_tensor(p, t->name,
+                        "data_offsets span %" PRIu64 " bytes, shape and dtype %s need %" PRIu64, end - begin,
+                        st_type_name(t->type), bytes);
 
         t->offset = p->header->data_offset + begin; /* < 2^63 + 2^27 */
         t->size = bytes;
@@ -403,19 +427,24 @@ static int check_layout(const Parser *p, uint64_t file_size) {
                 if (t->offset < end)
                         return fail_tensor(p, t->name, "it overlaps with tensor '%.80s'", last->name);
                 if (t->offset > end)
-                        return fail_tensor(p, t->name, "a hole of %" PRIu64 " bytes in front of its data", t->offset - end);
+                        return fail_tensor(p, t->name, "a hole of %" PRIu64 " bytes in front of its data",
+                                t->offset - end);
                 end += t->size;
                 last = t;
         }
 
         if (end > file_size)
                 return fault_set(p->fault, -EBADMSG, FAULT_INVALID_FILE,
-                                 "file '%.200s' is truncated: tensor '%.200s' ends at byte %" PRIu64 ", expected as many "
-                                 "bytes, it has %" PRIu64 " (incomplete download?)", p->file_name, last->name, end, file_size);
+                        "file '%.200s' is truncated: tensor '%.200s' ends at byte %" PRIu64
+                        ", expected as many "
+                        "bytes, it has %" PRIu64 " (incomplete download?)",
+                        p->file_name, last->name, end, file_size);
         if (end < file_size)
                 return fault_set(p->fault, -EBADMSG, FAULT_INVALID_FILE,
-                                 "file '%.200s': %" PRIu64 " bytes behind the last tensor: expected %" PRIu64 " bytes, it "
-                                 "has %" PRIu64, p->file_name, file_size - end, end, file_size);
+                        "file '%.200s': %" PRIu64 " bytes behind the last tensor: expected %" PRIu64
+                        " bytes, it "
+                        "has %" PRIu64,
+                        p->file_name, file_size - end, end, file_size);
         return 0;
 }
 
@@ -435,7 +464,8 @@ static int check_header(const Parser *p, uint64_t file_size) {
         return check_layout(p, file_size);
 }
 
-int st_header_parse(const void *bytes, uint64_t size, uint64_t file_size, const char *file_name, StHeader **ret, Fault *f) {
+int st_header_parse(const void *bytes, uint64_t size, uint64_t file_size, const char *file_name,
+        StHeader **ret, Fault *f) {
         CLEANUP(st_header_freep) StHeader *h = NULL;
         Parser p = {.file_name = file_name, .fault = f};
         uint64_t expected;
@@ -446,15 +476,17 @@ int st_header_parse(const void *bytes, uint64_t size, uint64_t file_size, const 
                 return r;
         if (expected != size)
                 return fault_set(f, -EBADMSG, FAULT_FILE_CHANGED,
-                                 "file '%.200s' changed while it was read: its header took %" PRIu64 " bytes, now %" PRIu64,
-                                 file_name, size, expected);
+                        "file '%.200s' changed while it was read: its header took %" PRIu64
+                        " bytes, now %" PRIu64,
+                        file_name, size, expected);
 
         p.json = (JsonReader){.text = (const char *) bytes + 8, .n = size - 8};
         r = json_check(&p.json, HEADER_DEPTH);
         if (r < 0)
                 return fail_json(&p);
 
-        /* Unescaped, a string is no longer than its text, and its two quotes leave room for the terminator. */
+        /* Unescaped, a string is no longer than its text, and its two quotes leave room for the terminator.
+         */
         h = calloc(1, sizeof(*h));
         if (!h || !(h->text = malloc(p.json.n)))
                 return fail_memory(&p);
@@ -488,7 +520,8 @@ StHeader *st_header_free(StHeader *h) {
 const StTensor *st_header_find(const StHeader *h, const char *name) {
         StTensor key = {.name = name};
 
-        return h->n_tensors > 0 ? bsearch(&key, h->tensors, h->n_tensors, sizeof(key), compare_tensors) : NULL;
+        return h->n_tensors > 0 ? bsearch(&key, h->tensors, h->n_tensors, sizeof(key), compare_tensors)
+                                : NULL;
 }
 
 const char *st_header_meta(const StHeader *h, const char *key) {

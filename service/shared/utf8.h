@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Decodes the first character of n bytes. Returns its length, 1 to 4, or 0 if it is malformed or cut short; the code
- * point is written on success only. */
+/* Decodes the first character of n bytes. Returns its length, 1 to 4, or 0 if it is malformed or cut short;
+ * the code point is written on success only. */
 size_t utf8_decode(const char *s, size_t n, uint32_t *ret_code_point);
 
 /* Encodes a code point (<= 0x10FFFF, no surrogate: the caller's duty). Returns the length, 1 to 4. */

@@ -40,7 +40,7 @@ static void device_enumerate_agrees_with_sysfs(void **state) {
                 bool found = false;
 
                 if (e->d_name[0] == '.' || !read_line(e->d_name, "vendor", vendor, sizeof(vendor)) ||
-                    !read_line(e->d_name, "class", class, sizeof(class)))
+                        !read_line(e->d_name, "class", class, sizeof(class)))
                         continue;
                 if (strncmp(vendor, "0x10de", 6) != 0 || strncmp(class, "0x03", 4) != 0)
                         continue;

@@ -51,16 +51,20 @@ static int teardown(void **state) {
         return 0;
 }
 
-/* One line for another mount of the same device, one for the file's own mount; an empty type leaves the line out. */
+/* One line for another mount of the same device, one for the file's own mount; an empty type leaves the line
+ * out. */
 static int check(Test *t, const char *type_by_device, const char *type_by_id) {
         FILE *f = fopen(t->mountinfo, "we");
 
         assert_non_null(f);
         (void) fprintf(f, "1 0 0:5 / /proc rw shared:1 - proc proc rw\n");
         if (type_by_id[0])
-                (void) fprintf(f, "%llu 1 9999:1 / /a\\040b rw,relatime shared:2 master:3 - %s /dev/x rw,x=y\n", t->mount_id, type_by_id);
+                (void) fprintf(f,
+                        "%llu 1 9999:1 / /a\\040b rw,relatime shared:2 master:3 - %s /dev/x rw,x=y\n",
+                        t->mount_id, type_by_id);
         if (type_by_device[0])
-                (void) fprintf(f, "999999999 1 %u:%u / /b rw - %s /dev/x rw\n", t->major, t->minor, type_by_device);
+                (void) fprintf(
+                        f, "999999999 1 %u:%u / /b rw - %s /dev/x rw\n", t->major, t->minor, type_by_device);
         (void) fprintf(f, "garbage line\n");
         assert_int_equal(fclose(f), 0);
 
@@ -69,7 +73,8 @@ static int check(Test *t, const char *type_by_device, const char *type_by_id) {
 }
 
 static void file_source_check_every_allowed_type_is_accepted(void **state) {
-        static const char *const types[] = {"ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs", "overlay", "nfs", "nfs4"};
+        static const char *const types[] = {"ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs", "zfs",
+                "bcachefs", "tmpfs", "overlay", "nfs", "nfs4"};
         Test *t = *state;
 
         for (size_t i = 0; i < ELEMENTSOF(types); i++) {
@@ -79,7 +84,8 @@ static void file_source_check_every_allowed_type_is_accepted(void **state) {
 }
 
 static void file_source_check_other_types_are_refused_by_name(void **state) {
-        static const char *const types[] = {"fuse.sshfs", "fuse", "fuseblk", "9p", "cifs", "proc", "ext4x", "autofs", "virtiofs"};
+        static const char *const types[] = {
+                "fuse.sshfs", "fuse", "fuseblk", "9p", "cifs", "proc", "ext4x", "autofs", "virtiofs"};
         Test *t = *state;
 
         for (size_t i = 0; i < ELEMENTSOF(types); i++) {

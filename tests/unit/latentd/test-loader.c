@@ -158,10 +158,12 @@ static void loader_read_wrong_alignment_is_refused(void **state) {
         assert_int_equal(posix_memalign(&map, 4096, 65536), 0);
         assert_int_equal(sd_event_new(&e), 0);
         assert_int_equal(loader_new(e, LOADER_STALL_USEC, &l), 0);
-        assert_int_equal(loader_read(l, &source, (char *) map + 512, 0, 4096, 4096, on_done, NULL, &r), -EINVAL);
+        assert_int_equal(
+                loader_read(l, &source, (char *) map + 512, 0, 4096, 4096, on_done, NULL, &r), -EINVAL);
         assert_int_equal(loader_read(l, &source, map, 512, 4096, 4096, on_done, NULL, &r), -EINVAL);
         assert_int_equal(loader_read(l, &source, map, 0, 4000, 4096, on_done, NULL, &r), -EINVAL);
-        assert_int_equal(loader_read(l, &source, map, 0, 8192, 4096, on_done, NULL, &r), -EINVAL); /* past the last block */
+        assert_int_equal(loader_read(l, &source, map, 0, 8192, 4096, on_done, NULL, &r),
+                -EINVAL); /* past the last block */
         assert_int_equal(loader_read(l, &source, map, 4096, 4096, 4096, on_done, NULL, &r), -EINVAL);
         assert_null(r);
         loader_free(l);

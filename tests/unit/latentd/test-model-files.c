@@ -79,7 +79,8 @@ static void put_weights(Test *t, const char *path, const char *tensor) {
         char data[256] = {};
         uint64_t n;
 
-        n = (uint64_t) snprintf(data + 8, sizeof(data) - 8, "{\"%s\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", tensor);
+        n = (uint64_t) snprintf(data + 8, sizeof(data) - 8,
+                "{\"%s\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", tensor);
         memcpy(data, &n, 8);
         put(t, path, data, 8 + n + 1);
 }
@@ -107,7 +108,8 @@ static void expect(Test *t, const char *name, const char *names) {
 
                 assert_int_equal(fstat(t->files.files[i].fd, &st), 0);
                 assert_true(S_ISREG(st.st_mode));
-                (void) snprintf(got + strlen(got), sizeof(got) - strlen(got), "%s%s", i > 0 ? " " : "", t->files.files[i].name);
+                (void) snprintf(got + strlen(got), sizeof(got) - strlen(got), "%s%s", i > 0 ? " " : "",
+                        t->files.files[i].name);
         }
         model_files_done(&t->files);
         assert_string_equal(got, names);
@@ -227,7 +229,8 @@ static void model_files_open_what_is_no_file_is_refused(void **state) {
 
 static void model_files_open_directory_with_index(void **state) {
         Test *t = *state;
-        static const char index[] = "{\"metadata\":{},\"weight_map\":{\"x\":\"m-00002-of-00002.safetensors\",\"y\":\"m-00001-of-00002.safetensors\","
+        static const char index[] = "{\"metadata\":{},\"weight_map\":{\"x\":\"m-00002-of-00002."
+                                    "safetensors\",\"y\":\"m-00001-of-00002.safetensors\","
                                     "\"z\":\"m-00001-of-00002.safetensors\"}}";
 
         put(t, "a/m/m.safetensors.index.json", index, sizeof(index) - 1);
@@ -235,13 +238,18 @@ static void model_files_open_directory_with_index(void **state) {
         put_weights(t, "a/m/m-00002-of-00002.safetensors", "x");
         put_weights(t, "a/m/m-00001-of-00002.safetensors", "y");
         put_weights(t, "a/m/other.safetensors", "x"); /* not named by the index */
-        expect(t, "m", "config.json m.safetensors.index.json m-00001-of-00002.safetensors m-00002-of-00002.safetensors");
-        expect(t, "m/", "config.json m.safetensors.index.json m-00001-of-00002.safetensors m-00002-of-00002.safetensors");
+        expect(t, "m",
+                "config.json m.safetensors.index.json m-00001-of-00002.safetensors "
+                "m-00002-of-00002.safetensors");
+        expect(t, "m/",
+                "config.json m.safetensors.index.json m-00001-of-00002.safetensors "
+                "m-00002-of-00002.safetensors");
 }
 
 static void model_files_open_absent_shards_are_listed(void **state) {
         Test *t = *state;
-        static const char index[] = "{\"weight_map\":{\"x\":\"1.safetensors\",\"y\":\"2.safetensors\",\"z\":\"3.safetensors\"}}";
+        static const char index[] =
+                "{\"weight_map\":{\"x\":\"1.safetensors\",\"y\":\"2.safetensors\",\"z\":\"3.safetensors\"}}";
 
         put(t, "a/m/m.safetensors.index.json", index, sizeof(index) - 1);
         put_weights(t, "a/m/2.safetensors", "y");
@@ -294,7 +302,8 @@ static void model_files_open_two_checkpoints_are_ambiguous(void **state) {
         put(t, "a/two/a.safetensors.index.json", index, sizeof(index) - 1);
         put(t, "a/two/b.safetensors.index.json", index, sizeof(index) - 1);
         put_weights(t, "a/two/1.safetensors", "x");
-        expect_error(t, "two", -EBADMSG, FAULT_INVALID_FILE, "a.safetensors.index.json, b.safetensors.index.json");
+        expect_error(t, "two", -EBADMSG, FAULT_INVALID_FILE,
+                "a.safetensors.index.json, b.safetensors.index.json");
 }
 
 static void model_files_open_pipeline_means_its_transformer(void **state) {
@@ -330,7 +339,10 @@ static int refuse_openat2(void) {
         };
         struct sock_fprog program = {.len = ELEMENTSOF(filter), .filter = filter};
 
-        return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0 ? -errno : 0;
+        return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
+                               prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0
+                       ? -errno
+                       : 0;
 }
 
 static void model_files_open_without_openat2_follows_no_link(void **state) {
@@ -353,7 +365,10 @@ static void model_files_open_without_openat2_follows_no_link(void **state) {
                 if (try(t, "d/e") < 0 || t->files.n_files != 1)
                         _exit(3);
                 model_files_done(&t->files);
-                _exit(try(t, "out.safetensors") != -EACCES ? 4 : try(t, "l/e/x.safetensors") >= 0 ? 5 : try(t, "nothing") != -ENOENT ? 6 : 0);
+                _exit(try(t, "out.safetensors") != -EACCES ? 4
+                        : try(t, "l/e/x.safetensors") >= 0 ? 5
+                        : try(t, "nothing") != -ENOENT     ? 6
+                                                           : 0);
         }
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFEXITED(status));

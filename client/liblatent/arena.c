@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/liblatent/arena.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "client/liblatent/error.h"
+#include "service/shared/safetensors.h"
+
+_Static_assert(sizeof(latent_tensor) == 104, "public layout changed");
+
+static int align_up(uint64_t v, uint64_t alignment, uint64_t *ret) {
+        if (__builtin_add_overflow(v, alignment - 1, &v))
+                return -EOVERFLOW;
+
+        *ret = v & ~(alignment - 1);
+        return 0;
+}
+
+int arena_take(Arena *a, uint64_t size, uint64_t *ret_offset) {
+        uint64_t begin, end;
+
+        if (align_up(a->used, LATENT_ALIGNMENT, &begin) < 0 || __builtin_add_overflow(begin, size, &end) ||
+                end > a->size)
+                return -ENOSPC;
+
+        a->used = end;
+        *ret_offset = begin;
+        return 0;
+}
+
+int tensor_size(const latent_tensor *t, uint64_t *ret_size) {
+        uint64_t size;
+        bool empty = false;
+
+        if (strnlen(t->dtype, sizeof(t->dtype)) == sizeof(t->dtype) || t->n_dims > LATENT_DIMS_MAX)
+                return -EINVAL;
+        size = st_type_size(st_type_parse(t->dtype));
+        if (size == 0)
+                return -EINVAL;
+
+        for (uint32_t i = 0; i < t->n_dims; i++) {
+                if (t->shape[i] == 0)
+                        empty = true;
+                else if (__builtin_mul_overflow(size, t->shape[i], &size))
+                        return -EOVERFLOW;
+        }
+
+        *ret_size = empty ? 0 : size;
+        return 0;
+}
+
+/* As the worker lays a job out: a commit word, then the states, each in whole pages at most. */
+static int output_bytes(
+        const latent_tensor *video, const latent_tensor *audio, uint64_t slots, uint64_t *ret) {
+        uint64_t v, a, slot, sum;
+        int r;
+
+        r = tensor_size(video, &v);
+        if (r < 0)
+                return r;
+        r = tensor_size(audio, &a);
+        if (r < 0)
+                return r;
+
+        if (align_up(v, LATENT_ALIGNMENT, &v) < 0 || __builtin_add_overflow(v, a, &slot) ||
+                align_up(slot, 4096, &slot) < 0 || __builtin_mul_overflow(slot, slots, &sum) ||
+                __builtin_add_overflow(sum, 4096, &sum))
+                return -EOVERFLOW;
+
+        *ret = sum;
+        return 0;
+}
+
+LATENT_PUBLIC uint64_t latent_output_bytes(
+        const latent_tensor *video, const latent_tensor *audio, uint32_t steps, int keep_steps) {
+        /* The start is a state too; without KEEP_STEPS two slots take turns. */
+        uint64_t slots = keep_steps ? (uint64_t) steps + 1 : 2, size;
+
+        return output_bytes(video, audio, slots, &size) < 0 ? UINT64_MAX : size;
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Which bus to talk to the service on. */
+
+#include <systemd/sd-bus.h>
+
+#include "client/latent.h"
+
+/* kind: LATENT_BUS_*; address for LATENT_BUS_ADDRESS. Fails if the service neither runs nor can be started
+ * there. */
+int bus_choose(uint32_t kind, const char *address, sd_bus **ret, latent_error *e);

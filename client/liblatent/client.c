@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/liblatent/client.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/liblatent/bus-choice.h"
+#include "client/liblatent/job.h"
+#include "client/liblatent/options.h"
+#include "client/liblatent/value.h"
+
+_Static_assert(sizeof(latent_client_options) == 16, "public layout changed: add fields, never alter");
+#define CLIENT_OPTIONS_SIZE_V1 16u
+
+uint64_t now_usec(void) {
+        struct timespec t;
+
+        (void) clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t) t.tv_sec * CLOCK_USEC_PER_SEC + (uint64_t) t.tv_nsec / 1000;
+}
+
+int object_init(Object *o, const char *owner, const char *path) {
+        Object x = {};
+
+        if (owner) {
+                x.owner = strdup(owner);
+                if (!x.owner)
+                        return -ENOMEM;
+        }
+        x.path = strdup(path);
+        if (!x.path) {
+                free(x.owner);
+                return -ENOMEM;
+        }
+
+        *o = x;
+        return 0;
+}
+
+void object_done(Object *o) {
+        free(o->owner);
+        free(o->path);
+        *o = (Object){};
+}
+
+latent_client *client_ref(latent_client *c) {
+        c->n_ref++;
+        return c;
+}
+
+static void client_disconnect(latent_client *c) {
+        c->filter = sd_bus_slot_unref(c->filter);
+        c->owner_match = sd_bus_slot_unref(c->owner_match);
+        c->bus = sd_bus_flush_close_unref(c->bus);
+}
+
+latent_client *client_unref(latent_client *c) {
+        if (!c || --c->n_ref > 0)
+                return NULL;
+
+        client_disconnect(c);
+        free(c);
+        return NULL;
+}
+
+static int on_message(sd_bus_message *m, void *userdata, sd_bus_error *reterr_error) {
+        job_on_signal(userdata, m);
+        return 0;
+}
+
+static int on_owner_changed(sd_bus_message *m, void *userdata, sd_bus_error *reterr_error) {
+        const char *name, *old_owner, *new_owner;
+        int r;
+
+        r = sd_bus_message_read(m, "sss", &name, &old_owner, &new_owner);
+        if (r < 0)
+                return 0; /* not what the bus sends: nothing to learn from it */
+
+        if (strcmp(name, BUS_NAME) == 0 && old_owner[0] != '\0')
+                job_on_service_gone(userdata, old_owner);
+        return 0;
+}
+
+/* Signals to us need no match rule on the bus, but must be listened for before the first call. */
+static int client_listen(latent_client *c, latent_error *e) {
+        int r;
+
+        r = sd_bus_add_filter(c->bus, &c->filter, on_message, c);
+        if (r < 0)
+                return error_errno(e, r, "Listening for signals");
+
+        r = sd_bus_add_match(c->bus, &c->owner_match,
+                "type='signal',sender='org.freedesktop.DBus',path='/org/freedesktop/DBus',"
+                "interface='org.freedesktop.DBus',member='NameOwnerChanged',arg0='" BUS_NAME "'",
+                on_owner_changed, c);
+        if (r < 0)
+                return error_bus(e, r, NULL, false, "Listening for signals");
+
+        return 0;
+}
+
+LATENT_PUBLIC int latent_client_new(
+        const latent_client_options *options, latent_client **ret_client, latent_error *error) {
+        CLEANUP(client_unrefp) latent_client *c = NULL;
+        latent_client_options o;
+        int r;
+
+        r = options_read(options, CLIENT_OPTIONS_SIZE_V1, &o, sizeof(o), error);
+        if (r < 0)
+                return r;
+
+        c = calloc(1, sizeof(*c));
+        if (!c)
+                return error_errno(error, -ENOMEM, "Connecting");
+        c->n_ref = 1;
+        LIST_INIT(&c->jobs);
+
+        r = bus_choose(o.bus, o.address, &c->bus, error);
+        if (r < 0)
+                return r;
+        r = client_listen(c, error);
+        if (r < 0)
+                return r;
+
+        *ret_client = STEAL_PTR(c);
+        return 0;
+}
+
+LATENT_PUBLIC void latent_client_free(latent_client *client) {
+        if (!client)
+                return;
+
+        client_disconnect(client);
+        job_on_service_gone(client, NULL);
+        (void) client_unref(client);
+}
+
+LATENT_PUBLIC int latent_client_fd(latent_client *client) {
+        return client->bus ? sd_bus_get_fd(client->bus) : -ENOTCONN;
+}
+
+LATENT_PUBLIC int latent_client_events(latent_client *client) {
+        return client->bus ? sd_bus_get_events(client->bus) : -ENOTCONN;
+}
+
+LATENT_PUBLIC int latent_client_timeout(latent_client *client, uint64_t *ret_usec) {
+        uint64_t until, now;
+        int r;
+
+        if (!client->bus)
+                return -ENOTCONN;
+
+        r = sd_bus_get_timeout(client->bus, &until);
+        if (r < 0)
+                return r;
+
+        /* sd-bus names a point in time, zero if something is waiting already. */
+        now = now_usec();
+        if (until == UINT64_MAX)
+                *ret_usec = UINT64_MAX;
+        else
+                *ret_usec = until > now ? until - now : 0;
+        return 0;
+}
+
+int client_dispatch(latent_client *c, latent_error *e) {
+        int r, any = 0;
+
+        if (!c->bus)
+                return error_set(
+                        e, -ENOTCONN, LATENT_ERROR_NO_SERVICE, "The connection to the service is closed.");
+
+        for (;;) {
+                r = sd_bus_process(c->bus, NULL);
+                if (r == 0)
+                        return any;
+                if (r < 0)
+                        break;
+                any = 1;
+        }
+
+        client_disconnect(c);
+        job_on_service_gone(c, NULL);
+        return error_set(e, -ENOTCONN, LATENT_ERROR_NO_SERVICE,
+                "The connection to the bus was lost: %s. Connect again.", strerror(-r));
+}
+
+LATENT_PUBLIC int latent_client_process(latent_client *client, latent_error *error) {
+        return client_dispatch(client, error);
+}
+
+int client_error_message(int r, const char *doing, latent_error *e) {
+        /* sd-bus refuses to send what is not text; our own mistakes and the service's have other codes. */
+        if (r == -EINVAL)
+                return error_set(e, r, LATENT_ERROR_INVALID_ARGUMENT,
+                        "%s failed: a string is not UTF-8 text, or a tensor has no type.", doing);
+
+        return error_set(e, r, LATENT_ERROR_INTERNAL,
+                "%s failed: a message could not be made or understood (%s). Are liblatent and latentd of "
+                "one version?",
+                doing, strerror(-r));
+}
+
+int client_message(latent_client *c, const char *owner, const char *path, const char *interface,
+        const char *member, sd_bus_message **ret, latent_error *e) {
+        int r;
+
+        if (!c->bus && owner)
+                return error_set(
+                        e, -ECONNRESET, LATENT_ERROR_RESTARTED, "The connection to the service is closed.");
+        if (!c->bus)
+                return error_set(
+                        e, -ENOTCONN, LATENT_ERROR_NO_SERVICE, "The connection to the service is closed.");
+
+        r = sd_bus_message_new_method_call(c->bus, ret, owner ? owner : BUS_NAME, path, interface, member);
+        if (r < 0)
+                return client_error_message(r, member, e);
+
+        return 0;
+}
+
+int client_call(latent_client *c, sd_bus_message *m, const char *doing, sd_bus_message **ret_reply,
+        latent_error *e) {
+        CLEANUP(sd_bus_error_free) sd_bus_error b = SD_BUS_ERROR_NULL;
+        const char *to = sd_bus_message_get_destination(m);
+        int r;
+
+        /* sd-bus refuses to send under a lost connection; nothing else can end it here. */
+        r = sd_bus_call(c->bus, m, 0, &b, ret_reply);
+        if (r < 0)
+                return error_bus(e, r, &b, to && to[0] == ':', doing);
+
+        return 0;
+}
+
+int client_call_simple(latent_client *c, const Object *o, const char *interface, const char *member,
+        const char *doing, latent_error *e) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        int r;
+
+        r = client_message(c, o->owner, o->path, interface, member, &m, e);
+        if (r < 0)
+                return r;
+
+        return client_call(c, m, doing, NULL, e);
+}
+
+int client_properties(latent_client *c, const char *owner, const char *path, const char *interface,
+        const char *doing, latent_value **ret, latent_error *e) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL, *reply = NULL;
+        int r;
+
+        r = client_message(c, owner, path, "org.freedesktop.DBus.Properties", "GetAll", &m, e);
+        if (r < 0)
+                return r;
+        r = sd_bus_message_append(m, "s", interface);
+        if (r < 0)
+                return client_error_message(r, doing, e);
+
+        r = client_call(c, m, doing, &reply, e);
+        if (r < 0)
+                return r;
+
+        if (!sd_bus_message_has_signature(reply, "a{sv}"))
+                return client_error_message(-EBADMSG, doing, e);
+        r = value_read(reply, ret);
+        if (r < 0)
+                return client_error_message(r, doing, e);
+
+        return 0;
+}
+
+LATENT_PUBLIC const char *latent_version(void) {
+        return LATENTD_VERSION;
+}

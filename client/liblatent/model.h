@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* A handle on a model object of one run of the service. */
+
+#include "client/liblatent/client.h"
+
+struct latent_model {
+        latent_client *client; /* reference */
+        Object object;
+};
+
+int model_new(latent_client *c, const char *owner, const char *path, latent_model **ret, latent_error *e);

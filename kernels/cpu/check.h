@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Cheap checks of op arguments: nothing here touches the arrays. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/ops.h"
+
+static inline bool check_activation_type(LkType t) {
+        return t == LK_F32 || t == LK_BF16;
+}
+
+static inline bool check_type(LkType t) {
+        return check_activation_type(t) || t == LK_F16;
+}
+
+/* An array of m rows of n elements, ld elements apart: there, aligned, and inside the address space. */
+static inline bool check_rows(const void *p, LkType t, uint64_t m, uint64_t n, uint64_t ld) {
+        uint64_t elements, bytes;
+
+        if (!check_activation_type(t))
+                return false;
+        if (m == 0 || n == 0)
+                return true;
+
+        return p && (uintptr_t) p % lk_type_size(t) == 0 && ld >= n &&
+               !__builtin_mul_overflow(m, ld, &elements) &&
+               !__builtin_mul_overflow(elements, lk_type_size(t), &bytes) && bytes <= PTRDIFF_MAX;
+}
+
+static inline bool check_vector(const LkVector *v, uint64_t n) {
+        return v->data && check_type(v->type) && v->n == n;
+}
+
+/* Negative indices only: how many rows the table has is the caller's knowledge. */
+static inline bool check_index(const int32_t *index, uint64_t m) {
+        if (m > 0 && !index)
+                return false;
+
+        for (uint64_t i = 0; i < m; i++)
+                if (index[i] < 0)
+                        return false;
+
+        return true;
+}
+
+/* A modulation table of type t: the part at..at+n of a row lies inside the row. */
+static inline bool check_mod_part(const void *mod, LkType t, uint64_t ld, uint64_t at, uint64_t n) {
+        uint64_t end;
+
+        return (uintptr_t) mod % lk_type_size(t) == 0 && !__builtin_add_overflow(at, n, &end) && end <= ld &&
+               ld <= PTRDIFF_MAX / 4 / INT32_MAX;
+}
+
+static inline bool check_matrix(const LkMatrix *w) {
+        uint64_t row, last_block, last_row, end;
+
+        if (!w->data || !check_type(w->type) || w->block_rows == 0)
+                return false;
+        if (w->rows == 0 || w->cols == 0)
+                return true;
+
+        return !__builtin_mul_overflow(w->cols, lk_type_size(w->type), &row) && w->row_stride >= row &&
+               !__builtin_mul_overflow((w->rows - 1) / w->block_rows, w->block_stride, &last_block) &&
+               !__builtin_mul_overflow(
+                       w->block_rows < w->rows ? w->block_rows : w->rows, w->row_stride, &last_row) &&
+               !__builtin_add_overflow(last_block, last_row, &end) && end <= PTRDIFF_MAX;
+}

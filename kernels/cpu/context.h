@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* What an LkContext of the CPU backend is: a thread pool and one scratch buffer that ops use in turn. */
+
+#include <stddef.h>
+
+#include "kernels/cpu/threads.h"
+#include "kernels/ops.h"
+
+struct LkContext {
+        Threads *threads;
+        void *scratch; /* CONTEXT_ALIGN-aligned; lives until the context is freed */
+        size_t scratch_size;
+};
+
+#define CONTEXT_ALIGN 256u
+
+int context_new(uint32_t threads, LkContext **ret);
+LkContext *context_free(LkContext *c);
+
+/* At least size bytes, contents undefined, valid until the next call. Returns -ENOMEM. */
+int context_scratch(LkContext *c, size_t size, void **ret);
+
+int context_memory_new(LkContext *c, uint64_t size, void **ret);
+void context_memory_free(LkContext *c, void *p);
+int context_copy(LkContext *c, void *to, const void *from, uint64_t size);

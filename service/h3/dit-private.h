@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* One rank's pass over the model, shared by dit.c, dit-block.c and adaln.c; nobody else includes it. */
+
+#include "service/h3/dit.h"
+
+/* The MLP's inner rows are the widest thing there is: they are made for so many rows at a time. */
+#define DIT_CHUNK_ROWS 4096
+
+/* Timesteps of a text-to-video step: one per stream, fewer if they are equal. */
+#define DIT_TIMESTEPS_MAX 2
+
+/* Rows are elements of `type` unless stated; "own" rows and heads are those of the rank. All arrays are
+ * device memory, parts of one arena. */
+typedef struct DitRun {
+        const LkOps *ops;
+        LkContext *context;
+        H3Exchange *exchange; /* NULL: nothing to move */
+        uint32_t rank;
+        const H3Config *c;
+        LkType type;
+        uint64_t element; /* bytes of `type` */
+        uint64_t n_rows;  /* of the whole sequence */
+        H3Range rows, heads;
+
+        uint8_t *x;               /* [own rows, hidden]: the residual stream */
+        uint8_t *h;               /* [all rows, hidden]: normed rows */
+        uint8_t *q, *k, *v;       /* [all rows, own heads * head_dim] */
+        uint8_t *o;               /* [all rows, inner] */
+        uint8_t *y;               /* [own rows, hidden]: what a branch adds */
+        uint8_t *gate, *up, *act; /* [chunk, ffn] */
+
+        /* of a step, not of the refiner */
+        float *cos, *sin;       /* [all rows, 3 * rope_freqs] */
+        uint8_t *coordinate;    /* [timesteps, time_dim]: silu(temb) */
+        float *time_a, *time_b; /* [timesteps, the widest time row] */
+        uint8_t *mod; /* [timesteps * tags, 6 * hidden] of the block at hand, then [timesteps, 2 * hidden] */
+        int32_t *mod_index;  /* [own rows]: timestep * tags + tag */
+        int32_t *time_index; /* [own rows]: timestep */
+        float *io;           /* [own rows, the widest latent row], f32 */
+
+        const H3StepHooks *hooks; /* may be NULL */
+} DitRun;
+
+/* Which half of a block, and so which three of the six modulation vectors. */
+typedef enum DitBranch {
+        DIT_ATTENTION,
+        DIT_MLP,
+} DitBranch;
+
+/* The widest row of the time embedding. */
+static inline uint64_t dit_time_width(const H3Config *c) {
+        uint64_t width = c->time_freq_dim > c->time_hidden ? c->time_freq_dim : c->time_hidden;
+
+        return width > c->time_dim ? width : c->time_dim;
+}
+
+static inline uint64_t dit_own_rows(const DitRun *run) {
+        return run->rows.end - run->rows.begin;
+}
+
+static inline uint8_t *dit_own_h(const DitRun *run) {
+        return run->h + run->rows.begin * run->c->hidden * run->element;
+}
+
+/* y[m, w.rows] = x[m, w.cols] . w^T + bias, dense rows; m may be 0. bias may be NULL. */
+int dit_gemm(const DitRun *run, uint64_t m, const void *x, LkType x_type, const LkMatrix *w,
+        const LkVector *bias, void *y, LkType y_type);
+
+/* dit-block.c: a block of the model (block->adaln present: modulated by run->mod, roped) or of the refiner.
+ */
+int dit_block(const DitRun *run, const H3Block *block, uint32_t layer);
+
+/* adaln.c */
+typedef struct DitTimesteps {
+        uint32_t n;
+        float t[DIT_TIMESTEPS_MAX]; /* ascending */
+        uint32_t video, audio;      /* which one a stream has */
+} DitTimesteps;
+
+DitTimesteps dit_timesteps(float sigma_video, float sigma_audio);
+/* Sets run->coordinate. */
+int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t);
+/* Sets run->mod_index and run->time_index. */
+int dit_index_rows(const DitRun *run, const H3Layout *l, const DitTimesteps *t);
+
+/* Hands rows x columns of device memory to the test's tap, if there is one. layer < 0: no "block.N." before
+ * the name. */
+int dit_tap(const DitRun *run, int layer, const char *name, const void *x, LkType type, uint64_t rows,
+        uint64_t columns);
+/* The same for host values of f32. */
+void dit_tap_host(const DitRun *run, const char *name, const float *values, uint64_t rows, uint64_t columns);

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/latentd/manager.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "service/latentd/bus-error.h"
+#include "service/shared/cleanup.h"
+#include "service/shared/log.h"
+
+#define PREFIX BUS_ROOT "/device/"
+
+static int device_path(const Device *d, char **ret) {
+        return asprintf(ret, PREFIX "%" PRIu64, d->id) < 0 ? -ENOMEM : 0;
+}
+
+static int property_get_text(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+                             void *userdata, sd_bus_error *error) {
+        const Device *d = userdata;
+        const struct {
+                const char *property, *value;
+        } table[] = {
+                { "Kind",         d->kind              },
+                { "Name",         d->info.name         },
+                { "Uuid",         d->info.uuid         },
+                { "PciAddress",   d->info.pci_address  },
+                { "Architecture", d->info.architecture },
+                { "State",        device_state(d)      },
+        };
+
+        for (size_t i = 0; i < ELEMENTSOF(table); i++)
+                if (strcmp(table[i].property, property) == 0)
+                        return sd_bus_message_append_basic(reply, 's', table[i].value);
+
+        return -ENOENT;
+}
+
+static int property_get_links(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+                              void *userdata, sd_bus_error *error) {
+        /* Workers measure no links in this version: they report none. */
+        return sd_bus_message_append(reply, "a(od)", 0);
+}
+
+static int property_get_share(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+                              void *userdata, sd_bus_error *error) {
+        return sd_bus_message_append(reply, "d", 1.0);
+}
+
+static const sd_bus_vtable device_vtable[] = {
+        SD_BUS_VTABLE_START(0),
+        SD_BUS_PROPERTY("Kind", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Name", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Uuid", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("PciAddress", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Architecture", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("NumaNode", "i", NULL, offsetof(Device, info.numa_node), SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("MemoryTotal", "t", NULL, offsetof(Device, info.memory_total), SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("MemoryFree", "t", NULL, offsetof(Device, info.memory_free), 0),
+        SD_BUS_PROPERTY("State", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_EMITS_CHANGE),
+        SD_BUS_PROPERTY("Links", "a(od)", property_get_links, 0, 0),
+        SD_BUS_PROPERTY("Share", "d", property_get_share, 0, 0),
+        SD_BUS_VTABLE_END
+};
+
+static int find_device(sd_bus *bus, const char *path, const char *interface, void *userdata, void **ret_found, sd_bus_error *error) {
+        Manager *m = userdata;
+        uint64_t id;
+        Device *d;
+
+        if (bus_path_id(path, PREFIX, &id) < 0)
+                return 0;
+
+        TAILQ_FOREACH(d, &m->devices, entry)
+                if (d->id == id) {
+                        *ret_found = d;
+                        return 1;
+                }
+
+        return 0;
+}
+
+static int enumerate_devices(sd_bus *bus, const char *prefix, void *userdata, char ***ret_nodes, sd_bus_error *error) {
+        Manager *m = userdata;
+        size_t n = 0;
+        char **nodes;
+        Device *d;
+
+        TAILQ_FOREACH(d, &m->devices, entry)
+                n++;
+
+        nodes = calloc(n + 1, sizeof(*nodes));
+        if (!nodes)
+                return -ENOMEM;
+
+        n = 0;
+        TAILQ_FOREACH(d, &m->devices, entry) {
+                if (device_path(d, &nodes[n]) < 0) {
+                        while (n > 0)
+                                free(nodes[--n]);
+                        free(nodes);
+                        return -ENOMEM;
+                }
+                n++;
+        }
+
+        *ret_nodes = nodes;
+        return 1;
+}
+
+int device_bus_register(Manager *m, sd_bus *bus) {
+        int r;
+
+        r = sd_bus_add_fallback_vtable(bus, NULL, BUS_ROOT "/device", BUS_INTERFACE("Device"), device_vtable, find_device, m);
+        if (r < 0)
+                return r;
+
+        return sd_bus_add_node_enumerator(bus, NULL, BUS_ROOT "/device", enumerate_devices, m);
+}
+
+void device_bus_announce(Device *d) {
+        CLEANUP_FREE char *path = NULL;
+        int r;
+
+        if (!d->manager->bus || d->manager->stopping)
+                return;
+
+        r = device_path(d, &path);
+        if (r >= 0)
+                r = sd_bus_emit_object_added(d->manager->bus, path);
+        if (r < 0)
+                log_warning_errno(r, "Cannot announce a device");
+}
+
+void device_bus_emit_state(Device *d) {
+        CLEANUP_FREE char *path = NULL;
+        int r;
+
+        if (!d->manager->bus || d->manager->stopping)
+                return;
+
+        r = device_path(d, &path);
+        if (r >= 0)
+                r = sd_bus_emit_properties_changed(d->manager->bus, path, BUS_INTERFACE("Device"), "State", NULL);
+        if (r < 0)
+                log_warning_errno(r, "Cannot tell the state of a device");
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Whether a worker's JOB_READY can be true of the job that it was asked to open: everything later taken from it (where to read the commit
+ * word, what the client is told to read) stays inside the job's output range. */
+
+#include "service/latentd/job.h"
+
+#define JOB_STEPS_MAX 1000
+#define JOB_BLOCKS_MAX 4096
+#define JOB_ROWS_MAX (UINT64_C(1) << 32)
+
+/* NULL if all is well, else what is wrong (a literal). */
+const char *job_ready_check(const Job *j, const WireJobReady *m);

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/latentd/job.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "service/latentd/model.h"
+#include "service/latentd/peer.h"
+#include "service/latentd/queue.h"
+#include "service/latentd/quota.h"
+#include "service/latentd/session.h"
+#include "service/latentd/worker-link.h"
+#include "service/shared/cleanup.h"
+
+#define PROGRESS_INTERVAL_USEC (UINT64_C(100) * 1000)
+#define FINISHED_MAX 256
+
+uint64_t job_clock_usec(void) {
+        struct timespec t = {};
+
+        (void) clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
+}
+
+int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f) {
+        Job *j;
+        int r;
+
+        r = quota_check_job(m, owner->uid, f);
+        if (r < 0)
+                return r;
+
+        j = calloc(1, sizeof(*j));
+        if (!j)
+                return -ENOMEM;
+
+        *j = (Job) {
+                .id = m->next_id++,
+                .manager = m,
+                .owner = owner,
+                .uid = owner->uid,
+                .kind = kind,
+                .state = JOB_QUEUED,
+                .phase = "queue",
+                .created_usec = job_clock_usec(),
+        };
+        TAILQ_INSERT_TAIL(&m->jobs, j, entry);
+        *ret = j;
+        return 0;
+}
+
+/* Lets go of everything that a finished job does not need. */
+static void drop_references(Job *j) {
+        Manager *m = j->manager;
+        Session *session = STEAL_PTR(j->session);
+        Model *model = STEAL_PTR(j->model);
+
+        j->progress_timer = sd_event_source_disable_unref(j->progress_timer);
+        if (m->queue)
+                queue_remove(m->queue, j);
+        if (m->worker && j->kind != JOB_LOAD)
+                worker_link_close_job(m->worker, j);
+        if (session)
+                session_job_finished(session);
+        if (model && j->kind != JOB_LOAD)
+                model_user_remove(model);
+}
+
+Job *job_free(Job *j) {
+        if (!j)
+                return NULL;
+
+        drop_references(j);
+        TAILQ_REMOVE(&j->manager->jobs, j, entry);
+        free(j->result_model);
+        free(j);
+        return NULL;
+}
+
+Job *job_find(Manager *m, uint64_t id) {
+        Job *j;
+
+        TAILQ_FOREACH(j, &m->jobs, entry)
+                if (j->id == id)
+                        return j;
+
+        return NULL;
+}
+
+const char *job_kind_to_string(JobKind k) {
+        static const char *const names[] = { [JOB_LOAD] = "load", [JOB_STEP] = "step", [JOB_SAMPLE] = "sample" };
+
+        return names[k];
+}
+
+const char *job_state_to_string(JobState s) {
+        static const char *const names[] = {
+                [JOB_QUEUED] = "queued", [JOB_RUNNING] = "running", [JOB_CANCELLING] = "cancelling",
+                [JOB_DONE] = "done",     [JOB_FAILED] = "failed",   [JOB_CANCELLED] = "cancelled",
+        };
+
+        return names[s];
+}
+
+bool job_is_finished(const Job *j) {
+        return j->state >= JOB_DONE;
+}
+
+int job_path(const Job *j, char **ret) {
+        char *p;
+
+        if (asprintf(&p, BUS_ROOT "/job/%" PRIu64, j->id) < 0)
+                return -ENOMEM;
+
+        *ret = p;
+        return 0;
+}
+
+void job_start(Job *j, const char *phase) {
+        if (j->state != JOB_QUEUED)
+                return;
+
+        j->state = JOB_RUNNING;
+        j->phase = phase;
+        j->started_usec = job_clock_usec();
+        j->queued_usec = j->started_usec - j->created_usec;
+}
+
+uint64_t job_queued_usec(const Job *j) {
+        return j->state == JOB_QUEUED ? job_clock_usec() - j->created_usec : j->queued_usec;
+}
+
+static int send_progress(Job *j) {
+        j->progress_sent_usec = job_clock_usec();
+        return job_bus_send_progress(j);
+}
+
+static int on_progress_timer(sd_event_source *source, uint64_t usec, void *userdata) {
+        Job *j = userdata;
+
+        if (j->owner)
+                (void) send_progress(j); /* may be lost, as documented */
+        return 0;
+}
+
+void job_progress(Job *j) {
+        uint64_t due = j->progress_sent_usec + PROGRESS_INTERVAL_USEC;
+        int enabled;
+
+        if (job_is_finished(j) || !j->owner)
+                return;
+
+        if (j->progress_sent_usec == 0 || job_clock_usec() >= due) {
+                if (j->progress_timer)
+                        (void) sd_event_source_set_enabled(j->progress_timer, SD_EVENT_OFF);
+                (void) send_progress(j);
+                return;
+        }
+
+        if (!j->progress_timer) {
+                (void) sd_event_add_time(j->manager->event, &j->progress_timer, CLOCK_MONOTONIC, due, 1000, on_progress_timer, j);
+                return;
+        }
+
+        if (sd_event_source_get_enabled(j->progress_timer, &enabled) >= 0 && enabled == SD_EVENT_OFF) {
+                (void) sd_event_source_set_time(j->progress_timer, due);
+                (void) sd_event_source_set_enabled(j->progress_timer, SD_EVENT_ONESHOT);
+        }
+}
+
+/* Forgets the oldest finished jobs of this peer beyond FINISHED_MAX. */
+static void trim_finished(Manager *m, const Peer *owner) {
+        unsigned n = 0;
+        Job *j, *next;
+
+        TAILQ_FOREACH(j, &m->jobs, entry)
+                n += j->owner == owner && job_is_finished(j);
+
+        for (j = TAILQ_FIRST(&m->jobs); j && n > FINISHED_MAX; j = next) {
+                next = TAILQ_NEXT(j, entry);
+                if (j->owner == owner && job_is_finished(j)) {
+                        (void) job_free(j);
+                        n--;
+                }
+        }
+}
+
+void job_finish(Job *j, JobState state, const Fault *f) {
+        if (job_is_finished(j))
+                return;
+
+        if (j->state == JOB_QUEUED)
+                j->queued_usec = job_queued_usec(j);
+        j->state = state;
+        j->eta_usec = 0;
+
+        if (f)
+                j->fault = *f;
+        else if (state == JOB_CANCELLED)
+                (void) fault_set(&j->fault, -ECANCELED, FAULT_CANCELLED, "The job was cancelled.");
+        else if (state == JOB_FAILED)
+                (void) fault_set(&j->fault, -EIO, FAULT_INTERNAL, "The job failed for an unknown reason.");
+
+        if (state == JOB_DONE) {
+                j->fraction = 1.0;
+                if (j->kind == JOB_LOAD && j->model)
+                        (void) model_path(j->model, &j->result_model); /* no memory: the result has no model */
+        }
+
+        drop_references(j);
+
+        if (!j->owner) {
+                (void) job_free(j);
+                return;
+        }
+
+        (void) job_bus_send_finished(j);
+        trim_finished(j->manager, j->owner);
+}
+
+void job_cancel(Job *j) {
+        if (job_is_finished(j) || j->state == JOB_CANCELLING)
+                return;
+
+        if (j->kind == JOB_LOAD) {
+                if (j->model)
+                        model_load_cancel(j->model, j);
+                job_finish(j, JOB_CANCELLED, NULL);
+                return;
+        }
+
+        if (!queue_must_wait(j->manager->queue, j)) {
+                job_finish(j, JOB_CANCELLED, NULL);
+                return;
+        }
+
+        /* The worker is at it: it answers at the next block. */
+        j->state = JOB_CANCELLING;
+        worker_link_cancel(j->manager->worker, j);
+}
+
+void job_peer_gone(Peer *p) {
+        Job *j, *next;
+
+        for (j = TAILQ_FIRST(&p->manager->jobs); j; j = next) {
+                next = TAILQ_NEXT(j, entry);
+                if (j->owner != p)
+                        continue;
+
+                j->owner = NULL;
+                if (job_is_finished(j))
+                        (void) job_free(j);
+                else
+                        job_cancel(j); /* frees no other job */
+        }
+}
+
+/* names[2 * state + stream] of a SAMPLE that keeps its steps come behind the end state. */
+int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTensor *ret) {
+        const WireJobReady *y = &j->ready;
+        bool audio = i % 2 == 1;
+        uint32_t state = j->ready.steps, index = i / 2;
+
+        if (index > ((j->request.flags & WIRE_JOB_KEEP_STEPS) ? y->steps : 0))
+                return -ENOENT;
+
+        *ret = audio ? y->audio : y->video;
+        if (index > 0) {
+                /* step.I is the state after step I, I from 0: state I + 1. */
+                state = index;
+                (void) snprintf(ret_name, 32, "step.%" PRIu32 ".%s", index - 1, audio ? "audio" : "video");
+        } else
+                (void) snprintf(ret_name, 32, "%s%s", audio ? "audio" : "video", j->kind == JOB_STEP ? "_velocity" : "");
+
+        ret->offset += y->slot_offset + (state % y->n_slots) * y->slot_stride;
+        return 0;
+}

@@ -1,0 +1,422 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/latentd/queue.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "service/latentd/job-ready.h"
+#include "service/latentd/job.h"
+#include "service/latentd/session.h"
+#include "service/latentd/worker-link.h"
+#include "service/shared/cleanup.h"
+#include "service/shared/log.h"
+
+#define DEATHS_MAX 2 /* in one step */
+
+typedef enum Activity {
+        ACTIVITY_OPEN, /* the job's JOB_OPEN, or its model before that */
+        ACTIVITY_STEP,
+} Activity;
+
+struct Queue {
+        Manager *manager;
+        TAILQ_HEAD(, Job) jobs; /* unfinished, by arrival */
+        Job *active;            /* what the worker is asked for now */
+        Activity activity;
+        uint64_t turns;
+        sd_event_source *dispatch_source;
+};
+
+static int on_dispatch(sd_event_source *source, void *userdata);
+
+int queue_new(Manager *m, Queue **ret) {
+        Queue *q;
+        int r;
+
+        q = calloc(1, sizeof(*q));
+        if (!q)
+                return -ENOMEM;
+
+        q->manager = m;
+        TAILQ_INIT(&q->jobs);
+
+        r = sd_event_add_defer(m->event, &q->dispatch_source, on_dispatch, q);
+        if (r >= 0)
+                r = sd_event_source_set_enabled(q->dispatch_source, SD_EVENT_OFF);
+        if (r < 0) {
+                (void) queue_free(q);
+                return r;
+        }
+
+        *ret = q;
+        return 0;
+}
+
+Queue *queue_free(Queue *q) {
+        Job *j;
+
+        if (!q)
+                return NULL;
+
+        while ((j = TAILQ_FIRST(&q->jobs))) {
+                TAILQ_REMOVE(&q->jobs, j, queue_entry);
+                j->queued = false;
+        }
+        (void) sd_event_source_disable_unref(q->dispatch_source);
+        free(q);
+        return NULL;
+}
+
+void queue_add(Queue *q, Job *j) {
+        TAILQ_INSERT_TAIL(&q->jobs, j, queue_entry);
+        j->queued = true;
+        queue_dispatch(q);
+}
+
+void queue_remove(Queue *q, Job *j) {
+        if (!j->queued)
+                return;
+
+        TAILQ_REMOVE(&q->jobs, j, queue_entry);
+        j->queued = false;
+        if (q->active == j)
+                q->active = NULL;
+        queue_dispatch(q);
+}
+
+bool queue_is_empty(const Queue *q) {
+        return TAILQ_EMPTY(&q->jobs);
+}
+
+uint32_t queue_position(const Queue *q, const Job *j) {
+        const Job *x;
+        uint32_t n = 0;
+
+        if (!j->queued || j->state != JOB_QUEUED)
+                return 0;
+
+        TAILQ_FOREACH(x, &q->jobs, queue_entry) {
+                if (x == j)
+                        break;
+                n++;
+        }
+        return n;
+}
+
+bool queue_must_wait(const Queue *q, const Job *j) {
+        return q->active == j && j->worker_epoch != 0 && j->worker_epoch == worker_link_epoch(q->manager->worker);
+}
+
+void queue_dispatch(Queue *q) {
+        (void) sd_event_source_set_enabled(q->dispatch_source, SD_EVENT_ONESHOT);
+}
+
+/* The one of the window that waited longest for the worker; of those that never had it the oldest. */
+static Job *pick(const Queue *q) {
+        Job *j, *best = NULL;
+        unsigned n = 0;
+
+        TAILQ_FOREACH(j, &q->jobs, queue_entry) {
+                if (n++ >= QUEUE_WINDOW)
+                        break;
+                if (!best || j->turn < best->turn)
+                        best = j;
+        }
+        return best;
+}
+
+static unsigned n_concurrent(const Queue *q) {
+        const Job *j;
+        unsigned n = 0;
+
+        TAILQ_FOREACH(j, &q->jobs, queue_entry)
+                if (++n >= QUEUE_WINDOW)
+                        break;
+        return n;
+}
+
+/* Fraction and time to the end, from the measured time of a step and the blocks of the one that runs. The other jobs of the
+ * window take their turns in between. */
+static void estimate(const Queue *q, Job *j) {
+        double part = j->blocks > 0 ? (double) j->block / j->blocks : 0, left;
+
+        if (j->steps == 0)
+                return;
+
+        left = j->steps - j->step - part;
+        j->fraction = 1.0 - left / j->steps;
+        j->eta_usec = (uint64_t) (left * (double) j->step_usec * n_concurrent(q));
+}
+
+static void start(Queue *q, Job *j) {
+        WorkerLink *w = q->manager->worker;
+        int r;
+
+        q->active = j;
+        if (j->opened) {
+                q->activity = ACTIVITY_STEP;
+                j->turn = ++q->turns;
+                j->step_started_usec = job_clock_usec();
+                j->block = 0;
+                estimate(q, j);
+                job_progress(j);
+                r = worker_link_step(w, j, j->step);
+        } else {
+                q->activity = ACTIVITY_OPEN;
+                job_start(j, "sample");
+                if (j->resume && strcmp(j->numerics_id, worker_link_numerics_id(w)) != 0) {
+                        /* This worker computes other bits than the one that began: all steps or none from one of them. */
+                        j->resume = false;
+                        j->step = 0;
+                }
+                r = worker_link_open_job(w, j, j->resume);
+        }
+        if (r < 0) {
+                Fault f = {};
+
+                (void) fault_set(&f, r, FAULT_INTERNAL, "The job could not be given to the worker: %s.", strerror(-r));
+                job_finish(j, JOB_FAILED, &f);
+        }
+}
+
+static int on_dispatch(sd_event_source *source, void *userdata) {
+        Queue *q = userdata;
+        Job *j;
+
+        if (q->active)
+                return 0;
+
+        j = pick(q);
+        if (!j) {
+                manager_devices_busy(q->manager, false);
+                return 0;
+        }
+
+        if (!worker_link_is_ready(q->manager->worker)) {
+                worker_link_want(q->manager->worker);
+                return 0;
+        }
+
+        manager_devices_busy(q->manager, true);
+        start(q, j);
+        return 0;
+}
+
+static void lie(Queue *q, const char *what) {
+        char text[200];
+
+        (void) snprintf(text, sizeof(text), "broke the protocol: %s", what);
+        worker_link_drop(q->manager->worker, text);
+}
+
+/* The job that the message is about, if the worker was asked for just this. */
+static Job *expect(Queue *q, const WireHeader *h, Activity activity) {
+        Job *j = q->active;
+
+        if (!j || j->id != h->job || q->activity != activity || !queue_must_wait(q, j)) {
+                lie(q, "an answer to nothing that was asked");
+                return NULL;
+        }
+        if (activity == ACTIVITY_STEP && h->step != j->step) {
+                lie(q, "an answer for another step");
+                return NULL;
+        }
+        return j;
+}
+
+static uint64_t commit_word(const Job *j) {
+        const char *map = j->session->output_map;
+
+        return __atomic_load_n((const uint64_t *) (const void *) (map + j->ready.commit_offset), __ATOMIC_ACQUIRE);
+}
+
+void queue_on_job_ready(Queue *q, const WireJobReady *m) {
+        WorkerLink *w = q->manager->worker;
+        Job *j = expect(q, &m->header, ACTIVITY_OPEN);
+        const char *why;
+
+        if (!j)
+                return;
+
+        why = job_ready_check(j, m);
+        if (why) {
+                lie(q, why);
+                return;
+        }
+
+        j->ready = *m;
+        j->opened = true;
+        j->steps = m->steps;
+        j->blocks = m->blocks;
+        (void) snprintf(j->numerics_id, sizeof(j->numerics_id), "%s", worker_link_numerics_id(w));
+        if (!j->resume)
+                j->first_epoch = (uint32_t) worker_link_epoch(w);
+        q->active = NULL;
+
+        if (j->state == JOB_CANCELLING)
+                job_finish(j, JOB_CANCELLED, NULL);
+        queue_dispatch(q);
+}
+
+void queue_on_progress(Queue *q, const WireProgress *m) {
+        Job *j = expect(q, &m->header, ACTIVITY_STEP);
+
+        if (!j)
+                return;
+
+        if (m->blocks != j->ready.blocks || m->block > m->blocks || m->block < j->block) {
+                lie(q, "PROGRESS with impossible blocks");
+                return;
+        }
+
+        j->block = m->block;
+        if (j->step == 0 && m->block > 0) /* the first step: guessed from its blocks */
+                j->step_usec = (job_clock_usec() - j->step_started_usec) * m->blocks / m->block;
+        estimate(q, j);
+        job_progress(j);
+}
+
+void queue_on_step_done(Queue *q, const WireStepDone *m) {
+        Job *j = expect(q, &m->header, ACTIVITY_STEP);
+        uint32_t epoch, done;
+        uint64_t elapsed;
+
+        if (!j)
+                return;
+
+        if (wire_commit_unpack(commit_word(j), &epoch, &done) < 0 || done != j->step + 1 ||
+            epoch != (uint32_t) worker_link_epoch(q->manager->worker)) {
+                lie(q, "STEP_DONE without its commit word");
+                return;
+        }
+
+        elapsed = job_clock_usec() - j->step_started_usec;
+        j->step_usec = elapsed;
+        j->compute_usec += m->compute_usec < elapsed ? m->compute_usec : elapsed;
+        j->retries = 0;
+        j->step++;
+        j->block = j->step < j->steps ? 0 : j->blocks;
+        q->manager->steps_done++;
+        q->active = NULL;
+
+        if (j->state == JOB_CANCELLING)
+                job_finish(j, JOB_CANCELLED, NULL);
+        else if (j->step == j->steps)
+                job_finish(j, JOB_DONE, NULL);
+        else {
+                estimate(q, j);
+                job_progress(j);
+        }
+        queue_dispatch(q);
+}
+
+void queue_on_job_error(Queue *q, const WireError *m) {
+        Job *j = q->active;
+        Fault f = {};
+
+        /* While its model opens the job itself is not with the worker: worker-link made the message. */
+        if (!j || j->id != m->header.job || (q->activity == ACTIVITY_STEP && m->header.step != j->step)) {
+                lie(q, "ERROR for nothing that was asked");
+                return;
+        }
+
+        if (strcmp(m->fault.name, FAULT_CANCELLED) == 0 && j->state != JOB_CANCELLING) {
+                lie(q, "a job cancelled that nobody cancelled");
+                return;
+        }
+
+        q->active = NULL;
+        if (j->state == JOB_CANCELLING)
+                job_finish(j, JOB_CANCELLED, NULL);
+        else {
+                worker_link_fault(&m->fault, &f);
+                job_finish(j, JOB_FAILED, &f);
+        }
+        queue_dispatch(q);
+}
+
+/* How many steps of a SAMPLE that was open in a worker are in its output arena for good. A word that cannot be right (of another
+ * job, or overwritten) counts as none: the job starts again, with the same bits. */
+static uint32_t committed_steps(const Job *j, bool ran) {
+        uint32_t epoch, done, last = (uint32_t) j->worker_epoch;
+
+        if (wire_commit_unpack(commit_word(j), &epoch, &done) < 0)
+                return 0;
+        if (done < j->step || done > j->step + (ran ? 1 : 0) || done > j->steps)
+                return 0;
+        if (epoch - j->first_epoch > last - j->first_epoch) /* modulo 2^32 */
+                return 0;
+        return done;
+}
+
+/* Where the job goes on. True if it has all its steps. */
+static bool take_up(Job *j, bool ran) {
+        uint32_t done;
+
+        if (!j->opened) /* what an earlier worker committed is still to be resumed */
+                return false;
+
+        done = j->kind == JOB_SAMPLE ? committed_steps(j, ran) : 0;
+        if (done > j->step) {
+                /* It died between the commit and STEP_DONE: the step counts. */
+                j->compute_usec += job_clock_usec() - j->step_started_usec;
+                j->manager->steps_done++;
+                j->retries = 0;
+        }
+        j->step = done;
+        j->block = 0;
+        j->resume = done > 0;
+        j->opened = false;
+        return done == j->steps;
+}
+
+/* One job after the worker's death. */
+static void lost_worker(Queue *q, Job *j, bool active, bool ran, const char *reason) {
+        uint32_t step = j->step;
+        Fault f = {};
+        bool all;
+
+        if (j->state == JOB_CANCELLING) {
+                job_finish(j, JOB_CANCELLED, NULL);
+                return;
+        }
+
+        all = take_up(j, ran);
+        if (all) {
+                job_finish(j, JOB_DONE, NULL);
+                return;
+        }
+        if (!active || j->step > step)
+                return;
+
+        if (++j->retries < DEATHS_MAX) {
+                j->retries_total++;
+                return;
+        }
+
+        (void) fault_set(&f, -EIO, FAULT_WORKER_CRASHED, "Step %" PRIu32 " was tried %d times and the worker died each time: it %s.",
+                        step, DEATHS_MAX, reason);
+        job_finish(j, JOB_FAILED, &f);
+}
+
+void queue_on_worker_gone(Queue *q, const char *reason) {
+        Job *active = q->active, *j, *next;
+        bool ran = active && q->activity == ACTIVITY_STEP;
+
+        q->active = NULL;
+        for (j = TAILQ_FIRST(&q->jobs); j; j = next) {
+                next = TAILQ_NEXT(j, queue_entry);
+                lost_worker(q, j, j == active, ran && j == active, reason);
+        }
+        manager_devices_busy(q->manager, false);
+        queue_dispatch(q);
+}
+
+void queue_on_no_worker(Queue *q, const Fault *f) {
+        Job *j;
+
+        q->active = NULL;
+        while ((j = TAILQ_FIRST(&q->jobs)))
+                job_finish(j, j->state == JOB_CANCELLING ? JOB_CANCELLED : JOB_FAILED, j->state == JOB_CANCELLING ? NULL : f);
+}

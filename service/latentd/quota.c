@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/latentd/quota.h"
+
+#include <errno.h>
+#include <inttypes.h>
+
+#include "service/latentd/job.h"
+#include "service/latentd/session.h"
+
+int quota_check_session(const Manager *m, uid_t uid, uint64_t arena_bytes, Fault *f) {
+        const Config *c = m->config;
+        const Session *s;
+        uint64_t bytes = 0;
+        uint32_t n = 0;
+
+        /* Closed ones that a step still runs in are counted too: their memory is not free yet. */
+        TAILQ_FOREACH(s, &m->sessions, entry)
+                if (s->uid == uid) {
+                        n++;
+                        bytes += s->input_bytes + s->output_bytes;
+                }
+
+        if (n >= c->sessions_per_user)
+                return fault_set(f, -EDQUOT, FAULT_LIMIT,
+                                "You have %" PRIu32 " sessions, the limit is %" PRIu32 " (SessionsPerUser=): close one first.", n,
+                                c->sessions_per_user);
+
+        if (arena_bytes > c->arena_bytes_per_user || bytes > c->arena_bytes_per_user - arena_bytes)
+                return fault_set(f, -EDQUOT, FAULT_LIMIT,
+                                "Arenas of %" PRIu64 " bytes do not fit: your sessions hold %" PRIu64 " bytes and the limit is %" PRIu64
+                                " (ArenaBytesPerUser=). Ask for smaller ones or close a session.",
+                                arena_bytes, bytes, c->arena_bytes_per_user);
+
+        return 0;
+}
+
+int quota_check_job(const Manager *m, uid_t uid, Fault *f) {
+        const Job *j;
+        uint32_t n = 0;
+
+        TAILQ_FOREACH(j, &m->jobs, entry)
+                if (j->uid == uid && !job_is_finished(j))
+                        n++;
+
+        if (n >= m->config->jobs_per_user)
+                return fault_set(f, -EDQUOT, FAULT_LIMIT,
+                                "You have %" PRIu32 " unfinished jobs, the limit is %" PRIu32 " (JobsPerUser=): wait for one or cancel it.", n,
+                                m->config->jobs_per_user);
+
+        return 0;
+}

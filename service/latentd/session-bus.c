@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Manager.OpenSession and the Session interface (dbus/org.latentd.Latent1.Session.xml). */
+#include "service/latentd/session.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "service/latentd/bus-error.h"
+#include "service/latentd/job.h"
+#include "service/latentd/model.h"
+#include "service/latentd/peer.h"
+#include "service/latentd/session-request.h"
+#include "service/shared/cleanup.h"
+#include "service/shared/log.h"
+#include "service/shared/memfd.h"
+
+static int reply_fault(sd_bus_message *message, int r, const Fault *f) {
+        CLEANUP(sd_bus_error_free) sd_bus_error error = SD_BUS_ERROR_NULL;
+
+        (void) bus_error_fault(&error, r, f);
+        return sd_bus_reply_method_error(message, &error);
+}
+
+static int reply_session(sd_bus_message *message, Session *s) {
+        CLEANUP_FREE char *path = NULL;
+        CLEANUP_CLOSE int output = -EBADF;
+        int r;
+
+        r = session_path(s, &path);
+        if (r < 0)
+                return r;
+
+        r = memfd_reopen_read_only(s->output_fd, &output);
+        if (r < 0)
+                return r;
+
+        return sd_bus_reply_method_return(message, "ohh", path, s->input_fd, output);
+}
+
+/* The end of OpenSession: this message is answered here and nowhere else. */
+static void on_opened(void *userdata, Session *s, const Fault *f) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *message = userdata;
+        int r;
+
+        if (!s) {
+                /* To a caller that left meanwhile it goes nowhere. */
+                (void) reply_fault(message, -EIO, f);
+                return;
+        }
+
+        r = reply_session(message, s);
+        if (r < 0) {
+                log_warning_errno(r, "Could not hand out a session");
+                (void) reply_fault(message, r, NULL);
+                session_close(s);
+        }
+}
+
+int session_open(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        Manager *m = userdata;
+        SessionOptions o;
+        Fault f = {};
+        Peer *p;
+        int r;
+
+        r = peer_of_message(m, message, &p, &f);
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
+        r = session_request_open(message, m, p->uid, &o, &f);
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
+        r = session_new(m, p, &o, on_opened, message, &f);
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
+        (void) sd_bus_message_ref(message); /* on_opened()'s; never called from inside session_new() */
+        return 1;
+}
+
+static int submit(sd_bus_message *message, Session *s, const WireJobOpen *request, sd_bus_error *error) {
+        CLEANUP_FREE char *path = NULL;
+        Fault f = {};
+        Peer *p;
+        Job *j;
+        int r;
+
+        r = peer_of_message(s->manager, message, &p, &f);
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
+        r = session_submit(s, p, request, &j, &f);
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
+        r = job_path(j, &path);
+        if (r < 0) {
+                job_cancel(j);
+                return bus_error_fault(error, r, NULL);
+        }
+
+        return sd_bus_reply_method_return(message, "o", path);
+}
+
+static int method_step(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        Session *s = userdata;
+        WireJobOpen request;
+        Fault f = {};
+        int r;
+
+        r = session_request_step(message, s, &request, &f);
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
+        return submit(message, s, &request, error);
+}
+
+static int method_sample(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        Session *s = userdata;
+        WireJobOpen request;
+        Fault f = {};
+        int r;
+
+        r = session_request_sample(message, s, &request, &f);
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
+        return submit(message, s, &request, error);
+}
+
+static int method_later(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        Fault f = {};
+        int r;
+
+        r = fault_set(&f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "%s is of a later version of latentd; this one is %s.",
+                      sd_bus_message_get_member(message), LATENTD_VERSION);
+        return bus_error_fault(error, r, &f);
+}
+
+static int method_close(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        session_close(userdata);
+        return sd_bus_reply_method_return(message, NULL);
+}
+
+static int property_get_model(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+                              void *userdata, sd_bus_error *error) {
+        CLEANUP_FREE char *model = NULL;
+        const Session *s = userdata;
+        int r;
+
+        r = model_path(s->model, &model);
+        if (r < 0)
+                return r;
+
+        return sd_bus_message_append(reply, "o", model);
+}
+
+static int property_get_compute(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+                                void *userdata, sd_bus_error *error) {
+        const Session *s = userdata;
+
+        return sd_bus_message_append(reply, "s", session_compute_to_string(s->compute));
+}
+
+static int property_get_class(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+                              void *userdata, sd_bus_error *error) {
+        const Session *s = userdata;
+
+        return sd_bus_message_append(reply, "s", s->job_class);
+}
+
+static int property_get_jobs(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+                             void *userdata, sd_bus_error *error) {
+        const Session *s = userdata;
+        Job *j;
+        int r;
+
+        r = sd_bus_message_open_container(reply, 'a', "o");
+        if (r < 0)
+                return r;
+
+        TAILQ_FOREACH(j, &s->manager->jobs, entry) {
+                CLEANUP_FREE char *job = NULL;
+
+                if (j->session != s)
+                        continue;
+
+                r = job_path(j, &job);
+                if (r < 0)
+                        return r;
+
+                r = sd_bus_message_append(reply, "o", job);
+                if (r < 0)
+                        return r;
+        }
+
+        return sd_bus_message_close_container(reply);
+}
+
+#define JOB_METHOD(name, handler) \
+        SD_BUS_METHOD_WITH_ARGS(name, SD_BUS_ARGS("a{sv}", request), SD_BUS_RESULT("o", job), handler, SD_BUS_VTABLE_UNPRIVILEGED)
+
+static const sd_bus_vtable session_vtable[] = {
+        SD_BUS_VTABLE_START(0),
+        JOB_METHOD("Step", method_step),
+        JOB_METHOD("Sample", method_sample),
+        JOB_METHOD("Tokenize", method_later),
+        JOB_METHOD("Encode", method_later),
+        JOB_METHOD("EncodeMedia", method_later),
+        JOB_METHOD("Decode", method_later),
+        JOB_METHOD("Render", method_later),
+        SD_BUS_METHOD_WITH_ARGS("Plan", SD_BUS_ARGS("s", kind, "a{sv}", request), SD_BUS_RESULT("a{sv}", plan), method_later,
+                                SD_BUS_VTABLE_UNPRIVILEGED),
+        SD_BUS_METHOD_WITH_ARGS("SetLoras", SD_BUS_ARGS("a(hda{sv})", loras), SD_BUS_NO_RESULT, method_later, SD_BUS_VTABLE_UNPRIVILEGED),
+        SD_BUS_METHOD_WITH_ARGS("ReleaseFrames", SD_BUS_ARGS("t", up_to), SD_BUS_NO_RESULT, method_later, SD_BUS_VTABLE_UNPRIVILEGED),
+        SD_BUS_METHOD("Close", NULL, NULL, method_close, SD_BUS_VTABLE_UNPRIVILEGED),
+        SD_BUS_PROPERTY("Model", "o", property_get_model, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Compute", "s", property_get_compute, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Ranks", "u", NULL, offsetof(Session, ranks), SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Class", "s", property_get_class, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("InputBytes", "t", NULL, offsetof(Session, input_bytes), SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("OutputBytes", "t", NULL, offsetof(Session, output_bytes), SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Jobs", "ao", property_get_jobs, 0, 0),
+        SD_BUS_VTABLE_END
+};
+
+/* Objects of other users do not exist for the caller. */
+static int find_session(sd_bus *bus, const char *path, const char *interface, void *userdata, void **ret_found, sd_bus_error *error) {
+        Manager *m = userdata;
+        uint64_t id;
+        Session *s;
+        Peer *p;
+
+        if (bus_path_id(path, BUS_ROOT "/session/", &id) < 0)
+                return 0;
+
+        p = peer_of_call(m, bus);
+        s = p ? session_find(m, id) : NULL;
+        if (!s || s->uid != p->uid)
+                return 0;
+
+        *ret_found = s;
+        return 1;
+}
+
+int session_bus_register(Manager *m, sd_bus *bus) {
+        return sd_bus_add_fallback_vtable(bus, NULL, BUS_ROOT "/session", BUS_INTERFACE("Session"), session_vtable, find_session, m);
+}

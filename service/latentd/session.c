@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/latentd/session.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "service/latentd/job.h"
+#include "service/latentd/memory.h"
+#include "service/latentd/model.h"
+#include "service/latentd/peer.h"
+#include "service/latentd/queue.h"
+#include "service/latentd/quota.h"
+#include "service/latentd/worker-link.h"
+#include "service/shared/cleanup.h"
+#include "service/shared/memfd.h"
+#include "service/shared/safetensors.h"
+
+DEFINE_CLEANUP(Session *, session_free)
+
+/* What is left of a session's memory, for the pool: giving back a GiB takes some 0.3 s. */
+typedef struct Remains {
+        int input_fd, output_fd;
+        void *map;
+        uint64_t size;
+} Remains;
+
+static int remains_free(void *userdata) {
+        Remains *x = userdata;
+
+        if (x->map)
+                (void) munmap(x->map, x->size);
+        if (x->output_fd >= 0)
+                (void) close(x->output_fd);
+        if (x->input_fd >= 0)
+                (void) close(x->input_fd);
+        free(x);
+        return 0;
+}
+
+Session *session_free(Session *s) {
+        Manager *m;
+        Remains *x;
+
+        if (!s)
+                return NULL;
+
+        m = s->manager;
+        TAILQ_REMOVE(&m->sessions, s, entry);
+        m->arena_bytes -= s->input_bytes + s->output_bytes;
+        if (m->store)
+                store_set_arena_bytes(m->store, m->arena_bytes);
+        if (m->worker)
+                worker_link_forget_session(m->worker, s);
+        if (s->model)
+                model_user_remove(s->model);
+
+        x = malloc(sizeof(*x));
+        if (x) {
+                *x = (Remains) { s->input_fd, s->output_fd, s->output_map, s->output_bytes };
+                if (pool_submit(m->pool, remains_free, NULL, x) < 0)
+                        (void) remains_free(x);
+        } else {
+                if (s->output_map)
+                        (void) munmap(s->output_map, s->output_bytes);
+                cleanup_closep(&s->input_fd);
+                cleanup_closep(&s->output_fd);
+        }
+
+        free(s);
+        return NULL;
+}
+
+Session *session_find(Manager *m, uint64_t id) {
+        Session *s;
+
+        TAILQ_FOREACH(s, &m->sessions, entry)
+                if (s->id == id)
+                        return s->state == SESSION_OPEN ? s : NULL;
+
+        return NULL;
+}
+
+int session_path(const Session *s, char **ret) {
+        char *p;
+
+        if (asprintf(&p, BUS_ROOT "/session/%" PRIu64, s->id) < 0)
+                return -ENOMEM;
+
+        *ret = p;
+        return 0;
+}
+
+static int populate_one(int fd, uint64_t size) {
+        void *map;
+        int r;
+
+        r = memfd_map(fd, size, PROT_READ | PROT_WRITE, &map);
+        if (r < 0)
+                return r;
+
+        r = memory_populate(map, size);
+        (void) munmap(map, size);
+        return r;
+}
+
+/* On a pool thread. The loop does not touch the fields used here before populate_done(). */
+static int populate(void *userdata) {
+        Session *s = userdata;
+        int r;
+
+        r = populate_one(s->input_fd, s->input_bytes);
+        if (r < 0)
+                return r;
+
+        r = populate_one(s->output_fd, s->output_bytes);
+        if (r < 0)
+                return r;
+
+        return memfd_map(s->output_fd, s->output_bytes, PROT_READ, &s->output_map);
+}
+
+static void populate_done(void *userdata, int result) {
+        Session *s = userdata;
+        SessionOpenFn fn = s->open_fn;
+        Fault f = {};
+
+        s->n_busy--;
+        if (s->state == SESSION_OPENING && result >= 0) {
+                s->state = SESSION_OPEN;
+                fn(s->open_userdata, s, NULL);
+                return;
+        }
+
+        if (result < 0)
+                (void) fault_set(&f, result, result == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL,
+                                "Arenas of %" PRIu64 " + %" PRIu64 " bytes could not be populated: %s.", s->input_bytes, s->output_bytes,
+                                strerror(-result));
+        else
+                (void) fault_set(&f, -ECANCELED, FAULT_CANCELLED, "The session was closed while it was opened.");
+
+        fn(s->open_userdata, NULL, &f);
+        (void) session_free(s);
+}
+
+/* Asks the machine for room. Regions that nobody uses give way. */
+static int admit(Manager *m, uint64_t bytes, Fault *f) {
+        MemoryHeadroom h;
+        uint64_t freed = 0;
+        int r;
+
+        r = memory_headroom(m->config, "", store_bytes(m->store) + m->arena_bytes, &h);
+        if (r < 0)
+                return r;
+
+        if (bytes > h.bytes)
+                freed = store_evict(m->store, bytes - h.bytes);
+        if (bytes > h.bytes && bytes - h.bytes > freed)
+                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
+                                "Arenas of %" PRIu64 " bytes do not fit: %" PRIu64 " bytes may be taken now (limit: %s). Ask for smaller arenas, "
+                                "close sessions or unload models.",
+                                bytes, h.bytes + freed, h.limit);
+
+        return 0;
+}
+
+int session_new(Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn fn, void *userdata, Fault *f) {
+        CLEANUP(session_freep) Session *s = NULL;
+        uint64_t bytes;
+        int r;
+
+        if (__builtin_add_overflow(o->input_bytes, o->output_bytes, &bytes))
+                return fault_set(f, -EOVERFLOW, FAULT_INVALID_ARGUMENT, "The sizes of the arenas overflow.");
+
+        r = quota_check_session(m, owner->uid, bytes, f);
+        if (r < 0)
+                return r;
+
+        r = admit(m, bytes, f);
+        if (r < 0)
+                return r;
+
+        s = calloc(1, sizeof(*s));
+        if (!s)
+                return -ENOMEM;
+
+        *s = (Session) {
+                .id = m->next_id++,
+                .manager = m,
+                .owner = owner,
+                .uid = owner->uid,
+                .compute = o->compute,
+                .ranks = o->ranks,
+                .input_bytes = o->input_bytes,
+                .output_bytes = o->output_bytes,
+                .input_fd = -EBADF,
+                .output_fd = -EBADF,
+                .open_fn = fn,
+                .open_userdata = userdata,
+        };
+        (void) snprintf(s->job_class, sizeof(s->job_class), "%s", o->job_class);
+        m->arena_bytes += bytes;
+        store_set_arena_bytes(m->store, m->arena_bytes);
+        TAILQ_INSERT_TAIL(&m->sessions, s, entry);
+        s->model = o->model;
+        model_user_add(s->model);
+
+        r = memfd_new("latentd-input", s->input_bytes, &s->input_fd);
+        if (r < 0)
+                return r;
+
+        r = memfd_new("latentd-output", s->output_bytes, &s->output_fd);
+        if (r < 0)
+                return r;
+
+        r = pool_submit(m->pool, populate, populate_done, s);
+        if (r < 0)
+                return r;
+
+        s->n_busy++;
+        s = NULL; /* populate_done() has it now */
+        return 0;
+}
+
+static int check_input(const Session *s, const char *name, const WireTensor *t, Fault *f) {
+        uint64_t element = st_type_size((StType) t->dtype);
+
+        if (t->n_dims == 0 && t->size == 0)
+                return 0;
+
+        if (t->size == 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR, "\"%s\" has a dimension of 0.", name);
+
+        if (element == 0 || t->offset % element != 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                                "\"%s\" starts at %" PRIu64 ", which is no multiple of its element size of %" PRIu64 " bytes.", name, t->offset,
+                                element);
+
+        if (t->size > s->input_bytes || t->offset > s->input_bytes - t->size)
+                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                                "\"%s\" takes %" PRIu64 " bytes from %" PRIu64 ", which is outside the input arena of %" PRIu64 " bytes.", name,
+                                t->size, t->offset, s->input_bytes);
+
+        return 0;
+}
+
+static int check_output(const Session *s, const WireJobOpen *q, Fault *f) {
+        Job *j;
+
+        if (q->output_offset % 64 != 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"output-offset\" is %" PRIu64 ", expected a multiple of 64.",
+                                q->output_offset);
+
+        if (q->output_size == 0 || q->output_size > s->output_bytes || q->output_offset > s->output_bytes - q->output_size)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                                "The output range of %" PRIu64 " bytes from %" PRIu64 " is empty or outside the output arena of %" PRIu64
+                                " bytes.",
+                                q->output_size, q->output_offset, s->output_bytes);
+
+        TAILQ_FOREACH(j, &s->manager->jobs, entry) {
+                const WireJobOpen *o = &j->request;
+
+                if (j->session != s || job_is_finished(j))
+                        continue;
+
+                if (q->output_offset < o->output_offset + o->output_size && o->output_offset < q->output_offset + q->output_size)
+                        return fault_set(f, -EBUSY, FAULT_BUSY,
+                                        "The output range of %" PRIu64 " bytes from %" PRIu64 " overlaps that of the unfinished job %" PRIu64 " (%" PRIu64
+                                        " bytes from %" PRIu64 "): wait for it or use output-offset and output-bytes.",
+                                        q->output_size, q->output_offset, j->id, o->output_size, o->output_offset);
+        }
+
+        return 0;
+}
+
+int session_check_request(const Session *s, const WireJobOpen *q, Fault *f) {
+        const struct {
+                const char *name;
+                const WireTensor *tensor;
+        } inputs[] = {
+                { "text",         &q->text         },
+                { "text-tags",    &q->text_tags    },
+                { "video",        &q->video        },
+                { "audio",        &q->audio        },
+                { "sigmas-video", &q->sigmas_video },
+                { "sigmas-audio", &q->sigmas_audio },
+        };
+
+        for (size_t i = 0; i < ELEMENTSOF(inputs); i++) {
+                int r;
+
+                r = check_input(s, inputs[i].name, inputs[i].tensor, f);
+                if (r < 0)
+                        return r;
+        }
+
+        return check_output(s, q, f);
+}
+
+int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **ret, Fault *f) {
+        Job *j;
+        int r;
+
+        r = job_new(s->manager, owner, request->kind == WIRE_JOB_STEP ? JOB_STEP : JOB_SAMPLE, &j, f);
+        if (r < 0)
+                return r;
+
+        j->request = *request;
+        j->request.model = s->model->id;
+        j->request.session = s->id;
+        j->session = s;
+        j->session_id = s->id;
+        s->n_busy++;
+        j->model = s->model;
+        model_user_add(j->model);
+        queue_add(s->manager->queue, j);
+        *ret = j;
+        return 0;
+}
+
+static Job *first_uncancelled(const Session *s) {
+        Job *j;
+
+        TAILQ_FOREACH(j, &s->manager->jobs, entry)
+                if (j->session == s && !job_is_finished(j) && j->state != JOB_CANCELLING)
+                        return j;
+
+        return NULL;
+}
+
+void session_close(Session *s) {
+        Job *j;
+
+        if (s->state == SESSION_CLOSED)
+                return;
+
+        s->state = SESSION_CLOSED;
+        s->n_busy++; /* stays whatever the jobs do below */
+        while ((j = first_uncancelled(s)))
+                job_cancel(j);
+        session_job_finished(s);
+}
+
+void session_job_finished(Session *s) {
+        assert(s->n_busy > 0);
+
+        s->n_busy--;
+        if (s->state == SESSION_CLOSED && s->n_busy == 0)
+                (void) session_free(s);
+}
+
+void session_peer_gone(Peer *p) {
+        Session *s, *next;
+
+        for (s = TAILQ_FIRST(&p->manager->sessions); s; s = next) {
+                next = TAILQ_NEXT(s, entry);
+                if (s->owner != p)
+                        continue;
+
+                s->owner = NULL;
+                session_close(s); /* frees no other session */
+        }
+}

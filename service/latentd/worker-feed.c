@@ -1,0 +1,493 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the worker is given: models, arenas, jobs. All of it lazily, and again for each worker. */
+#include "service/latentd/worker-link-internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "service/latentd/job.h"
+#include "service/latentd/model.h"
+#include "service/latentd/plan.h"
+#include "service/latentd/queue.h"
+#include "service/latentd/session.h"
+#include "service/shared/cleanup.h"
+
+#define MODELS_HELD_MAX 32 /* in a worker at a time; the least recently used one without jobs gives way */
+#define DEATHS_MAX 2  /* while a model is being opened */
+
+/* A step whose time is not known yet: at least this much work is taken to be done per second, in rows times bytes of weights. */
+#define PACE_CPU UINT64_C(1000000000)
+#define PACE_GPU UINT64_C(1000000000000)
+#define PATIENCE 10 /* times the expected duration */
+
+static LinkModel *find_model(const WorkerLink *w, uint64_t id) {
+        LinkModel *x;
+
+        TAILQ_FOREACH(x, &w->models, entry)
+                if (x->id == id)
+                        return x;
+
+        return NULL;
+}
+
+static LinkModel *link_model_free(WorkerLink *w, LinkModel *x) {
+        TAILQ_REMOVE(&w->models, x, entry);
+        free(x);
+        return NULL;
+}
+
+static void send_simple(WorkerLink *w, WireType type, uint64_t id, uint32_t step) {
+        WireMessage m;
+
+        wire_init(&m, type, w->epoch, id, step);
+        worker_send(w, &m, -EBADF);
+}
+
+static void send_model(WorkerLink *w, const Model *model) {
+        WireMessage m;
+
+        wire_init(&m, WIRE_MODEL_OPEN, w->epoch, model->id, 0);
+        m.model_open.n_files = (uint32_t) model->n_parts;
+        m.model_open.qkv_order = model->qkv_order;
+        (void) snprintf(m.model_open.partition, sizeof(m.model_open.partition), "%s", model->partition);
+        worker_send(w, &m, -EBADF);
+
+        for (size_t i = 0; i < model->n_parts; i++) {
+                const ModelPart *p = &model->parts[i];
+
+                wire_init(&m, WIRE_REGION, w->epoch, model->id, 0);
+                m.region.size = p->size;
+                m.region.region_size = p->region->size;
+                m.region.index = (uint32_t) i;
+                (void) snprintf(m.region.name, sizeof(m.region.name), "%s", p->name);
+                worker_send(w, &m, p->region->fd);
+        }
+
+        send_simple(w, WIRE_MODEL_COMMIT, model->id, 0);
+}
+
+static bool model_has_jobs(const WorkerLink *w, const LinkModel *x) {
+        const Job *j;
+
+        TAILQ_FOREACH(j, &w->manager->jobs, entry)
+                if (j->worker_epoch == w->epoch && j->request.model == x->id)
+                        return true;
+
+        return w->opening && w->opening->request.model == x->id;
+}
+
+/* Its worker maps every region of a model: keep the number of them bounded. */
+static void make_room(WorkerLink *w) {
+        LinkModel *x, *next;
+        unsigned n = 0;
+
+        TAILQ_FOREACH(x, &w->models, entry)
+                n++;
+
+        for (x = TAILQ_FIRST(&w->models); x && n >= MODELS_HELD_MAX; x = next) {
+                next = TAILQ_NEXT(x, entry);
+                if (!x->ready || model_has_jobs(w, x))
+                        continue;
+                send_simple(w, WIRE_MODEL_CLOSE, x->id, 0);
+                (void) link_model_free(w, x);
+                n--;
+        }
+}
+
+/* Sends the model unless the worker has it or is at it. */
+static int ensure_model(WorkerLink *w, Model *model, LinkModel **ret) {
+        LinkModel *x = find_model(w, model->id);
+
+        if (x) {
+                TAILQ_REMOVE(&w->models, x, entry);
+                TAILQ_INSERT_TAIL(&w->models, x, entry);
+        } else {
+                make_room(w);
+                x = calloc(1, sizeof(*x));
+                if (!x)
+                        return -ENOMEM;
+
+                x->id = model->id;
+                x->model = model;
+                TAILQ_INSERT_TAIL(&w->models, x, entry);
+                send_model(w, model);
+                worker_link_watch(w);
+        }
+
+        *ret = x;
+        return 0;
+}
+
+bool worker_feed_is_busy(const WorkerLink *w) {
+        const LinkModel *x;
+
+        TAILQ_FOREACH(x, &w->models, entry)
+                if (!x->ready)
+                        return true;
+
+        return w->asked_job != 0 || w->opening;
+}
+
+/* Ends the first request for this model; fn may do anything, so the list is looked at anew after it. */
+static bool answer_one(WorkerLink *w, const Model *model, const WireModelReady *info, const Fault *f) {
+        ModelRequest *x;
+
+        TAILQ_FOREACH(x, &w->requests, entry)
+                if (!model || x->model == model) {
+                        ModelRequest copy = *x;
+
+                        TAILQ_REMOVE(&w->requests, x, entry);
+                        free(x);
+                        copy.fn(copy.userdata, copy.model, info, f);
+                        return true;
+                }
+
+        return false;
+}
+
+/* A model that the worker has already is asked for again: what it said then is in model->info. */
+static int on_answer(sd_event_source *source, void *userdata) {
+        WorkerLink *w = userdata;
+
+        if (w->state == LINK_READY)
+                worker_feed_on_ready(w);
+        return 0;
+}
+
+int worker_link_open_model(WorkerLink *w, Model *model, WorkerModelFn fn, void *userdata) {
+        ModelRequest *x;
+        int r;
+
+        x = calloc(1, sizeof(*x));
+        if (!x)
+                return -ENOMEM;
+
+        *x = (ModelRequest) { .model = model, .fn = fn, .userdata = userdata };
+        if (!w->answer_source)
+                r = sd_event_add_defer(w->manager->event, &w->answer_source, on_answer, w);
+        else
+                r = sd_event_source_set_enabled(w->answer_source, SD_EVENT_ONESHOT);
+        if (r < 0) {
+                free(x);
+                return r;
+        }
+
+        TAILQ_INSERT_TAIL(&w->requests, x, entry);
+        worker_link_want(w);
+        return 0;
+}
+
+void worker_feed_on_ready(WorkerLink *w) {
+        ModelRequest *x, *next;
+
+        for (x = TAILQ_FIRST(&w->requests); x; x = next) {
+                LinkModel *y;
+
+                next = TAILQ_NEXT(x, entry);
+                if (ensure_model(w, x->model, &y) < 0) {
+                        worker_link_drop(w, "cannot be served: out of memory");
+                        return;
+                }
+                if (y->ready) {
+                        (void) answer_one(w, x->model, &x->model->info, NULL);
+                        next = TAILQ_FIRST(&w->requests); /* answered ones are gone, so this ends */
+                }
+        }
+}
+
+static void send_arenas(WorkerLink *w, Session *s) {
+        const struct {
+                int fd;
+                uint64_t size;
+        } arenas[] = {
+                [WIRE_ARENA_INPUT] = { s->input_fd, s->input_bytes },
+                [WIRE_ARENA_OUTPUT] = { s->output_fd, s->output_bytes },
+        };
+        WireMessage m;
+
+        if (s->arena_epoch == w->epoch)
+                return;
+
+        for (uint32_t i = 0; i < ELEMENTSOF(arenas); i++) {
+                wire_init(&m, WIRE_ARENA, w->epoch, s->id, 0);
+                m.arena.size = arenas[i].size;
+                m.arena.kind = i;
+                worker_send(w, &m, arenas[i].fd);
+        }
+        s->arena_epoch = w->epoch;
+}
+
+static void send_job(WorkerLink *w, Job *j, bool resume) {
+        WireHeader header;
+        WireMessage m;
+
+        send_arenas(w, j->session);
+        wire_init(&m, WIRE_JOB_OPEN, w->epoch, j->id, 0);
+        header = m.header;
+        m.job_open = j->request;
+        m.header = header;
+        if (resume)
+                m.job_open.flags |= WIRE_JOB_RESUME;
+
+        j->worker_epoch = w->epoch;
+        j->plan_epoch = 0;
+        w->asked_job = j->id;
+        w->asked_step = false;
+        w->patience_usec = w->open_usec;
+        worker_send(w, &m, -EBADF);
+        worker_link_watch(w);
+}
+
+int worker_link_open_job(WorkerLink *w, Job *j, bool resume) {
+        LinkModel *x;
+        int r;
+
+        if (w->state != LINK_READY)
+                return -ENOTCONN;
+
+        r = ensure_model(w, j->model, &x);
+        if (r < 0)
+                return r;
+
+        if (x->ready) {
+                send_job(w, j, resume);
+                return 0;
+        }
+
+        w->opening = j;
+        w->opening_resume = resume;
+        return 0;
+}
+
+static int send_plan(WorkerLink *w, Job *j) {
+        uint32_t ranks = j->session->ranks;
+        WireMessage m;
+        WirePlan *p = &m.plan;
+        int r;
+
+        if (ranks == 0 || ranks > w->ranks)
+                ranks = w->ranks;
+
+        wire_init(&m, WIRE_PLAN, w->epoch, j->id, 0);
+        r = plan_make(j->ready.rows, j->model->info.heads, ranks, w->row_tile, p);
+        if (r < 0)
+                return r;
+
+        /* The session uses fewer ranks than the worker has: the others take part with nothing to do. */
+        for (uint32_t i = p->ranks; i < w->ranks; i++) {
+                p->rows[i] = (WireRange) { j->ready.rows, j->ready.rows };
+                p->heads[i] = (WireHeads) { j->model->info.heads, j->model->info.heads };
+        }
+        p->ranks = w->ranks;
+
+        worker_send(w, &m, -EBADF);
+        j->plan_epoch = w->epoch;
+        return 0;
+}
+
+/* For the next block of a step. Without a measurement a pace is assumed that everything worth using exceeds. */
+static uint64_t step_patience(const WorkerLink *w, const Job *j) {
+        uint64_t pace = strcmp(w->hello.backend, "cpu") == 0 ? PACE_CPU : PACE_GPU, usec, limit;
+        double block;
+
+        if (j->step_usec > 0)
+                usec = j->step_usec;
+        else {
+                block = (double) j->ready.rows * (double) j->model->info.weight_bytes / j->ready.blocks / (double) pace;
+                usec = block < 1e9 ? (uint64_t) (block * 1e6) : UINT64_C(1000000000000000);
+        }
+        if (__builtin_mul_overflow(usec, (uint64_t) PATIENCE, &limit))
+                limit = usec;
+        return limit > w->stall_usec ? limit : w->stall_usec;
+}
+
+int worker_link_step(WorkerLink *w, Job *j, uint32_t step) {
+        int r;
+
+        if (w->state != LINK_READY)
+                return -ENOTCONN;
+
+        if (j->plan_epoch != w->epoch) {
+                r = send_plan(w, j);
+                if (r < 0)
+                        return r;
+        }
+
+        w->asked_job = j->id;
+        w->asked_step = true;
+        w->patience_usec = step_patience(w, j);
+        send_simple(w, WIRE_STEP, j->id, step);
+        worker_link_watch(w);
+        return 0;
+}
+
+void worker_link_close_job(WorkerLink *w, Job *j) {
+        if (w->opening == j)
+                w->opening = NULL;
+
+        if (j->worker_epoch != 0 && j->worker_epoch == w->epoch) {
+                if (w->asked_job == j->id)
+                        w->asked_job = 0;
+                send_simple(w, WIRE_JOB_CLOSE, j->id, 0);
+        }
+        j->worker_epoch = 0;
+        j->plan_epoch = 0;
+}
+
+void worker_link_cancel(WorkerLink *w, Job *j) {
+        if (j->worker_epoch != 0 && j->worker_epoch == w->epoch)
+                send_simple(w, WIRE_CANCEL, j->id, 0);
+}
+
+void worker_link_forget_session(WorkerLink *w, Session *s) {
+        if (s->arena_epoch != 0 && s->arena_epoch == w->epoch)
+                send_simple(w, WIRE_ARENA_CLOSE, s->id, 0);
+        s->arena_epoch = 0;
+}
+
+void worker_link_forget_model(WorkerLink *w, Model *model) {
+        LinkModel *y = find_model(w, model->id);
+        ModelRequest *x, *next;
+
+        for (x = TAILQ_FIRST(&w->requests); x; x = next) {
+                next = TAILQ_NEXT(x, entry);
+                if (x->model != model)
+                        continue;
+                TAILQ_REMOVE(&w->requests, x, entry);
+                free(x);
+        }
+
+        if (!y)
+                return;
+
+        if (y->ready) {
+                send_simple(w, WIRE_MODEL_CLOSE, y->id, 0);
+                (void) link_model_free(w, y);
+        } else
+                y->model = NULL; /* its answer is still to come */
+}
+
+void worker_feed_on_model_ready(WorkerLink *w, const WireModelReady *m) {
+        LinkModel *x = find_model(w, m->header.job);
+        Model *model;
+        Job *j;
+
+        if (!x || x->ready || m->heads == 0 || m->layers == 0) {
+                worker_link_drop(w, "broke the protocol: MODEL_READY for nothing that was asked");
+                return;
+        }
+
+        model = x->model;
+        if (!model) {
+                send_simple(w, WIRE_MODEL_CLOSE, x->id, 0);
+                (void) link_model_free(w, x);
+                return;
+        }
+
+        x->ready = true;
+        if (w->opening && w->opening->model == model) {
+                j = STEAL_PTR(w->opening);
+                send_job(w, j, w->opening_resume);
+        }
+        while (answer_one(w, model, m, NULL))
+                ;
+}
+
+/* The job in w->opening gets the fault of its model. */
+static void refuse_opening(WorkerLink *w, const Fault *f) {
+        Job *j = STEAL_PTR(w->opening);
+        WireMessage m;
+
+        wire_init(&m, WIRE_ERROR, w->epoch, j->id, 0);
+        m.error.fault = *f;
+        queue_on_job_error(w->manager->queue, &m.error);
+}
+
+static void on_model_error(WorkerLink *w, LinkModel *x, const Fault *f) {
+        Model *model = x->model;
+        Fault copy = {};
+
+        if (x->ready) {
+                worker_link_drop(w, "broke the protocol: ERROR for an open model");
+                return;
+        }
+
+        worker_link_fault(f, &copy);
+        (void) link_model_free(w, x);
+        if (!model)
+                return;
+
+        if (w->opening && w->opening->model == model)
+                refuse_opening(w, &copy);
+        while (answer_one(w, model, NULL, &copy))
+                ;
+}
+
+void worker_feed_on_error(WorkerLink *w, const WireError *m) {
+        LinkModel *x = find_model(w, m->header.job);
+        Job *j;
+
+        if (x) {
+                on_model_error(w, x, &m->fault);
+                return;
+        }
+
+        if (w->asked_job == 0 || w->asked_job != m->header.job) {
+                worker_link_drop(w, "broke the protocol: ERROR for nothing that was asked");
+                return;
+        }
+
+        w->asked_job = 0;
+        if (!w->asked_step) {
+                /* A refused job is not there to be closed. */
+                j = job_find(w->manager, m->header.job);
+                if (j)
+                        j->worker_epoch = 0;
+        }
+        queue_on_job_error(w->manager->queue, m);
+}
+
+void worker_feed_on_gone(WorkerLink *w, const char *reason) {
+        ModelRequest *x, *next;
+        Fault f = {};
+
+        (void) fault_set(&f, -EIO, FAULT_WORKER_CRASHED, "The worker died %d times while it opened the model: it %s.", DEATHS_MAX, reason);
+        for (x = TAILQ_FIRST(&w->requests); x; x = next) {
+                LinkModel *y = find_model(w, x->model->id);
+
+                next = TAILQ_NEXT(x, entry);
+                if (y && !y->ready)
+                        x->deaths++;
+        }
+
+        w->opening = NULL;
+        w->asked_job = 0;
+        while (!TAILQ_EMPTY(&w->models))
+                (void) link_model_free(w, TAILQ_FIRST(&w->models));
+
+        for (x = TAILQ_FIRST(&w->requests); x; x = next) {
+                next = TAILQ_NEXT(x, entry);
+                if (x->deaths < DEATHS_MAX)
+                        continue;
+                (void) answer_one(w, x->model, NULL, &f);
+                next = TAILQ_FIRST(&w->requests);
+        }
+}
+
+void worker_feed_on_no_worker(WorkerLink *w, const Fault *f) {
+        while (answer_one(w, NULL, NULL, f))
+                ;
+}
+
+void worker_feed_clear(WorkerLink *w) {
+        w->answer_source = sd_event_source_disable_unref(w->answer_source);
+        while (!TAILQ_EMPTY(&w->models))
+                (void) link_model_free(w, TAILQ_FIRST(&w->models));
+        while (!TAILQ_EMPTY(&w->requests)) {
+                ModelRequest *x = TAILQ_FIRST(&w->requests);
+
+                TAILQ_REMOVE(&w->requests, x, entry);
+                free(x);
+        }
+}

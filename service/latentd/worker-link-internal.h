@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* What the parts of the broker's end of a worker share: worker-link.c (life and death), worker-send.c (sending), worker-feed.c (models,
+ * arenas, jobs). Tests shorten the times. */
+
+#include "service/latentd/worker-link.h"
+#include "service/latentd/worker-start.h"
+
+typedef enum LinkState {
+        LINK_IDLE,   /* no worker */
+        LINK_DELAY,  /* one is wanted; the timer starts it */
+        LINK_HELLO,  /* started, has not said Hello */
+        LINK_READY,
+        LINK_ENDING, /* told or made to end, or seen ending: not gone yet */
+} LinkState;
+
+typedef struct Outgoing {
+        STAILQ_ENTRY(Outgoing) entry;
+        int fd; /* ours; -EBADF: none */
+        WireHeader header[]; /* the message, header.size bytes */
+} Outgoing;
+
+/* A model in the worker of this epoch. */
+typedef struct LinkModel {
+        uint64_t id;
+        Model *model; /* NULL: forgotten while it was opened; closed when the answer is here */
+        bool ready;
+        TAILQ_ENTRY(LinkModel) entry;
+} LinkModel;
+
+typedef struct ModelRequest {
+        Model *model;
+        WorkerModelFn fn;
+        void *userdata;
+        unsigned deaths;
+        TAILQ_ENTRY(ModelRequest) entry;
+} ModelRequest;
+
+struct WorkerLink {
+        Manager *manager;
+        LinkState state;
+        uint64_t epoch, starts;
+        bool wanted;   /* there is work for one */
+        bool expected; /* ENDING on request: no failure */
+        bool no_cuda;  /* Worker=auto: the CUDA worker has no device */
+        bool useless;  /* trying again soon gives the same: not installed, another version */
+        uint32_t row_tile;
+
+        WorkerProcess process;
+        bool eof, reaped, hung;
+        bool was_ready, was_busy; /* ENDING: when it began */
+        char end_reason[200]; /* behind "the worker "; "" while not known */
+        WireHello hello;
+        uint32_t ranks;
+        sd_event_source *io, *child, *timer;
+
+        unsigned failures; /* in a row: starts that came to nothing */
+        uint64_t failed_usec;
+
+        STAILQ_HEAD(, Outgoing) queue;
+        unsigned credits_used, credits_used_max;
+
+        TAILQ_HEAD(, LinkModel) models;
+        TAILQ_HEAD(, ModelRequest) requests;
+        sd_event_source *answer_source; /* requests of models that are there already */
+
+        Job *opening; /* waits for its model; its JOB_OPEN is not sent */
+        bool opening_resume;
+        uint64_t asked_job; /* JOB_OPEN or STEP that the worker has not answered; 0: none */
+        bool asked_step;
+        uint64_t patience_usec; /* for the next sign of life of it */
+
+        uint64_t hello_usec, stall_usec, open_usec, end_usec; /* limits */
+};
+
+/* worker-link.c */
+
+/* Sets the timer of the stall limit anew, or stops it if nothing is asked. */
+void worker_link_watch(WorkerLink *w);
+
+/* worker-send.c */
+
+/* Queues a message and sends what may go. fd stays the caller's. A failure drops the worker. */
+void worker_send(WorkerLink *w, const WireMessage *m, int fd);
+void worker_send_flush(WorkerLink *w);
+int worker_send_on_ack(WorkerLink *w); /* -EPROTO: nothing to acknowledge */
+void worker_send_clear(WorkerLink *w);
+
+/* worker-feed.c */
+bool worker_feed_is_busy(const WorkerLink *w); /* waits for an answer */
+void worker_feed_on_ready(WorkerLink *w);      /* a worker is there: open what was asked for */
+void worker_feed_on_model_ready(WorkerLink *w, const WireModelReady *m);
+void worker_feed_on_error(WorkerLink *w, const WireError *m);
+/* Forgets what the worker had. Requests under way count a death; those with two end with WorkerCrashed. */
+void worker_feed_on_gone(WorkerLink *w, const char *reason);
+void worker_feed_on_no_worker(WorkerLink *w, const Fault *f);
+void worker_feed_clear(WorkerLink *w);

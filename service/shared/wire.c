@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/shared/wire.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "service/shared/cleanup.h"
+
+/* More than the one descriptor that a message may carry, so that too many are seen, counted and closed by us. What does
+ * not even fit here is closed by the kernel, which then sets MSG_CTRUNC. */
+#define FDS_SEEN_MAX 4
+
+typedef struct TypeInfo {
+        const char *name;
+        uint32_t size;
+        bool with_fd;
+} TypeInfo;
+
+static const TypeInfo types[WIRE_TYPE_MAX] = {
+        [WIRE_HELLO] = { "HELLO", sizeof(WireHello), false },
+        [WIRE_ACK] = { "ACK", sizeof(WireAck), false },
+        [WIRE_MODEL_READY] = { "MODEL_READY", sizeof(WireModelReady), false },
+        [WIRE_JOB_READY] = { "JOB_READY", sizeof(WireJobReady), false },
+        [WIRE_PROGRESS] = { "PROGRESS", sizeof(WireProgress), false },
+        [WIRE_STEP_DONE] = { "STEP_DONE", sizeof(WireStepDone), false },
+        [WIRE_ERROR] = { "ERROR", sizeof(WireError), false },
+        [WIRE_WELCOME] = { "WELCOME", sizeof(WireWelcome), false },
+        [WIRE_MODEL_OPEN] = { "MODEL_OPEN", sizeof(WireModelOpen), false },
+        [WIRE_REGION] = { "REGION", sizeof(WireRegion), true },
+        [WIRE_MODEL_COMMIT] = { "MODEL_COMMIT", sizeof(WireModelCommit), false },
+        [WIRE_MODEL_CLOSE] = { "MODEL_CLOSE", sizeof(WireModelClose), false },
+        [WIRE_ARENA] = { "ARENA", sizeof(WireArena), true },
+        [WIRE_ARENA_CLOSE] = { "ARENA_CLOSE", sizeof(WireArenaClose), false },
+        [WIRE_JOB_OPEN] = { "JOB_OPEN", sizeof(WireJobOpen), false },
+        [WIRE_PLAN] = { "PLAN", sizeof(WirePlan), false },
+        [WIRE_STEP] = { "STEP", sizeof(WireStep), false },
+        [WIRE_JOB_CLOSE] = { "JOB_CLOSE", sizeof(WireJobClose), false },
+        [WIRE_CANCEL] = { "CANCEL", sizeof(WireCancel), false },
+        [WIRE_DIE] = { "DIE", sizeof(WireDie), false },
+};
+
+static const TypeInfo *type_info(uint16_t type) {
+        if (type >= ELEMENTSOF(types) || types[type].size == 0)
+                return NULL;
+
+        return &types[type];
+}
+
+uint32_t wire_size_of(uint16_t type) {
+        const TypeInfo *t = type_info(type);
+
+        return t ? t->size : 0;
+}
+
+const char *wire_type_name(uint16_t type) {
+        const TypeInfo *t = type_info(type);
+
+        return t ? t->name : "?";
+}
+
+uint32_t wire_init(WireMessage *m, WireType type, uint64_t epoch, uint64_t job, uint32_t step) {
+        uint32_t size = wire_size_of((uint16_t) type);
+
+        memset(m, 0, sizeof(*m));
+        if (size == 0)
+                return 0;
+
+        m->header = (WireHeader) {
+                .size = size,
+                .type = (uint16_t) type,
+                .version = WIRE_VERSION,
+                .epoch = epoch,
+                .job = job,
+                .step = step,
+        };
+        return size;
+}
+
+int wire_commit_unpack(uint64_t word, uint32_t *ret_epoch, uint32_t *ret_steps_done) {
+        if (!(word & ((uint64_t) 1 << 31)))
+                return -ENODATA;
+
+        *ret_epoch = (uint32_t) (word >> 32);
+        *ret_steps_done = (uint32_t) (word & 0x7fffffffu);
+        return 0;
+}
+
+int wire_send(int socket, const WireMessage *m, int fd) {
+        const TypeInfo *t = type_info(m->header.type);
+        union {
+                char bytes[CMSG_SPACE(sizeof(int))];
+                struct cmsghdr align;
+        } control = {};
+        struct iovec iov = { .iov_base = (void *) m, .iov_len = m->header.size };
+        struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
+        ssize_t n;
+
+        /* A message that the other side would take for a protocol error never leaves. */
+        if (!t || m->header.size != t->size || m->header.version != WIRE_VERSION || t->with_fd != (fd >= 0))
+                return -EINVAL;
+
+        if (fd >= 0) {
+                struct cmsghdr *c;
+
+                h.msg_control = control.bytes;
+                h.msg_controllen = sizeof(control.bytes);
+                c = CMSG_FIRSTHDR(&h);
+                c->cmsg_level = SOL_SOCKET;
+                c->cmsg_type = SCM_RIGHTS;
+                c->cmsg_len = CMSG_LEN(sizeof(int));
+                memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+        }
+
+        do
+                n = sendmsg(socket, &h, MSG_DONTWAIT | MSG_NOSIGNAL);
+        while (n < 0 && errno == EINTR);
+
+        if (n < 0) {
+                if (errno == EAGAIN || errno == EWOULDBLOCK)
+                        return -EAGAIN;
+                if (errno == ECONNRESET)
+                        return -EPIPE;
+                return -errno;
+        }
+
+        return n == (ssize_t) m->header.size ? 0 : -EIO; /* SEQPACKET: all or nothing */
+}
+
+/* Takes the descriptors out of the control data: how many came, the first max of them in ret_fds. */
+static unsigned collect_fds(struct msghdr *h, int ret_fds[static FDS_SEEN_MAX]) {
+        unsigned n = 0;
+
+        for (struct cmsghdr *c = CMSG_FIRSTHDR(h); c; c = CMSG_NXTHDR(h, c)) {
+                size_t bytes;
+
+                if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+                        continue;
+
+                bytes = c->cmsg_len - CMSG_LEN(0);
+                for (size_t at = 0; at + sizeof(int) <= bytes; at += sizeof(int)) {
+                        int fd;
+
+                        memcpy(&fd, CMSG_DATA(c) + at, sizeof(fd));
+                        if (n < FDS_SEEN_MAX)
+                                ret_fds[n] = fd;
+                        else
+                                (void) close(fd);
+                        n++;
+                }
+        }
+        return n;
+}
+
+static int check_message(const WireMessage *m, size_t n, int flags, unsigned n_fds, Fault *f) {
+        const TypeInfo *t;
+
+        if (flags & (MSG_TRUNC | MSG_CTRUNC))
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL,
+                                "A message was cut off (%s): more than %u bytes or more descriptors than one.",
+                                (flags & MSG_TRUNC) ? "data" : "descriptors", WIRE_MESSAGE_MAX);
+
+        if (n < sizeof(WireHeader))
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "A message of %zu bytes is shorter than a header (%zu).", n,
+                                sizeof(WireHeader));
+
+        /* First of all the version: what else stands in the header depends on it. */
+        if (m->header.version != WIRE_VERSION)
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL,
+                                "The other side speaks protocol version %u, this program %u: restart both after an upgrade.",
+                                m->header.version, WIRE_VERSION);
+
+        t = type_info(m->header.type);
+        if (!t)
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "A message has the unknown type %u.", m->header.type);
+
+        if (n != t->size || m->header.size != t->size)
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "%s has %zu bytes and says %u, expected %u.", t->name, n,
+                                m->header.size, t->size);
+
+        if (n_fds != (t->with_fd ? 1u : 0u))
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "%s carries %u descriptors, expected %u.", t->name, n_fds,
+                                t->with_fd ? 1u : 0u);
+
+        return 0;
+}
+
+#define TERMINATE(array) ((array)[sizeof(array) - 1] = '\0')
+
+/* Makes what the other side may have got wrong harmless: strings end, padding is zero. */
+static void normalise(WireMessage *m) {
+        memset(m->bytes + m->header.size, 0, sizeof(m->bytes) - m->header.size);
+        m->header.reserved = 0;
+
+        switch ((WireType) m->header.type) {
+
+        case WIRE_HELLO:
+                TERMINATE(m->hello.build_id);
+                TERMINATE(m->hello.backend);
+                TERMINATE(m->hello.numerics_id);
+                for (size_t i = 0; i < WIRE_DEVICES_MAX; i++) {
+                        WireDevice *d = &m->hello.devices[i];
+
+                        TERMINATE(d->name);
+                        TERMINATE(d->pci_address);
+                        TERMINATE(d->uuid);
+                        TERMINATE(d->architecture);
+                        d->reserved = 0;
+                }
+                break;
+
+        case WIRE_MODEL_READY:
+                TERMINATE(m->model_ready.layout);
+                TERMINATE(m->model_ready.qkv_order);
+                TERMINATE(m->model_ready.partition);
+                TERMINATE(m->model_ready.types);
+                break;
+
+        case WIRE_ERROR:
+                TERMINATE(m->error.fault.name);
+                TERMINATE(m->error.fault.text);
+                break;
+
+        case WIRE_MODEL_OPEN:
+                TERMINATE(m->model_open.partition);
+                break;
+
+        case WIRE_REGION:
+                TERMINATE(m->region.name);
+                m->region.reserved = 0;
+                break;
+
+        case WIRE_ARENA:
+                m->arena.reserved = 0;
+                break;
+
+        case WIRE_PLAN:
+                m->plan.reserved = 0;
+                break;
+
+        default:
+                break;
+        }
+}
+
+int wire_receive(int socket, WireMessage *ret, int *ret_fd, Fault *f) {
+        union {
+                char bytes[CMSG_SPACE(sizeof(int) * FDS_SEEN_MAX)];
+                struct cmsghdr align;
+        } control;
+        WireMessage m;
+        struct iovec iov = { .iov_base = &m, .iov_len = sizeof(m) };
+        struct msghdr h = {
+                .msg_iov = &iov,
+                .msg_iovlen = 1,
+                .msg_control = control.bytes,
+                .msg_controllen = sizeof(control.bytes),
+        };
+        int fds[FDS_SEEN_MAX], r;
+        bool reset = false;
+        unsigned n_fds;
+        ssize_t n;
+
+        for (;;) {
+                n = recvmsg(socket, &h, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+                if (n >= 0)
+                        break;
+                if (errno == EINTR)
+                        continue;
+                if (errno == ECONNRESET && !reset) {
+                        /* The peer died with unread messages of ours. The kernel says so once, before it gives out what the
+                         * peer had sent: those messages count. */
+                        reset = true;
+                        continue;
+                }
+                if (errno == EAGAIN || errno == EWOULDBLOCK)
+                        return -EAGAIN;
+                return fault_set(f, -errno, FAULT_INTERNAL, "Receiving a message failed: %s.", strerror(errno));
+        }
+
+        n_fds = collect_fds(&h, fds);
+        r = n == 0 && n_fds == 0 ? 0 : check_message(&m, (size_t) n, h.msg_flags, n_fds, f);
+        if (r < 0 || n == 0) {
+                for (unsigned i = 0; i < n_fds && i < FDS_SEEN_MAX; i++)
+                        (void) close(fds[i]);
+                return r;
+        }
+
+        normalise(&m);
+        *ret = m;
+        *ret_fd = n_fds > 0 ? fds[0] : -EBADF;
+        return 1;
+}

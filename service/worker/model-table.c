@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/worker/model-table.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "service/shared/cleanup.h"
+#include "service/shared/memfd.h"
+
+ModelEntry *model_entry_ref(ModelEntry *m) {
+        m->n_ref++;
+        return m;
+}
+
+static void region_done(Region *x) {
+        if (x->map)
+                (void) munmap(x->map, (size_t) x->region_size);
+        cleanup_closep(&x->fd);
+}
+
+ModelEntry *model_entry_unref(ModelEntry *m) {
+        if (!m || --m->n_ref > 0)
+                return NULL;
+
+        (void) h3_model_free(m->h3); /* before what its views point to */
+        for (uint32_t i = 0; i < m->n_regions; i++)
+                region_done(&m->regions[i]);
+        free(m->regions);
+        free(m);
+        return NULL;
+}
+
+DEFINE_CLEANUP(ModelEntry *, model_entry_unref)
+
+static ModelEntry **find_slot(ModelTable *t, uint64_t id) {
+        for (size_t i = 0; i < MODELS_MAX; i++)
+                if (t->models[i] && t->models[i]->id == id)
+                        return &t->models[i];
+        return NULL;
+}
+
+static ModelEntry **find_free_slot(ModelTable *t) {
+        for (size_t i = 0; i < MODELS_MAX; i++)
+                if (!t->models[i])
+                        return &t->models[i];
+        return NULL;
+}
+
+ModelEntry *model_table_find(const ModelTable *t, uint64_t id) {
+        ModelEntry **slot = find_slot((ModelTable *) t, id);
+
+        return slot && (*slot)->h3 ? *slot : NULL;
+}
+
+static int qkv_order_from_wire(uint32_t w, H3QkvOrder *ret) {
+        switch (w) {
+        case WIRE_QKV_AUTO:
+                *ret = H3_QKV_AUTO;
+                return 0;
+        case WIRE_QKV_INTERLEAVED:
+                *ret = H3_QKV_INTERLEAVED;
+                return 0;
+        case WIRE_QKV_STACKED:
+                *ret = H3_QKV_STACKED;
+                return 0;
+        default:
+                return -EPROTO;
+        }
+}
+
+static const char *qkv_order_to_string(H3QkvOrder o) {
+        switch (o) {
+        case H3_QKV_SPLIT:
+                return "split";
+        case H3_QKV_INTERLEAVED:
+                return "interleaved";
+        case H3_QKV_STACKED:
+                return "stacked";
+        default:
+                return "";
+        }
+}
+
+int model_table_open(ModelTable *t, const WireModelOpen *w, Fault *f) {
+        CLEANUP(model_entry_unrefp) ModelEntry *m = NULL;
+        ModelEntry **slot = find_free_slot(t);
+        H3QkvOrder order;
+
+        if (find_slot(t, w->header.job))
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "Model %" PRIu64 " is open already.", w->header.job);
+        if (!slot)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "More than %d models are open.", MODELS_MAX);
+        if (w->n_files == 0 || w->n_files > MODEL_FILES_MAX)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "MODEL_OPEN announces %" PRIu32 " files, expected 1 to %d.", w->n_files,
+                                MODEL_FILES_MAX);
+        if (qkv_order_from_wire(w->qkv_order, &order) < 0)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "MODEL_OPEN has the unknown QKV order %" PRIu32 ".", w->qkv_order);
+        if (strcmp(w->partition, "") != 0 && strcmp(w->partition, "fl2va") != 0 && strcmp(w->partition, "ref2va") != 0)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "MODEL_OPEN has the unknown partition \"%s\".", w->partition);
+
+        m = calloc(1, sizeof(*m));
+        if (!m)
+                return -ENOMEM;
+        m->n_ref = 1;
+        m->id = w->header.job;
+        m->serial = ++t->last_serial;
+        m->qkv_order = order;
+        m->n_files = w->n_files;
+        (void) snprintf(m->partition, sizeof(m->partition), "%s", w->partition);
+        m->regions = calloc(w->n_files, sizeof(*m->regions));
+        if (!m->regions)
+                return -ENOMEM;
+
+        *slot = STEAL_PTR(m);
+        return 0;
+}
+
+/* Maps a region the way a worker with a GPU must: writable, which is what pinning asks for, and read-only from then on. */
+static int map_region(int fd, uint64_t region_size, void **ret) {
+        void *map;
+        int r;
+
+        r = memfd_check(fd, region_size);
+        if (r < 0)
+                return r;
+
+        r = memfd_map(fd, region_size, PROT_READ | PROT_WRITE, &map);
+        if (r < 0)
+                return r;
+
+        if (mprotect(map, (size_t) region_size, PROT_READ) < 0) {
+                r = -errno;
+                (void) munmap(map, (size_t) region_size);
+                return r;
+        }
+
+        *ret = map;
+        return 0;
+}
+
+int model_table_add_region(ModelTable *t, const WireRegion *w, int *fd, Fault *f) {
+        ModelEntry **slot = find_slot(t, w->header.job), *m;
+        Region *x;
+        int r;
+
+        if (!slot || (*slot)->h3)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "REGION is for model %" PRIu64 ", which is not being opened.", w->header.job);
+
+        m = *slot;
+        if (m->n_regions >= m->n_files || w->index != m->n_regions)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "REGION %" PRIu32 " came where %" PRIu32 " of %" PRIu32 " was next.", w->index,
+                                m->n_regions, m->n_files);
+        if (w->name[0] == '\0' || strchr(w->name, '/'))
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "REGION has a name that is no file name: \"%s\".", w->name);
+
+        x = &m->regions[m->n_regions++];
+        *x = (Region) { .fd = -EBADF };
+        (void) snprintf(x->name, sizeof(x->name), "%s", w->name);
+        if (w->size > w->region_size) {
+                (void) fault_set(&m->fault, -EINVAL, FAULT_INTERNAL, "The file %s has %" PRIu64 " bytes, its region only %" PRIu64 ".", x->name,
+                                w->size, w->region_size);
+                return 0;
+        }
+
+        r = map_region(*fd, w->region_size, &x->map);
+        if (r < 0) {
+                (void) fault_set(&m->fault, r, r == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL,
+                                "The region of the file %s (%" PRIu64 " bytes) cannot be used: %s.", x->name, w->region_size, strerror(-r));
+                return 0;
+        }
+
+        x->fd = STEAL_FD(*fd);
+        x->size = w->size;
+        x->region_size = w->region_size;
+        return 0;
+}
+
+static int open_h3(ModelEntry *m, Fault *f) {
+        H3ModelOptions options = { .qkv_order = m->qkv_order };
+        CLEANUP_FREE H3File *files = NULL;
+        int r;
+
+        if (m->fault.name[0] != '\0') {
+                *f = m->fault;
+                return -ENODATA;
+        }
+        if (m->n_regions != m->n_files)
+                return fault_set(f, -ENODATA, FAULT_INTERNAL, "The model was committed with %" PRIu32 " of %" PRIu32 " files.", m->n_regions,
+                                m->n_files);
+
+        files = calloc(m->n_files, sizeof(*files));
+        if (!files)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < m->n_files; i++)
+                files[i] = (H3File) { .name = m->regions[i].name, .bytes = m->regions[i].map, .size = m->regions[i].size };
+
+        r = h3_model_open(files, m->n_files, &options, &m->h3, f);
+        if (r == -ENOMEM)
+                (void) fault_set(f, r, FAULT_DOES_NOT_FIT, "There is no memory for the model's tables (some MB beside its regions).");
+        return r;
+}
+
+static void describe(const ModelEntry *m, WireModelReady *ret) {
+        const H3Config *c = &m->h3->config;
+
+        ret->layers = c->layers;
+        ret->refiner_layers = c->refiner_layers;
+        ret->heads = c->heads;
+        ret->head_dim = c->head_dim;
+        ret->hidden = c->hidden;
+        ret->ffn = c->ffn;
+        ret->text_dim = c->text_dim;
+        ret->n_tensors = m->h3->n_tensors;
+        (void) snprintf(ret->layout, sizeof(ret->layout), "%s", m->h3->layout);
+        (void) snprintf(ret->qkv_order, sizeof(ret->qkv_order), "%s", qkv_order_to_string(m->h3->qkv_order));
+        (void) snprintf(ret->partition, sizeof(ret->partition), "%s", m->partition);
+        (void) snprintf(ret->types, sizeof(ret->types), "%s", m->h3->types);
+        ret->weight_bytes = m->h3->weight_bytes;
+        ret->private_bytes = sizeof(ModelEntry) + m->n_files * sizeof(Region) + sizeof(H3Model) +
+                             ((uint64_t) c->layers + c->refiner_layers) * sizeof(H3Block);
+}
+
+int model_table_commit(ModelTable *t, uint64_t id, WireModelReady *ret, Fault *f) {
+        ModelEntry **slot = find_slot(t, id);
+        int r;
+
+        if (!slot)
+                return fault_set(f, -ENOENT, FAULT_INTERNAL, "Model %" PRIu64 " was not opened.", id);
+        if ((*slot)->h3)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "Model %" PRIu64 " was committed twice.", id);
+
+        r = open_h3(*slot, f);
+        if (r < 0) {
+                *slot = model_entry_unref(*slot);
+                return r;
+        }
+
+        describe(*slot, ret);
+        return 0;
+}
+
+void model_table_close(ModelTable *t, uint64_t id) {
+        ModelEntry **slot = find_slot(t, id);
+
+        if (slot)
+                *slot = model_entry_unref(*slot);
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* The models of this worker: their files' regions, mapped, and what was found in them. Counted: a job holds its model. The table
+ * is the link thread's; the last reference may go on any thread. */
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "service/h3/model.h"
+#include "service/shared/wire.h"
+
+#define MODELS_MAX 64
+#define MODEL_FILES_MAX 256
+
+typedef struct Region {
+        int fd; /* kept open as long as the model, as the protocol says */
+        void *map; /* PROT_READ; file bytes at their own offsets from 0 */
+        uint64_t size;        /* of the file */
+        uint64_t region_size; /* of the map */
+        char name[256];
+} Region;
+
+typedef struct ModelEntry {
+        atomic_uint n_ref;
+        uint64_t id;
+        uint64_t serial; /* never used twice, unlike the id */
+        H3QkvOrder qkv_order;
+        char partition[16];
+        uint32_t n_files, n_regions;
+        Region *regions; /* [n_files], n_regions filled */
+        H3Model *h3;     /* NULL before the commit */
+        Fault fault;     /* the first region that could not be mapped, and why: MODEL_COMMIT answers with it */
+} ModelEntry;
+
+ModelEntry *model_entry_ref(ModelEntry *m);
+ModelEntry *model_entry_unref(ModelEntry *m);
+
+typedef struct ModelTable {
+        ModelEntry *models[MODELS_MAX];
+        uint64_t last_serial;
+} ModelTable;
+
+/* MODEL_OPEN. -EPROTO: id taken, table full, numbers out of range; -ENOMEM. */
+int model_table_open(ModelTable *t, const WireModelOpen *w, Fault *f);
+
+/* REGION: takes *fd over. What is wrong with the memory is remembered for the commit (0); -EPROTO: unknown model, wrong index, a name that is no
+ * base name. */
+int model_table_add_region(ModelTable *t, const WireRegion *w, int *fd, Fault *f);
+
+/* MODEL_COMMIT: parses the files and fills everything of ret behind the header. On failure (as h3_model_open(), or -ENOENT, -ENODATA) the
+ * model is gone from the table and its memory given back. */
+int model_table_commit(ModelTable *t, uint64_t id, WireModelReady *ret, Fault *f);
+
+/* MODEL_CLOSE; an unknown id is no error: a refused model is closed already. */
+void model_table_close(ModelTable *t, uint64_t id);
+
+/* A committed model, NULL if there is none of this id. Not counted. */
+ModelEntry *model_table_find(const ModelTable *t, uint64_t id);

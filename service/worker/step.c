@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/worker/step.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <time.h>
+
+#include "service/h3/sampler.h"
+#include "service/shared/cleanup.h"
+
+#define PROGRESS_INTERVAL_USEC UINT64_C(20000)
+
+static uint64_t now_usec(void) {
+        struct timespec t;
+
+        (void) clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t) t.tv_sec * 1000000u + (uint64_t) t.tv_nsec / 1000u;
+}
+
+static void text_cache_clear(TextCache *c) {
+        free(c->text);
+        free(c->refined);
+        *c = (TextCache) {};
+}
+
+void step_runner_done(StepRunner *s) {
+        text_cache_clear(&s->text);
+}
+
+static bool text_cache_holds(const TextCache *c, const Job *j) {
+        return c->serial == j->model->serial && c->compute == j->compute && c->size == j->text_size &&
+               memcmp(c->text, j->text, (size_t) j->text_size) == 0;
+}
+
+static int refine_text(StepRunner *s, const H3Rank *rank, const Job *j, const void **ret, Fault *f) {
+        TextCache *c = &s->text;
+        int r;
+
+        if (!text_cache_holds(c, j)) {
+                CLEANUP_FREE uint16_t *text = NULL;
+                void *refined;
+
+                /* The old entry goes first: two of them at once help nobody. */
+                text_cache_clear(c);
+                text = malloc((size_t) j->text_size);
+                if (!text)
+                        return -ENOMEM;
+                memcpy(text, j->text, (size_t) j->text_size);
+
+                r = h3_refine_text(rank, j->model->h3, j->compute, text, j->text_rows, &refined, f);
+                if (r < 0)
+                        return r;
+
+                *c = (TextCache) {
+                        .serial = j->model->serial,
+                        .compute = j->compute,
+                        .text = STEAL_PTR(text),
+                        .size = j->text_size,
+                        .refined = refined,
+                };
+        }
+
+        *ret = c->refined;
+        return 0;
+}
+
+typedef struct Run {
+        StepRunner *runner;
+        Job *job;
+        uint32_t step;
+} Run;
+
+static int on_block(void *userdata, uint32_t done, uint32_t total) {
+        Run *run = userdata;
+        Job *j = run->job;
+        WireMessage m;
+        uint64_t now;
+
+        if (j->cancelled)
+                return -ECANCELED;
+
+        now = now_usec();
+        if (done > 1 && done < total && now - j->progress_usec < PROGRESS_INTERVAL_USEC)
+                return 0;
+
+        j->progress_usec = now;
+        wire_init(&m, WIRE_PROGRESS, j->epoch, j->id, run->step);
+        m.progress.block = done;
+        m.progress.blocks = total;
+        link_offer(run->runner->link, &m);
+        return 0;
+}
+
+static int check_state(const Job *j, uint32_t step, Fault *f) {
+        if (j->cancelled)
+                return fault_set(f, -ECANCELED, FAULT_CANCELLED, "The job was cancelled.");
+
+        if (j->plan_fault.name[0] != '\0') {
+                *f = j->plan_fault;
+                return -EINVAL;
+        }
+        if (!j->plan)
+                return fault_set(f, -EINVAL, FAULT_INTERNAL, "STEP came before PLAN.");
+
+        if (j->committed >= j->steps)
+                return fault_set(f, -EINVAL, FAULT_INTERNAL, "STEP %" PRIu32 " was asked for, but all %" PRIu32 " steps are done.", step,
+                                j->steps);
+        if (step != j->committed)
+                return fault_set(f, -EINVAL, FAULT_INTERNAL, "STEP %" PRIu32 " was asked for, but step %" PRIu32 " is next.", step,
+                                j->committed);
+        return 0;
+}
+
+/* Bytes that the step needs on the device, over all ranks of this worker. */
+static int step_memory(const Job *j, uint64_t *ret) {
+        uint64_t sum = 0;
+
+        for (uint32_t i = 0; i < j->plan->h3.ranks; i++) {
+                uint64_t bytes;
+                int r;
+
+                r = h3_step_memory(j->model->h3, j->layout, &j->plan->h3, i, j->compute, &bytes);
+                if (r < 0)
+                        return r;
+                if (__builtin_add_overflow(sum, bytes, &sum))
+                        return -EOVERFLOW;
+        }
+
+        *ret = sum;
+        return 0;
+}
+
+/* Once per plan. There is no ENOMEM for memory that was promised and is touched later: the kernel would end the process, and with it
+ * the work of others. */
+static int admit(const Backend *b, Job *j, Fault *f) {
+        uint64_t need, have;
+        int r;
+
+        if (j->plan_admitted)
+                return 0;
+
+        r = step_memory(j, &need);
+        if (r < 0)
+                return fault_set(f, r, FAULT_DOES_NOT_FIT, "The memory of a step of %" PRIu64 " rows cannot be counted: %s.", j->layout->rows,
+                                strerror(-r));
+
+        have = b->memory_available();
+        if (have > 0 && need > have)
+                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
+                                "A step of %" PRIu64 " rows needs %" PRIu64 " bytes of memory, %" PRIu64 " are free.", j->layout->rows, need,
+                                have);
+
+        j->plan_admitted = true;
+        return 0;
+}
+
+static int compute(StepRunner *s, const H3Rank *rank, Job *j, uint32_t step, Fault *f) {
+        Run run = { .runner = s, .job = j, .step = step };
+        H3StepHooks hooks = { .on_block = on_block, .userdata = &run };
+        H3StepInput in = {
+                .compute = j->compute,
+                .layout = j->layout,
+                .video = j->state.video,
+                .audio = j->state.audio,
+                .sigma_video = j->sigmas_video[step],
+                .sigma_audio = j->sigmas_audio[step],
+        };
+        int r;
+
+        r = refine_text(s, rank, j, &in.refined_text, f);
+        if (r < 0)
+                return r;
+
+        return h3_step(rank, j->model->h3, &in, &hooks, j->velocity.video, j->velocity.audio, f);
+}
+
+/* From the velocities to what the job commits. */
+static const Latents *update(Job *j, uint32_t step) {
+        if (j->kind == WIRE_JOB_STEP)
+                return &j->velocity;
+
+        h3_euler(j->state.video, j->velocity.video, j->sigmas_video[step], j->sigmas_video[step + 1], j->n_video, j->next.video);
+        h3_euler(j->state.audio, j->velocity.audio, j->sigmas_audio[step], j->sigmas_audio[step + 1], j->n_audio, j->next.audio);
+        return &j->next;
+}
+
+/* A failure in the words of the protocol. */
+static int explain(const Job *j, int error, Fault *f) {
+        uint64_t need = 0;
+
+        if (error == -ECANCELED) {
+                *f = (Fault) {};
+                return fault_set(f, error, FAULT_CANCELLED, "The job was cancelled.");
+        }
+        if (error == -ENOMEM && strcmp(f->name, FAULT_DOES_NOT_FIT) != 0) {
+                *f = (Fault) {};
+                (void) step_memory(j, &need);
+                return fault_set(f, error, FAULT_DOES_NOT_FIT, "There is no memory for a step of %" PRIu64 " rows: it needs %" PRIu64
+                                " bytes.", j->layout->rows, need);
+        }
+        return fault_set(f, error, FAULT_INTERNAL, "The step failed: %s (errno %d).", strerror(-error), -error);
+}
+
+int step_run(StepRunner *s, LkContext *context, Job *j, uint32_t step, uint64_t *ret_usec, Fault *f) {
+        H3Rank rank = { .index = 0, .ops = s->backend->ops, .context = context };
+        uint64_t begin = now_usec();
+        const Latents *result;
+        int r;
+
+        r = check_state(j, step, f);
+        if (r < 0)
+                return r;
+
+        r = admit(s->backend, j, f);
+        if (r < 0)
+                return r;
+
+        rank.plan = &j->plan->h3;
+        r = compute(s, &rank, j, step, f);
+        if (r < 0)
+                return explain(j, r, f);
+
+        result = update(j, step);
+        r = job_commit(j, result);
+        if (r < 0)
+                return explain(j, r, f);
+
+        if (result == &j->next) {
+                Latents old = j->state;
+
+                j->state = j->next;
+                j->next = old;
+        }
+        *ret_usec = now_usec() - begin;
+        return 0;
+}

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/worker/worker.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "service/shared/cleanup.h"
+#include "service/shared/log.h"
+#include "service/worker/arena-map.h"
+#include "service/worker/job-context.h"
+#include "service/worker/link.h"
+#include "service/worker/model-table.h"
+#include "service/worker/rank.h"
+#include "service/worker/reaper.h"
+#include "service/worker/step.h"
+
+#define SESSIONS_MAX 1024
+#define JOBS_MAX 1024
+
+/* All of it is the link thread's; jobs are shared with rank 0 as job-context.h says. */
+typedef struct Worker {
+        const Backend *backend;
+        Link *link;
+        RankGroup *ranks;   /* NULL before WELCOME */
+        StepRunner steps;   /* rank 0's */
+        ModelTable models;
+        ArenaPair *arenas[SESSIONS_MAX];
+        Job *jobs[JOBS_MAX];
+} Worker;
+
+static Worker worker;
+
+static void reply_error(Worker *w, uint64_t id, uint32_t step, int error, const Fault *f) {
+        WireMessage m;
+
+        wire_init(&m, WIRE_ERROR, link_epoch(w->link), id, step);
+        m.error.fault = *f;
+        /* Also what forgot to say anything must not look like success. */
+        (void) fault_set(&m.error.fault, error, error == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL, "%s (errno %d).", strerror(-error),
+                        -error);
+        link_send(w->link, &m);
+}
+
+static ArenaPair **find_arenas(Worker *w, uint64_t session) {
+        for (size_t i = 0; i < SESSIONS_MAX; i++)
+                if (w->arenas[i] && w->arenas[i]->session == session)
+                        return &w->arenas[i];
+        return NULL;
+}
+
+static Job **find_job(Worker *w, uint64_t id) {
+        for (size_t i = 0; i < JOBS_MAX; i++)
+                if (w->jobs[i] && w->jobs[i]->id == id)
+                        return &w->jobs[i];
+        return NULL;
+}
+
+/* On rank 0's thread. */
+static void on_step(void *userdata, LkContext *context, Job *j, uint32_t step) {
+        Worker *w = userdata;
+        uint64_t usec = 0;
+        WireMessage m;
+        Fault f = {};
+        int r;
+
+        r = step_run(&w->steps, context, j, step, &usec, &f);
+
+        /* Before the answer: with it in hands the broker may send another PLAN. */
+        j->n_pending--;
+
+        if (r < 0) {
+                reply_error(w, j->id, step, r, &f);
+                return;
+        }
+        wire_init(&m, WIRE_STEP_DONE, j->epoch, j->id, step);
+        m.step_done.compute_usec = usec;
+        link_send(w->link, &m);
+}
+
+static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
+        uint64_t epoch = m->header.epoch;
+
+        /* The commit word has 32 bits for it; 0 stands for "none yet". */
+        if (epoch == 0 || epoch > UINT32_MAX)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "WELCOME has the epoch %" PRIu64 ".", epoch);
+
+        link_set_epoch(w->link, epoch);
+        return rank_group_new(w->backend->ops, m->welcome.ranks, m->welcome.threads, on_step, w, &w->ranks, f);
+}
+
+static int on_model_commit(Worker *w, const WireMessage *m, Fault *f) {
+        WireMessage reply;
+        Fault fault = {};
+        int r;
+
+        wire_init(&reply, WIRE_MODEL_READY, m->header.epoch, m->header.job, m->header.step);
+        r = model_table_commit(&w->models, m->header.job, &reply.model_ready, &fault);
+        if (r == -EPROTO) {
+                *f = fault;
+                return r;
+        }
+
+        if (r < 0)
+                reply_error(w, m->header.job, m->header.step, r, &fault);
+        else
+                link_send(w->link, &reply);
+        return 0;
+}
+
+static int on_arena(Worker *w, const WireMessage *m, int fd, Fault *f) {
+        ArenaPair **slot = find_arenas(w, m->header.job);
+        int r;
+
+        for (size_t i = 0; !slot && i < SESSIONS_MAX; i++)
+                if (!w->arenas[i])
+                        slot = &w->arenas[i];
+        if (!slot)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "More than %d sessions are open.", SESSIONS_MAX);
+
+        if (!*slot) {
+                r = arena_pair_new(m->header.job, slot);
+                if (r < 0)
+                        return r;
+        }
+        return arena_pair_add(*slot, &m->arena, fd, f);
+}
+
+static void close_job(Job **slot) {
+        job_close(*slot);
+        *slot = job_unref(*slot);
+}
+
+static void on_arena_close(Worker *w, const WireMessage *m) {
+        ArenaPair **slot = find_arenas(w, m->header.job);
+
+        if (!slot)
+                return;
+
+        /* The broker closes jobs first. If it did not, they end here: the ACK promises that the arenas are left alone. */
+        for (size_t i = 0; i < JOBS_MAX; i++)
+                if (w->jobs[i] && w->jobs[i]->arenas == *slot)
+                        close_job(&w->jobs[i]);
+        *slot = arena_pair_unref(*slot);
+}
+
+static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
+        ModelEntry *model = model_table_find(&w->models, open->model);
+        ArenaPair **arenas = find_arenas(w, open->session);
+
+        if (!slot)
+                return fault_set(f, -ENOBUFS, FAULT_LIMIT, "The worker holds %d jobs already: close some.", JOBS_MAX);
+        if (!model)
+                return fault_set(f, -ENOENT, FAULT_INTERNAL, "The job is for model %" PRIu64 ", which the worker does not hold.", open->model);
+        if (!arenas)
+                return fault_set(f, -ENOENT, FAULT_INTERNAL, "The job is for session %" PRIu64 ", which has no arenas here.", open->session);
+
+        return job_new(open, model, *arenas, link_epoch(w->link), slot, f);
+}
+
+static int on_job_open(Worker *w, const WireMessage *m, Fault *f) {
+        Job **slot = NULL;
+        WireMessage reply;
+        Fault fault = {};
+        int r;
+
+        if (find_job(w, m->header.job))
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "Job %" PRIu64 " is open already.", m->header.job);
+
+        for (size_t i = 0; !slot && i < JOBS_MAX; i++)
+                if (!w->jobs[i])
+                        slot = &w->jobs[i];
+
+        r = open_job(w, &m->job_open, slot, &fault);
+        if (r < 0) {
+                reply_error(w, m->header.job, m->header.step, r, &fault);
+                return 0;
+        }
+
+        wire_init(&reply, WIRE_JOB_READY, m->header.epoch, m->header.job, m->header.step);
+        job_describe(*slot, &reply.job_ready);
+        link_send(w->link, &reply);
+        return 0;
+}
+
+static int on_plan(Worker *w, const WireMessage *m, Fault *f) {
+        Job **slot = find_job(w, m->header.job), *j;
+        int r;
+
+        if (!slot)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "PLAN is for job %" PRIu64 ", which is not open.", m->header.job);
+
+        j = *slot;
+        if (j->n_pending > 0)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "PLAN came for job %" PRIu64 " while a step of it is queued or runs.", j->id);
+
+        j->plan = plan_free(j->plan);
+        j->plan_fault = (Fault) {};
+        j->plan_admitted = false;
+        r = plan_new(&m->plan, j->layout->rows, j->model->h3->config.heads, rank_group_size(w->ranks), &j->plan, &j->plan_fault);
+        if (r == -ENOMEM)
+                (void) fault_set(&j->plan_fault, r, FAULT_DOES_NOT_FIT, "There is no memory for a plan (%zu bytes).", sizeof(Plan));
+        return 0;
+}
+
+static int on_step_message(Worker *w, const WireMessage *m, Fault *f) {
+        Job **slot = find_job(w, m->header.job);
+        Fault fault = {};
+        int r;
+
+        if (!slot) {
+                r = fault_set(&fault, -ENOENT, FAULT_INTERNAL, "STEP is for job %" PRIu64 ", which is not open.", m->header.job);
+                reply_error(w, m->header.job, m->header.step, r, &fault);
+                return 0;
+        }
+
+        (*slot)->n_pending++;
+        r = rank_group_queue(w->ranks, *slot, m->header.step);
+        if (r < 0)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "More than %d steps are queued.", STEPS_QUEUED_MAX);
+        return 0;
+}
+
+static void on_job_close(Worker *w, const WireMessage *m) {
+        Job **slot = find_job(w, m->header.job);
+
+        if (slot) /* else a refused job, or one that went with its arenas */
+                close_job(slot);
+}
+
+static void on_cancel(Worker *w, const WireMessage *m) {
+        Job **slot = find_job(w, m->header.job);
+
+        if (slot)
+                (*slot)->cancelled = true;
+}
+
+static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
+        Worker *w = userdata;
+
+        switch ((WireType) m->header.type) {
+
+        case WIRE_WELCOME:
+                return on_welcome(w, m, f);
+
+        case WIRE_MODEL_OPEN:
+                return model_table_open(&w->models, &m->model_open, f);
+
+        case WIRE_REGION:
+                return model_table_add_region(&w->models, &m->region, fd, f);
+
+        case WIRE_MODEL_COMMIT:
+                return on_model_commit(w, m, f);
+
+        case WIRE_MODEL_CLOSE:
+                model_table_close(&w->models, m->header.job);
+                return 0;
+
+        case WIRE_ARENA:
+                return on_arena(w, m, *fd, f);
+
+        case WIRE_ARENA_CLOSE:
+                on_arena_close(w, m);
+                return 0;
+
+        case WIRE_JOB_OPEN:
+                return on_job_open(w, m, f);
+
+        case WIRE_PLAN:
+                return on_plan(w, m, f);
+
+        case WIRE_STEP:
+                return on_step_message(w, m, f);
+
+        case WIRE_JOB_CLOSE:
+                on_job_close(w, m);
+                return 0;
+
+        case WIRE_CANCEL:
+                on_cancel(w, m);
+                return 0;
+
+        case WIRE_DIE:
+                link_flush(w->link);
+                reaper_kill_process();
+
+        default:
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "The broker sent %s.", wire_type_name(m->header.type));
+        }
+}
+
+int worker_start(const Backend *backend, int socket, Fault *f) {
+        Worker *w = &worker;
+        WireMessage m;
+        int r;
+
+        r = link_new(socket, &w->link);
+        if (r < 0)
+                return fault_set(f, r, FAULT_INTERNAL, "The connection cannot be set up: %s.", strerror(-r));
+
+        w->backend = backend;
+        w->steps = (StepRunner) { .backend = backend, .link = w->link };
+
+        wire_init(&m, WIRE_HELLO, 0, 0, 0);
+        (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", LATENTD_VERSION);
+        (void) snprintf(m.hello.backend, sizeof(m.hello.backend), "%s", backend->ops->backend);
+        (void) snprintf(m.hello.numerics_id, sizeof(m.hello.numerics_id), "%s", backend->ops->numerics_id);
+        m.hello.pid = getpid();
+        m.hello.n_devices = backend->devices(m.hello.devices);
+        log_info("Version %s on %s (%s).", LATENTD_VERSION, m.hello.devices[0].name, m.hello.devices[0].architecture);
+        link_send(w->link, &m);
+        return 0;
+}
+
+int worker_run(Fault *f) {
+        return link_run(worker.link, on_message, &worker, f);
+}

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/client/fake-service.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <systemd/sd-bus.h>
+
+#define NAME "org.latentd.Latent1"
+#define ROOT "/org/latentd/Latent1"
+#define JOB NAME ".Job"
+#define ARENA 65536u
+
+/* ---- the fake service: a filter that answers every call; runs in the child ---- */
+
+typedef struct Service {
+        sd_bus *bus;
+        const char *address;
+        unsigned n_jobs, n_files;
+        char behaviour[64]; /* of the newest job */
+        uint8_t *input, *output;
+} Service;
+
+static void must(int r) {
+        if (r < 0) {
+                (void) fprintf(stderr, "fake service: %s\n", strerror(-r));
+                _exit(1);
+        }
+}
+
+static void send_finished(sd_bus *bus, const char *to, const char *path, const char *state, const char *error) {
+        sd_bus_message *m;
+
+        must(sd_bus_message_new_signal(bus, &m, path, JOB, "Finished"));
+        must(sd_bus_message_set_destination(m, to));
+        must(sd_bus_message_append(m, "sss", state, error, error[0] ? "the reason" : ""));
+        must(sd_bus_message_append(m, "a{sv}", 2, "model", "o", ROOT "/model/_37", "bytes-read", "t", UINT64_C(5)));
+        must(sd_bus_send(bus, m, NULL));
+        sd_bus_message_unref(m);
+        must(sd_bus_flush(bus));
+}
+
+static void send_progress(Service *s, const char *to, const char *path, unsigned block) {
+        sd_bus_message *m;
+
+        must(sd_bus_message_new_signal(s->bus, &m, path, JOB, "Progress"));
+        must(sd_bus_message_set_destination(m, to));
+        must(sd_bus_message_append(m, "suuuudt", "read", 0, 1, block, 3, block / 3.0, UINT64_C(1000)));
+        must(sd_bus_send(s->bus, m, NULL));
+        sd_bus_message_unref(m);
+}
+
+/* From somebody else on the bus: a lie about the job's end. */
+static void send_forged(Service *s, const char *to, const char *path) {
+        sd_bus *other;
+
+        must(sd_bus_new(&other));
+        must(sd_bus_set_address(other, s->address));
+        must(sd_bus_set_bus_client(other, true));
+        must(sd_bus_start(other));
+        send_finished(other, to, path, "failed", "Internal");
+        sd_bus_flush_close_unref(other);
+}
+
+static int on_load(Service *s, sd_bus_message *m) {
+        const char *name, *to = sd_bus_message_get_sender(m);
+        char path[64];
+
+        must(sd_bus_message_read(m, "s", &name));
+        if (strcmp(name, "refused") == 0)
+                return sd_bus_reply_method_errorf(m, NAME ".Error.NotFound", "no model called %s", name);
+        if (strcmp(name, "unknown-error") == 0)
+                return sd_bus_reply_method_errorf(m, NAME ".Error.Novel", "of a later version");
+        if (strcmp(name, "vanish-in-call") == 0)
+                _exit(0);
+
+        (void) snprintf(s->behaviour, sizeof(s->behaviour), "%s", name);
+        (void) snprintf(path, sizeof(path), ROOT "/job/_%u", ++s->n_jobs);
+        if (strcmp(name, "signal-first") == 0)
+                send_finished(s->bus, to, path, "done", "");
+
+        must(sd_bus_reply_method_return(m, "o", path));
+        must(sd_bus_flush(s->bus));
+        if (strcmp(name, "immediate") == 0)
+                send_finished(s->bus, to, path, "done", "");
+        else if (strcmp(name, "failed") == 0)
+                send_finished(s->bus, to, path, "failed", "InvalidModel");
+        else if (strcmp(name, "forged") == 0) {
+                send_forged(s, to, path);
+                send_finished(s->bus, to, path, "done", "");
+        } else if (strcmp(name, "progress") == 0) {
+                for (unsigned i = 1; i <= 3; i++)
+                        send_progress(s, to, path, i);
+                send_finished(s->bus, to, path, "done", "");
+        } else if (strcmp(name, "strange") == 0)
+                must(sd_bus_emit_signal(s->bus, path, JOB, "Finished", "u", 1));
+        else if (strcmp(name, "vanish") == 0)
+                _exit(0);
+        return 1;
+}
+
+/* Job properties, for clients that lost a signal. */
+static int on_get_all(Service *s, sd_bus_message *m) {
+        const char *state = "running", *name = "", *text = "";
+
+        if (strcmp(s->behaviour, "lost") == 0)
+                state = "done";
+        else if (strcmp(s->behaviour, "lost-failed") == 0)
+                state = "failed", name = "DoesNotFit", text = "the numbers";
+        else if (strcmp(s->behaviour, "forgotten") == 0)
+                return sd_bus_reply_method_errorf(m, SD_BUS_ERROR_UNKNOWN_OBJECT, "no such job");
+
+        return sd_bus_reply_method_return(m, "a{sv}", 5, "State", "s", state, "Phase", "s", "read", "Block", "u", 2,
+                "Fraction", "d", 0.5, "Error", "(ss)", name, text);
+}
+
+static int on_get(Service *s, sd_bus_message *m) {
+        return sd_bus_reply_method_return(m, "v", "a{sv}", 1, "model", "o", ROOT "/model/_39");
+}
+
+static int on_add_files(Service *s, sd_bus_message *m) {
+        unsigned n = 0;
+        const char *name;
+        int fd;
+
+        must(sd_bus_message_enter_container(m, 'a', "(sh)"));
+        while (sd_bus_message_read(m, "(sh)", &name, &fd) > 0) {
+                char buf[8] = "";
+
+                /* Each file of the test holds its own name's first bytes. */
+                if (pread(fd, buf, 4, 0) != 4 || strncmp(buf, name, 4) != 0)
+                        return sd_bus_reply_method_errorf(m, NAME ".Error.InvalidFile", "%s holds %s", name, buf);
+                n++;
+        }
+        if (n > 4)
+                return sd_bus_reply_method_errorf(m, NAME ".Error.InvalidArgument", "%u files in a call", n);
+        s->n_files += n;
+        return sd_bus_reply_method_return(m, NULL);
+}
+
+static int on_commit(Service *s, sd_bus_message *m) {
+        const char *to = sd_bus_message_get_sender(m);
+        sd_bus_message *f;
+
+        must(sd_bus_reply_method_return(m, "o", ROOT "/job/_99"));
+        must(sd_bus_message_new_signal(s->bus, &f, ROOT "/job/_99", JOB, "Finished"));
+        must(sd_bus_message_set_destination(f, to));
+        must(sd_bus_message_append(f, "sss", "done", "", ""));
+        must(sd_bus_message_append(f, "a{sv}", 1, "bytes-read", "t", (uint64_t) s->n_files));
+        must(sd_bus_send(s->bus, f, NULL));
+        sd_bus_message_unref(f);
+        return 1;
+}
+
+static int arena(bool sealed, uint8_t **ret_map) {
+        int fd = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+        if (fd < 0 || ftruncate(fd, ARENA) < 0)
+                _exit(1);
+        if (sealed && fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK) < 0)
+                _exit(1);
+        *ret_map = mmap(NULL, ARENA, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (*ret_map == MAP_FAILED)
+                _exit(1);
+        return fd;
+}
+
+static int on_open_session(Service *s, sd_bus_message *m) {
+        char path[64];
+        int in, out, r;
+        bool is_batch = false;
+        const char *key;
+
+        must(sd_bus_message_enter_container(m, 'a', "{sv}"));
+        while (sd_bus_message_enter_container(m, 'e', "sv") > 0) {
+                must(sd_bus_message_read(m, "s", &key));
+                is_batch = is_batch || strcmp(key, "class") == 0;
+                must(sd_bus_message_skip(m, "v"));
+                must(sd_bus_message_exit_container(m));
+        }
+
+        in = arena(true, &s->input);
+        out = arena(!is_batch, &s->output);
+        (void) snprintf(path, sizeof(path), ROOT "/session/_31");
+        r = sd_bus_reply_method_return(m, "ohh", path, in, out);
+        (void) close(in);
+        (void) close(out);
+        return r;
+}
+
+/* Answers with the video's bytes at offset 128 of the output, where the request's dictionary says that they are. */
+static int on_step(Service *s, sd_bus_message *m) {
+        const char *to = sd_bus_message_get_sender(m), *key, *type;
+        uint64_t offset = 0, out = 128, bad = ARENA - 4;
+        sd_bus_message *f;
+        double sigma = 0;
+
+        must(sd_bus_message_enter_container(m, 'a', "{sv}"));
+        while (sd_bus_message_enter_container(m, 'e', "sv") > 0) {
+                must(sd_bus_message_read(m, "s", &key));
+                if (strcmp(key, "video") == 0) {
+                        must(sd_bus_message_enter_container(m, 'v', "(tsat)"));
+                        must(sd_bus_message_enter_container(m, 'r', "tsat"));
+                        must(sd_bus_message_read(m, "ts", &offset, &type));
+                        must(sd_bus_message_skip(m, "at"));
+                        must(sd_bus_message_exit_container(m));
+                        must(sd_bus_message_exit_container(m));
+                } else if (strcmp(key, "sigma-video") == 0)
+                        must(sd_bus_message_read(m, "v", "d", &sigma));
+                else
+                        must(sd_bus_message_skip(m, "v"));
+                must(sd_bus_message_exit_container(m));
+        }
+        memcpy(s->output + out, s->input + offset, 24);
+
+        must(sd_bus_reply_method_return(m, "o", ROOT "/job/_50"));
+        must(sd_bus_message_new_signal(s->bus, &f, ROOT "/job/_50", JOB, "Finished"));
+        must(sd_bus_message_set_destination(f, to));
+        must(sd_bus_message_append(f, "sss", "done", "", ""));
+        must(sd_bus_message_append(f, "a{sv}", 2, "rows", "t", (uint64_t) (sigma * 1000), "tensors", "a(stsat)", 2,
+                "video_velocity", out, "F32", 2, UINT64_C(2), UINT64_C(3), "outside", bad, "F32", 1, UINT64_C(2)));
+        must(sd_bus_send(s->bus, f, NULL));
+        sd_bus_message_unref(f);
+        return 1;
+}
+
+static int on_message(sd_bus_message *m, void *userdata, sd_bus_error *reterr_error) {
+        const char *member = sd_bus_message_get_member(m), *path = sd_bus_message_get_path(m);
+        Service *s = userdata;
+
+        if (!member || !path || sd_bus_message_is_method_call(m, NULL, NULL) <= 0 || strncmp(path, ROOT, strlen(ROOT)) != 0)
+                return 0;
+        if (strcmp(member, "LoadModel") == 0)
+                return on_load(s, m);
+        if (strcmp(member, "GetAll") == 0)
+                return on_get_all(s, m);
+        if (strcmp(member, "Get") == 0)
+                return on_get(s, m);
+        if (strcmp(member, "NewModel") == 0)
+                return sd_bus_reply_method_return(m, "o", ROOT "/model/_37");
+        if (strcmp(member, "AddFiles") == 0)
+                return on_add_files(s, m);
+        if (strcmp(member, "Commit") == 0)
+                return on_commit(s, m);
+        if (strcmp(member, "OpenSession") == 0)
+                return on_open_session(s, m);
+        if (strcmp(member, "Step") == 0)
+                return on_step(s, m);
+        if (strcmp(member, "Cancel") == 0) {
+                must(sd_bus_reply_method_return(m, NULL));
+                send_finished(s->bus, sd_bus_message_get_sender(m), path, "cancelled", "Cancelled");
+                return 1;
+        }
+        if (strcmp(member, "GetManagedObjects") == 0)
+                return sd_bus_reply_method_return(m, "a{oa{sa{sv}}}", 3, ROOT "/model/_310", 1, NAME ".Model", 1, "Name", "s",
+                        "tiny", ROOT "/model/_39", 1, NAME ".Model", 1, "Name", "s", "tiny", ROOT "/device/_31", 1,
+                        NAME ".Device", 1, "Kind", "s", "cpu");
+        return sd_bus_reply_method_return(m, NULL);
+}
+
+static _Noreturn void service_run(const char *address, int ready) {
+        Service s = { .address = address };
+
+        must(sd_bus_new(&s.bus));
+        must(sd_bus_set_address(s.bus, address));
+        must(sd_bus_set_bus_client(s.bus, true));
+        must(sd_bus_start(s.bus));
+        must(sd_bus_add_filter(s.bus, NULL, on_message, &s));
+        must(sd_bus_request_name(s.bus, NAME, 0));
+        if (write(ready, "", 1) != 1)
+                _exit(1);
+
+        for (;;) {
+                int r = sd_bus_process(s.bus, NULL);
+
+                must(r);
+                if (r == 0)
+                        must(sd_bus_wait(s.bus, UINT64_MAX));
+        }
+}
+
+/* ---- the test's side ---- */
+
+void fake_start_service(Fake *f) {
+        int pipe_fd[2];
+        char c;
+
+        assert_int_equal(pipe2(pipe_fd, O_CLOEXEC), 0);
+        f->service_pid = fork();
+        assert_true(f->service_pid >= 0);
+        if (f->service_pid == 0) {
+                (void) close(pipe_fd[0]);
+                service_run(f->address, pipe_fd[1]);
+        }
+        (void) close(pipe_fd[1]);
+        assert_int_equal(read(pipe_fd[0], &c, 1), 1);
+        (void) close(pipe_fd[0]);
+}
+
+static void end_process(int *pid) {
+        if (*pid <= 0)
+                return;
+        (void) kill(*pid, SIGKILL);
+        (void) waitpid(*pid, NULL, 0);
+        *pid = 0;
+}
+
+void fake_kill_service(Fake *f) {
+        end_process(&f->service_pid);
+}
+
+static void start_bus(Fake *f) {
+        char config[128];
+        int pipe_fd[2];
+        FILE *file;
+        char c;
+
+        (void) snprintf(f->directory, sizeof(f->directory), "/tmp/latent-test-XXXXXX");
+        assert_non_null(mkdtemp(f->directory));
+        (void) snprintf(f->address, sizeof(f->address), "unix:path=%s/bus", f->directory);
+        (void) snprintf(config, sizeof(config), "%s/bus.conf", f->directory);
+        file = fopen(config, "we");
+        assert_non_null(file);
+        (void) fprintf(file,
+                "<busconfig><type>session</type><listen>%s</listen><auth>EXTERNAL</auth><policy context=\"default\">"
+                "<allow user=\"*\"/><allow own=\"*\"/><allow send_destination=\"*\"/><allow receive_sender=\"*\"/></policy>"
+                "</busconfig>",
+                f->address);
+        assert_int_equal(fclose(file), 0);
+
+        assert_int_equal(pipe(pipe_fd), 0);
+        f->bus_pid = fork();
+        assert_true(f->bus_pid >= 0);
+        if (f->bus_pid == 0) {
+                char option[160], print[48];
+                const char *program = getenv("LATENT_DBUS_DAEMON");
+
+                (void) snprintf(option, sizeof(option), "--config-file=%s", config);
+                (void) snprintf(print, sizeof(print), "--print-address=%d", pipe_fd[1]);
+                execlp(program ? program : "dbus-daemon", "dbus-daemon", option, print, "--nofork", "--nosyslog", NULL);
+                _exit(127);
+        }
+        (void) close(pipe_fd[1]);
+        assert_int_equal(read(pipe_fd[0], &c, 1), 1); /* it listens */
+        (void) close(pipe_fd[0]);
+}
+
+int fake_setup(void **state) {
+        latent_client_options o = { .struct_size = sizeof(o), .bus = LATENT_BUS_ADDRESS };
+        latent_error e = {};
+        Fake *f;
+
+        f = calloc(1, sizeof(*f));
+        assert_non_null(f);
+        start_bus(f);
+        fake_start_service(f);
+
+        o.address = f->address;
+        if (latent_client_new(&o, &f->client, &e) < 0)
+                fail_msg("%s: %s", e.name, e.text);
+        *state = f;
+        return 0;
+}
+
+int fake_teardown(void **state) {
+        Fake *f = *state;
+        char path[128];
+
+        latent_client_free(f->client);
+        end_process(&f->service_pid);
+        end_process(&f->bus_pid);
+        (void) snprintf(path, sizeof(path), "%s/bus.conf", f->directory);
+        (void) unlink(path);
+        (void) snprintf(path, sizeof(path), "%s/bus", f->directory);
+        (void) unlink(path);
+        (void) rmdir(f->directory);
+        free(f);
+        return 0;
+}
+
+latent_job *fake_load(Fake *f, const char *behaviour) {
+        latent_job *job = NULL;
+        latent_error e = {};
+
+        if (latent_model_load_name(f->client, behaviour, NULL, &job, &e) < 0)
+                fail_msg("%s: %s", e.name, e.text);
+        return job;
+}

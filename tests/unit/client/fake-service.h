@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* A private dbus-daemon and a fake of the service in a child process, whose behaviour the names of models choose. */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "client/latent.h"
+
+typedef struct Fake {
+        int bus_pid, service_pid;
+        char directory[64], address[128];
+        latent_client *client; /* connected to it */
+} Fake;
+
+/* CMocka set-up and tear-down: *state is a Fake with bus, service and client. */
+int fake_setup(void **state);
+int fake_teardown(void **state);
+
+/* Starts the service again after it left, and waits for it. */
+void fake_start_service(Fake *f);
+void fake_kill_service(Fake *f);
+
+/* The job of a load by this name, which names the behaviour. */
+latent_job *fake_load(Fake *f, const char *behaviour);

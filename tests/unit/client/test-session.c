@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Sessions: mapped arenas, a step's tensors there and back. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/unit/client/fake-service.h"
+
+#define SECOND UINT64_C(1000000)
+
+static latent_model *find_model(Fake *f) {
+        latent_model *m = NULL;
+        latent_error e = {};
+
+        if (latent_model_find(f->client, "tiny", &m, &e) < 0)
+                fail_msg("%s: %s", e.name, e.text);
+        return m;
+}
+
+static latent_session *open_session(Fake *f, const latent_session_options *o) {
+        latent_model *m = find_model(f);
+        latent_session *s = NULL;
+        latent_error e = {};
+
+        if (latent_session_open(f->client, m, o, &s, &e) < 0)
+                fail_msg("%s: %s", e.name, e.text);
+        latent_model_free(m);
+        return s;
+}
+
+static void find_by_name_newest(void **state) {
+        latent_model *m = find_model(*state);
+
+        assert_string_equal(latent_model_path(m), "/org/latentd/Latent1/model/_310");
+        latent_model_free(m);
+}
+
+static void find_by_path_that_one(void **state) {
+        Fake *f = *state;
+        latent_model *m = NULL;
+        latent_error e = {};
+
+        assert_int_equal(latent_model_find(f->client, "/org/latentd/Latent1/model/_39", &m, NULL), 0);
+        assert_string_equal(latent_model_path(m), "/org/latentd/Latent1/model/_39");
+        latent_model_free(m);
+        assert_int_equal(latent_model_find(f->client, "nothing", &m, &e), -ENOENT);
+        assert_string_equal(e.name, "NotFound");
+}
+
+static void open_maps_both_arenas(void **state) {
+        latent_session *s = open_session(*state, NULL);
+
+        assert_int_equal(latent_session_input_bytes(s), 65536);
+        assert_int_equal(latent_session_output_bytes(s), 65536);
+        memset(latent_session_input(s), 1, 65536);
+        assert_int_equal(((const char *) latent_session_output(s))[65535], 0);
+        assert_int_equal(latent_session_close(s, NULL), 0);
+        latent_session_free(s);
+}
+
+static void open_unsealed_arena_refused(void **state) {
+        Fake *f = *state;
+        latent_session_options o = { .struct_size = sizeof(o), .job_class = "batch" };
+        latent_model *m = find_model(f);
+        latent_session *s = NULL;
+        latent_error e = {};
+
+        assert_true(latent_session_open(f->client, m, &o, &s, &e) < 0);
+        assert_string_equal(e.name, "Internal");
+        assert_null(s);
+        latent_model_free(m);
+}
+
+static void open_smaller_arena_than_asked_refused(void **state) {
+        Fake *f = *state;
+        latent_session_options o = { .struct_size = sizeof(o), .output_bytes = 65537 };
+        latent_model *m = find_model(f);
+        latent_session *s = NULL;
+
+        assert_true(latent_session_open(f->client, m, &o, &s, NULL) < 0);
+        assert_null(s);
+        latent_model_free(m);
+}
+
+static void step_tensors_there_and_back(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_tensor text = { .dtype = "BF16", .n_dims = 2, .shape = { 3, 5 } };
+        latent_tensor video = { .dtype = "F32", .n_dims = 2, .shape = { 2, 3 } }, result;
+        latent_step_options o = { .struct_size = sizeof(o), .text = &text, .video = &video, .audio = &video,
+                .sigma_video = 0.5, .sigma_audio = 0.25 };
+        const float values[6] = { 1, -2, 3, -4, 5, -6 };
+        latent_job *job = NULL;
+        const void *data;
+        latent_error e = {};
+        uint64_t rows;
+        void *p;
+
+        assert_int_equal(latent_session_allocate(s, &text, &p, NULL), 0);
+        assert_int_equal(latent_session_allocate(s, &video, &p, NULL), 0);
+        assert_int_equal(video.offset, 64);
+        assert_int_equal(video.size, sizeof(values));
+        memcpy(p, values, sizeof(values));
+
+        assert_int_equal(latent_session_step(s, &o, &job, &e), 0);
+        assert_int_equal(latent_job_wait(job, 10 * SECOND, NULL, NULL, &e), 0);
+        latent_session_free(s); /* the job keeps the arenas */
+
+        assert_string_equal(latent_job_tensor_name(job, 0), "video_velocity");
+        assert_null(latent_job_tensor_name(job, 2));
+        assert_int_equal(latent_job_tensor(job, "video_velocity", &result, &data, &e), 0);
+        assert_int_equal(result.n_dims, 2);
+        assert_int_equal(result.shape[1], 3);
+        assert_int_equal(result.size, sizeof(values));
+        assert_memory_equal(data, values, sizeof(values));
+        assert_int_equal(latent_value_as_uint(latent_value_get(latent_job_result(job), "rows"), &rows), 0);
+        assert_int_equal(rows, 500); /* what the fake made of sigma_video */
+
+        assert_int_equal(latent_job_tensor(job, "outside", &result, &data, &e), -EPROTO);
+        assert_int_equal(latent_job_tensor(job, "absent", &result, &data, &e), -ENOENT);
+        assert_string_equal(e.name, "NotFound");
+        latent_job_free(job);
+}
+
+static void allocate_full_arena_does_not_fit(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_tensor t = { .dtype = "U8", .n_dims = 1, .shape = { 65536 } };
+        latent_error e = {};
+        void *p;
+
+        assert_int_equal(latent_session_allocate(s, &t, &p, &e), 0);
+        assert_ptr_equal(p, latent_session_input(s));
+        t.shape[0] = 1;
+        assert_int_equal(latent_session_allocate(s, &t, &p, &e), -ENOMEM);
+        assert_string_equal(e.name, "DoesNotFit");
+        latent_session_reset(s);
+        assert_int_equal(latent_session_allocate(s, &t, &p, &e), 0);
+        (void) snprintf(t.dtype, sizeof(t.dtype), "F31");
+        assert_int_equal(latent_session_allocate(s, &t, &p, &e), -EINVAL);
+        latent_session_free(s);
+}
+
+static void sample_unknown_flag_refused(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_sample_options o = { .struct_size = sizeof(o), .flags = 2 };
+        latent_job *job = NULL;
+        latent_error e = {};
+
+        assert_int_equal(latent_session_sample(s, &o, &job, &e), -E2BIG);
+        assert_string_equal(e.name, "InvalidArgument");
+        assert_null(job);
+        latent_session_free(s);
+}
+
+static void session_after_restart_restarted(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_session(f, NULL);
+        latent_step_options o = { .struct_size = sizeof(o) };
+        latent_job *job = NULL;
+        latent_error e = {};
+
+        fake_kill_service(f);
+        fake_start_service(f);
+        assert_int_equal(latent_session_step(s, &o, &job, &e), -ECONNRESET);
+        assert_string_equal(e.name, "Restarted");
+        assert_int_equal(latent_session_close(s, &e), -ECONNRESET);
+        assert_int_equal(((const char *) latent_session_output(s))[0], 0); /* still readable */
+        latent_session_free(s);
+}
+
+static void load_path_hands_over_all_files(void **state) {
+        Fake *f = *state;
+        char directory[] = "/tmp/latent-test-XXXXXX", path[96];
+        latent_job *job = NULL;
+        latent_error e = {};
+        uint64_t n = 0;
+
+        assert_non_null(mkdtemp(directory));
+        for (int i = 0; i < 9; i++) { /* three calls of AddFiles() */
+                FILE *file;
+
+                (void) snprintf(path, sizeof(path), "%s/%03d.safetensors", directory, i);
+                file = fopen(path, "we");
+                assert_non_null(file);
+                (void) fprintf(file, "%03d.", i);
+                assert_int_equal(fclose(file), 0);
+        }
+
+        assert_int_equal(latent_model_load_path(f->client, directory, NULL, &job, &e), 0);
+        assert_int_equal(latent_job_wait(job, 10 * SECOND, NULL, NULL, &e), 0);
+        assert_int_equal(latent_value_as_uint(latent_value_get(latent_job_result(job), "bytes-read"), &n), 0);
+        assert_int_equal(n, 9);
+        latent_job_free(job);
+
+        assert_int_equal(latent_model_load_path(f->client, "/nowhere/at/all", NULL, &job, &e), -ENOENT);
+        assert_string_equal(e.name, "NotFound");
+
+        for (int i = 0; i < 9; i++) {
+                (void) snprintf(path, sizeof(path), "%s/%03d.safetensors", directory, i);
+                assert_int_equal(unlink(path), 0);
+        }
+        assert_int_equal(rmdir(directory), 0);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, fake_setup, fake_teardown)
+
+int main(void) {
+        const struct CMUnitTest tests[] = {
+                TEST(find_by_name_newest),
+                TEST(find_by_path_that_one),
+                TEST(open_maps_both_arenas),
+                TEST(open_unsealed_arena_refused),
+                TEST(open_smaller_arena_than_asked_refused),
+                TEST(step_tensors_there_and_back),
+                TEST(allocate_full_arena_does_not_fit),
+                TEST(sample_unknown_flag_refused),
+                TEST(session_after_restart_restarted),
+                TEST(load_path_hands_over_all_files),
+        };
+
+        return cmocka_run_group_tests(tests, NULL, NULL);
+}

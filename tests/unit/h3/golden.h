@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Test data of tests/data for the H3 tests: files in memory, tensors by name, distances. Everything fails
+ * the test that asks for something that is not there. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "service/h3/dit.h"
+#include "service/h3/layout.h"
+#include "service/h3/model.h"
+#include "service/shared/safetensors.h"
+
+/* A file's bytes, freed by the caller. folder: NULL for the test data, else an absolute one. */
+uint8_t *golden_read(const char *folder, const char *name, uint64_t *ret_size);
+
+typedef struct Golden {
+        uint8_t *bytes;
+        StHeader *header;
+} Golden;
+
+Golden *golden_open(const char *name); /* "case_t2va_tiny" of tests/data/dit */
+Golden *golden_free(Golden *g);
+void golden_freep(Golden **g);
+
+const StTensor *golden_tensor(const Golden *g, const char *name);
+/* Data of a tensor of that type; ret_n (may be NULL): elements. */
+const void *golden_data(const Golden *g, const char *name, StType type, uint64_t *ret_n);
+float golden_meta_float(const Golden *g, const char *key);
+
+/* |a - b| / |b| over the whole, in f64 (README of the golden data), and the largest difference. NaN gives
+ * infinity. */
+double golden_distance(const float *a, const float *b, uint64_t n, double *ret_largest);
+
+/* A model and the memory it views. */
+typedef struct GoldenModel {
+        H3Model *model;
+        uint8_t *bytes[8];
+        size_t n_bytes;
+} GoldenModel;
+
+/* names: NULL-terminated, paths below folder (as in golden_read()); the model sees their last parts. */
+GoldenModel *golden_model_open(const char *folder, const char *const *names, H3QkvOrder order);
+GoldenModel *golden_comfy(void);
+GoldenModel *golden_model_free(GoldenModel *g);
+void golden_model_freep(GoldenModel **g);
+
+/* A case, ready to run. */
+typedef struct GoldenCase {
+        Golden *file;
+        H3Layout *layout;
+        const uint16_t *text;
+        const float *video, *audio;
+        uint64_t n_video, n_audio;
+        float sigma_video, sigma_audio;
+} GoldenCase;
+
+GoldenCase *golden_case_open(const char *name, const H3Config *c);
+GoldenCase *golden_case_free(GoldenCase *k);
+void golden_case_freep(GoldenCase **k);
+
+/* One step of a case on one rank of the CPU backend: refined text, then the model. Velocities are freed by
+ * the caller. */
+void golden_step(const H3Model *m, const GoldenCase *k, H3Compute compute, const float *video,
+        const float *audio, float sigma_video, float sigma_audio, const H3StepHooks *hooks,
+        float **ret_video, float **ret_audio);
