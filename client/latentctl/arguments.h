@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Command lines: --name VALUE, --name=VALUE, -o VALUE, -oVALUE; options and operands in any order, "--" ends
+ * the options. */
+
+#include "client/latentctl/ctl.h"
+
+typedef enum OptionType {
+        OPTION_FLAG,   /* bool */
+        OPTION_STRING, /* const char *: the newest */
+        OPTION_UINT,   /* uint64_t, decimal */
+        OPTION_DOUBLE, /* double, finite */
+} OptionType;
+
+typedef struct Option {
+        const char *name; /* without the dashes */
+        OptionType type;
+        void *value;
+        bool *seen;  /* may be NULL */
+        char letter; /* '\0': none */
+} Option;
+
+/* Parses argv[1..] against the verb's options and the global ones (c). Operands go to ret_operands,
+ * operands_min to operands_max of them; absent ones are NULL. With --help only c->help is sure to be set.
+ * -EINVAL with e (CTL_ERROR_USAGE). */
+int arguments_parse(Ctl *c, int argc, char *argv[], const Option *options, size_t n_options,
+        size_t operands_min, size_t operands_max, const char **ret_operands, latent_error *e);
+
+/* Up to the first operand: the index of the verb in argv, argc if there is none. *ret_version: --version was
+ * given. -EINVAL with e. */
+int arguments_parse_global(Ctl *c, int argc, char *argv[], bool *ret_version, latent_error *e);
+
+/* Whole decimal numbers, and finite ones. -EINVAL. */
+int parse_uint(const char *s, uint64_t *ret);
+int parse_double(const char *s, double *ret);

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/latentctl/compute-job.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/latentctl/report.h"
+#include "client/latentctl/run.h"
+
+void compute_done(ComputeJob *j) {
+        latent_job_free(j->job);
+        latent_session_free(j->session);
+        latent_model_free(j->model);
+        latent_client_free(j->client);
+        tensor_file_done(&j->file);
+        output_done(&j->output);
+}
+
+int compute_open_files(ComputeJob *j, bool with_sigmas, latent_error *e) {
+        int r;
+
+        if (!j->options->output)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o OUT.safetensors is missing");
+        if (j->options->lora || j->options->sparse)
+                return ctl_error(e, -EOPNOTSUPP, LATENT_ERROR_NOT_SUPPORTED,
+                        "--%s is of a later version of latentd.", j->options->lora ? "lora" : "sparse");
+
+        r = tensor_file_open(j->options->input, &j->file, e);
+        if (r < 0)
+                return r;
+        r = inputs_find(&j->file, with_sigmas, &j->inputs, e);
+        if (r < 0)
+                return r;
+
+        return output_open(j->options->output, &j->output, e);
+}
+
+int compute_open_session(ComputeJob *j, uint32_t steps, bool keep_steps, latent_error *e) {
+        latent_load_options load = {.struct_size = sizeof(load), .qkv_order = j->options->qkv_order};
+        latent_session_options o = {.struct_size = sizeof(o), .compute = j->options->compute};
+        CLEANUP(latent_job_freep) latent_job *loaded = NULL;
+        int r;
+
+        o.input_bytes = inputs_bytes(&j->inputs);
+        o.output_bytes = latent_output_bytes(
+                &j->inputs.tensor[INPUT_VIDEO], &j->inputs.tensor[INPUT_AUDIO], steps, keep_steps);
+        if (o.output_bytes == UINT64_MAX)
+                return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                        "%u steps of this size are more than memory can hold.", steps);
+
+        run_catch_signals();
+        r = run_connect(j->ctl, &j->client, e);
+        if (r < 0)
+                return r;
+        r = run_open_model(j->ctl, j->client, j->options->model, &load, &j->model, &loaded, e);
+        if (r < 0)
+                return r;
+        if (loaded)
+                j->bytes_read = get_uint(latent_job_result(loaded), "bytes-read");
+
+        r = latent_session_open(j->client, j->model, &o, &j->session, e);
+        if (r < 0)
+                return r;
+        return inputs_place(&j->file, &j->inputs, j->session, e);
+}
+
+/* What auto means is part of the interface: bf16. */
+static const char *compute_used(const ComputeJob *j) {
+        const char *s = j->options->compute;
+
+        return s && strcmp(s, "auto") != 0 ? s : "bf16";
+}
+
+static int write_tensors(ComputeJob *j, StTensor *tensors, const void **data, size_t n, latent_error *e) {
+        const latent_value *result = latent_job_result(j->job);
+        char rows[FORMAT_MAX];
+        const StMeta meta[] = {
+                {"compute", compute_used(j)},
+                {"numerics", get_string(result, "numerics")},
+                {"rows", rows},
+        };
+        latent_tensor t;
+        int r;
+
+        (void) snprintf(rows, sizeof(rows), "%" PRIu64, get_uint(result, "rows"));
+        for (size_t i = 0; i < n; i++) {
+                const char *name = latent_job_tensor_name(j->job, i);
+
+                r = latent_job_tensor(j->job, name ? name : "", &t, &data[i], e);
+                if (r < 0)
+                        return r;
+                tensors[i] = (StTensor){
+                        .name = name, .type = st_type_parse(t.dtype), .n_dims = t.n_dims, .size = t.size};
+                memcpy(tensors[i].shape, t.shape, t.n_dims * sizeof(t.shape[0]));
+        }
+
+        return output_write(&j->output, tensors, data, n, meta, ELEMENTSOF(meta), e);
+}
+
+int compute_finish(ComputeJob *j, const char *label, latent_error *e) {
+        CLEANUP_FREE StTensor *tensors = NULL;
+        CLEANUP_FREE const void **data = NULL;
+        size_t n;
+        int r;
+
+        r = run_wait(j->ctl, j->job, label, e);
+        if (r < 0)
+                return r;
+
+        n = latent_value_count(latent_value_get(latent_job_result(j->job), "tensors"));
+        if (n == 0)
+                return ctl_error(e, -EPROTO, LATENT_ERROR_INTERNAL, "The service gave no results.");
+        tensors = calloc(n, sizeof(*tensors));
+        data = calloc(n, sizeof(*data));
+        if (!tensors || !data)
+                return ctl_error(e, -ENOMEM, LATENT_ERROR_INTERNAL, "Out of memory.");
+
+        r = write_tensors(j, tensors, data, n, e);
+        if (r < 0)
+                return r;
+        return output_commit(&j->output, e);
+}
+
+void compute_report(const ComputeJob *j) {
+        CLEANUP(latent_value_freep) latent_value *v = NULL;
+        const latent_value *result = latent_job_result(j->job);
+        const char *numerics = get_string(result, "numerics");
+        uint64_t rows = get_uint(result, "rows"), usec;
+        char buf[FORMAT_MAX];
+
+        /* The file is there; figures that cannot be had any more are no failure. */
+        (void) latent_job_properties(j->job, &v, NULL);
+        usec = get_uint(v, "ComputeUsec");
+
+        if (j->ctl->json) {
+                JsonWriter w = {.file = stdout};
+
+                json_writer_object(&w, NULL);
+                json_writer_string(&w, "output", j->options->output);
+                json_writer_uint(&w, "rows", rows);
+                json_writer_string(&w, "numerics", numerics);
+                json_writer_string(&w, "compute", compute_used(j));
+                json_writer_uint(&w, "compute_usec", usec);
+                json_writer_uint(&w, "queued_usec", get_uint(v, "QueuedUsec"));
+                json_writer_uint(&w, "retries", get_uint(v, "Retries"));
+                json_writer_uint(&w, "bytes_read", j->bytes_read);
+                json_writer_line(&w);
+        } else
+                (void) printf("%s: %" PRIu64 " rows in %s, %s, %s\n", j->options->output, rows,
+                        format_usec(usec, buf), compute_used(j), numerics);
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* latentctl status, devices, models: what the service says about itself. */
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/latentctl/arguments.h"
+#include "client/latentctl/report.h"
+#include "client/latentctl/run.h"
+
+typedef int (*ListFn)(latent_client *client, latent_value **ret, latent_error *e);
+
+/* Connects and asks. Returns -1 to go on, else the exit status. */
+static int ask(Ctl *c, const Verb *verb, int argc, char *argv[], ListFn list, latent_value **ret) {
+        CLEANUP(latent_client_freep) latent_client *client = NULL;
+        latent_error e;
+        int r;
+
+        r = arguments_parse(c, argc, argv, NULL, 0, 0, 0, NULL, &e);
+        if (r < 0)
+                return report_error(c, verb, &e);
+        if (c->help) {
+                report_help(verb);
+                return STATUS_OK;
+        }
+
+        r = run_connect(c, &client, &e);
+        if (r >= 0)
+                r = list(client, ret, &e);
+        return r < 0 ? report_error(c, verb, &e) : -1;
+}
+
+static void print_uint(const char *title, const latent_value *v, const char *key) {
+        (void) printf("%-18s %" PRIu64 "\n", title, get_uint(v, key));
+}
+
+static void print_bytes(const char *title, const latent_value *v, const char *key) {
+        char buf[FORMAT_MAX];
+
+        (void) printf("%-18s %s\n", title, format_bytes(get_uint(v, key), buf));
+}
+
+/* key NULL: the value as it is. */
+static void print_json(const char *key, const latent_value *v) {
+        JsonWriter w = {.file = stdout};
+
+        if (key)
+                json_writer_object(&w, NULL);
+        json_writer_value(&w, key, v);
+        json_writer_line(&w);
+}
+
+int verb_status(Ctl *c, const Verb *verb, int argc, char *argv[]) {
+        CLEANUP(latent_value_freep) latent_value *v = NULL;
+        char buf[FORMAT_MAX];
+        int status;
+
+        status = ask(c, verb, argc, argv, latent_client_status, &v);
+        if (status >= 0)
+                return status;
+        if (c->json) {
+                print_json(NULL, v);
+                return STATUS_OK;
+        }
+
+        (void) printf("%-18s latentd %s (interface %" PRIu64 ")\n", "service", get_string(v, "Version"),
+                get_uint(v, "ApiVersion"));
+        (void) printf("%-18s %s%s%s\n", "state", get_string(v, "State"),
+                get_string(v, "StateReason")[0] != '\0' ? ": " : "", get_string(v, "StateReason"));
+        (void) printf("%-18s %s\n", "numerics",
+                get_string(v, "NumericsId")[0] != '\0' ? get_string(v, "NumericsId")
+                                                       : "not known until a worker has started");
+        (void) printf("%-18s %" PRIu64 " running, %" PRIu64 " started\n", "workers", get_uint(v, "Workers"),
+                get_uint(v, "WorkerStarts"));
+        print_uint("steps", v, "Steps");
+        print_bytes("read", v, "BytesRead");
+        (void) printf("%-18s %s in %" PRIu64 " files\n", "cache",
+                format_bytes(get_uint(v, "CacheBytes"), buf), get_uint(v, "CacheRegions"));
+        print_bytes("could be loaded", v, "MemoryHeadroom");
+        print_bytes("kept free", v, "CacheRamReserve");
+        if (get_uint(v, "CacheRamMax") > 0)
+                print_bytes("cache limit", v, "CacheRamMax");
+        print_bytes("session memory", v, "ArenaBytes");
+        return STATUS_OK;
+}
+
+int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
+        CLEANUP(latent_value_freep) latent_value *v = NULL;
+        CLEANUP(table_done) Table t = {.n_columns = 7};
+        char id[FORMAT_MAX], total[FORMAT_MAX], available[FORMAT_MAX], node[FORMAT_MAX];
+        int64_t numa;
+        int status;
+
+        status = ask(c, verb, argc, argv, latent_client_devices, &v);
+        if (status >= 0)
+                return status;
+        if (c->json) {
+                print_json("devices", v);
+                return STATUS_OK;
+        }
+        if (latent_value_count(v) == 0) {
+                (void) printf("No devices are known yet: a worker starts with the first model.\n");
+                return STATUS_OK;
+        }
+
+        table_add(&t, (const char *const[]){
+                              "DEVICE", "KIND", "STATE", "ARCHITECTURE", "MEMORY (FREE)", "NODE", "NAME"});
+        for (size_t i = 0; i < latent_value_count(v); i++) {
+                const latent_value *d = latent_value_at(v, i);
+                char memory[2 * FORMAT_MAX + 4];
+
+                (void) snprintf(memory, sizeof(memory), "%s (%s)",
+                        format_bytes(get_uint(d, "MemoryTotal"), total),
+                        format_bytes(get_uint(d, "MemoryFree"), available));
+                if (latent_value_as_int(latent_value_get(d, "NumaNode"), &numa) < 0 || numa < 0)
+                        (void) snprintf(node, sizeof(node), "-");
+                else
+                        (void) snprintf(node, sizeof(node), "%" PRId64, numa);
+                table_add(&t, (const char *const[]){format_id(get_string(d, "path"), id),
+                                      get_string(d, "Kind"), get_string(d, "State"),
+                                      get_string(d, "Architecture"), memory, node, get_string(d, "Name")});
+        }
+        table_print(&t);
+        return STATUS_OK;
+}
+
+int verb_models(Ctl *c, const Verb *verb, int argc, char *argv[]) {
+        CLEANUP(latent_value_freep) latent_value *v = NULL;
+        CLEANUP(table_done) Table t = {.n_columns = 8};
+        char id[FORMAT_MAX], size[FORMAT_MAX], resident[FORMAT_MAX];
+        int status;
+
+        status = ask(c, verb, argc, argv, latent_client_models, &v);
+        if (status >= 0)
+                return status;
+        if (c->json) {
+                print_json("models", v);
+                return STATUS_OK;
+        }
+        if (latent_value_count(v) == 0) {
+                (void) printf("No models are loaded.\n");
+                return STATUS_OK;
+        }
+
+        table_add(&t, (const char *const[]){
+                              "MODEL", "STATE", "SIZE", "IN MEMORY", "TYPES", "LAYOUT", "SESSIONS", "NAME"});
+        for (size_t i = 0; i < latent_value_count(v); i++) {
+                const latent_value *m = latent_value_at(v, i);
+                char layout[64], users[FORMAT_MAX];
+
+                (void) snprintf(layout, sizeof(layout), "%s%s%s", get_string(m, "Layout"),
+                        get_string(m, "QkvOrder")[0] != '\0' ? "/" : "", get_string(m, "QkvOrder"));
+                (void) snprintf(users, sizeof(users), "%" PRIu64, get_uint(m, "Users"));
+                table_add(&t, (const char *const[]){format_id(get_string(m, "path"), id),
+                                      get_string(m, "State"), format_bytes(get_uint(m, "Bytes"), size),
+                                      format_bytes(get_uint(m, "ResidentBytes"), resident),
+                                      get_string(m, "Types"), layout, users, get_string(m, "Name")});
+        }
+        table_print(&t);
+        return STATUS_OK;
+}

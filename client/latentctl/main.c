@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* latentctl: a person's hand on the service, through liblatent's public interface only. */
+
+#include <stdio.h>
+#include <string.h>
+
+#include "client/latentctl/arguments.h"
+#include "client/latentctl/report.h"
+
+#define LOAD_OPTIONS                                                                                        \
+        "  --qkv-order auto|interleaved|stacked   row order of qkv_proj in files with original names\n"
+
+static const Verb verbs[] = {
+        {"status", "[--json]", "Says how the service is and what it did since it started.", "", verb_status},
+        {"devices", "[--json]", "Lists the devices that compute.", "", verb_devices},
+        {"models", "[--json]", "Lists the models that the service holds.", "", verb_models},
+        {"load", "NAME|DIRECTORY|FILE [OPTION]...",
+                "Loads a model: a file or directory that exists here, or a name below ModelPath= of the "
+                "service. The weights stay in the\n"
+                "service's memory for the next use.",
+                LOAD_OPTIONS "  --partition fl2va|ref2va               which part of the model the files "
+                             "hold; default: from the name\n"
+                             "  --numa auto|default|interleave|bind:N  where its memory lies; default: as "
+                             "the service is set up\n",
+                verb_load},
+        {"unload", "MODEL",
+                "Removes a model, by its name or number. Its weights are freed if no other model uses them.",
+                "", verb_unload},
+        {"cache", "[drop]", "Lists the weights in memory; with drop frees those that no model uses.", "",
+                verb_cache},
+        {"jobs", "[--json]", "Lists your jobs.", "", verb_jobs},
+        {"cancel", "JOB", "Cancels one of your jobs, by its number.", "", verb_cancel},
+        {"step", "MODEL IN.safetensors -o OUT.safetensors [OPTION]...",
+                "Evaluates the model once. IN: text, video, audio, text_tags; OUT: video_velocity, "
+                "audio_velocity.",
+                "  -o, --output FILE\n"
+                "  --compute auto|f32|bf16\n"
+                "  --sigma-video S, --sigma-audio S       noise levels, 0 to 1; default: from IN's "
+                "metadata\n" LOAD_OPTIONS "  --lora FILE[:STRENGTH], --sparse METHOD  of a later version\n",
+                verb_step},
+        {"sample", "MODEL IN.safetensors -o OUT.safetensors --steps N [OPTION]...",
+                "Runs a whole trajectory. IN: text, video, audio (noise), text_tags, and sigmas_video with "
+                "sigmas_audio if the schedule is given\n"
+                "there; OUT: video, audio.",
+                "  -o, --output FILE\n"
+                "  --steps N                              evaluations, 1 to 1000; needed without sigmas in "
+                "IN\n"
+                "  --schedule simple|reference            default: simple\n"
+                "  --shift-video S, --shift-audio S       default: 12, 3\n"
+                "  --sampler euler\n"
+                "  --keep-steps                           OUT also has step.I.video, step.I.audio\n"
+                "  --compute auto|f32|bf16\n"
+                "  --noise given                          IN holds the noise; comfy and diffusers, with "
+                "--seed: of a later version\n" LOAD_OPTIONS
+                "  --lora FILE[:STRENGTH], --sparse METHOD  of a later version\n",
+                verb_sample},
+        {"doctor", "[--json]",
+                "Checks this machine and the service, and says what to do. Exit status 1 if there is a "
+                "problem.",
+                "", verb_doctor},
+};
+
+static void print_help(void) {
+        (void) printf("usage: latentctl [OPTION]... VERB [ARGUMENT]...\n\nTalks to latentd, the sampler "
+                      "service.\n\n");
+        for (size_t i = 0; i < ELEMENTSOF(verbs); i++)
+                (void) printf("  %-8s %s\n", verbs[i].name, verbs[i].arguments);
+        (void) printf("\nOptions of all verbs:\n"
+                      "  --json                 machine-readable output\n"
+                      "  --system, --user       which bus; default: the system bus if the service is there, "
+                      "else the user bus\n"
+                      "  --bus-address=ADDRESS  another bus\n"
+                      "  --help, --version\n\n"
+                      "latentctl VERB --help says more, latentctl(1) everything.\n");
+}
+
+static const Verb *find_verb(const char *name) {
+        for (size_t i = 0; i < ELEMENTSOF(verbs); i++)
+                if (strcmp(verbs[i].name, name) == 0)
+                        return &verbs[i];
+
+        return NULL;
+}
+
+int main(int argc, char *argv[]) {
+        Ctl c = {.bus = {.struct_size = sizeof(c.bus)}};
+        bool version = false;
+        latent_error e;
+        const Verb *verb;
+        int at;
+
+        at = arguments_parse_global(&c, argc, argv, &version, &e);
+        if (at < 0)
+                return report_error(&c, NULL, &e);
+        if (version) {
+                (void) printf("latentctl %s\n", latent_version());
+                return STATUS_OK;
+        }
+        if (at == argc) {
+                if (c.help) {
+                        print_help();
+                        return STATUS_OK;
+                }
+                (void) ctl_error(&e, -1, CTL_ERROR_USAGE, "no verb given");
+                return report_error(&c, NULL, &e);
+        }
+
+        verb = find_verb(argv[at]);
+        if (!verb) {
+                (void) ctl_error(&e, -1, CTL_ERROR_USAGE, "unknown verb %s", argv[at]);
+                return report_error(&c, NULL, &e);
+        }
+        if (c.help) {
+                report_help(verb);
+                return STATUS_OK;
+        }
+
+        return verb->run(&c, verb, argc - at, argv + at);
+}

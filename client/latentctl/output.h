@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* The file that -o names: it appears, or is replaced, only when it is complete. */
+
+#include "client/latentctl/ctl.h"
+#include "service/shared/safetensors.h"
+
+typedef struct Output {
+        int fd;
+        char *path;      /* where it is to be; NULL: not open */
+        char *temporary; /* beside it; NULL: a device or pipe is written to directly */
+} Output;
+
+/* Makes the temporary file, so that a directory that cannot be written to shows before any work is done. */
+int output_open(const char *path, Output *ret, latent_error *e);
+
+int output_write(Output *o, const StTensor *tensors, const void *const *data, size_t n, const StMeta *meta,
+        size_t n_meta, latent_error *e);
+
+/* Puts it in place. */
+int output_commit(Output *o, latent_error *e);
+
+/* Removes what was not committed. */
+void output_done(Output *o);
