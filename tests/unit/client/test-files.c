@@ -240,6 +240,7 @@ static void output_impossible_refused(void **state) {
         assert_string_equal(e.name, "IOError");
         assert_true(output_open(".", &o, &e) < 0);
         assert_true(output_open("", &o, &e) < 0);
+        assert_true(output_open("new/", &o, &e) < 0);
         assert_null(o.path);
         assert_int_equal(count_files(), 0);
 }
