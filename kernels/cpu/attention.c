@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Full attention with an online softmax. For a query row and a head, per tile of LK_KEY_TILE keys in absolute order:
+/* Full attention with an online softmax. For a query row and a head, per tile of LK_KEY_TILE keys in
+ * absolute order:
  *
- *   s[j]  = scale * (q . k[j])              dot: one accumulator over ascending dims, fma
- *   m'    = max(m, max s[j])                m starts at -inf; a NaN score is not a maximum (it reaches p)
- *   u     = m', or 0 while m' is -inf       so that exp(-inf - u) is 0 and not NaN
- *   p[j]  = exp(s[j] - u)                   exp of kernels/cpu/vec.h
- *   f     = exp(m - u)
- *   l     = fma(l, f, t) in 8 lanes         lane i of t: ((b0 + b1) + (b2 + b3)) + ..., b_g = p[16g + i] + p[16g + 8 + i]
- *   o     = o * f, then fma(p[j], v[j], o)  ascending j; p rounded to bf16 first with LK_BF16
+ *   s[j] = scale * (q . k[j])           dot: one accumulator over ascending dims, fma
+ *   m'   = max(m, max s[j])             m starts at -inf; a NaN score is not a maximum (it reaches p)
+ *   u    = m', or 0 while m' is -inf    so that exp(-inf - u) is 0 and not NaN
+ *   p[j] = exp(s[j] - u)                exp of kernels/cpu/vec.h
+ *   f    = exp(m - u)
+ *   b[g] = p[16g + i] + p[16g + 8 + i]  for g = 0..3, in each lane i = 0..7
+ *   l    = fma(l, f, (b[0] + b[1]) + (b[2] + b[3]))
+ *   o    = o * f, then for ascending j fma(p[j], v[j], o)    p rounded to bf16 here with LK_BF16
  *
- * and after the last tile o / (tree of l), rounded once. A row with every score at -inf gets zeros. Keys missing from
- * the last tile count as s = -inf in t and are not visited in o. Every decision is per row. A task is one head and a
- * block of query rows; its panels live in the thread's part of the scratch memory. */
+ * and after the last tile o / (tree of l), rounded once. A row with every score at -inf gets zeros. Keys
+ * missing from the last tile count as s = -inf in l and are not visited in o. Every decision is per row. A
+ * task is one head and a block of query rows; its panels live in the thread's part of the scratch memory. */
 
 #include <errno.h>
-#include <math.h>
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/isa.h"
@@ -23,7 +24,7 @@
 #include "kernels/cpu/tile.h"
 
 #define HEAD_DIM_MAX 256u
-#define BLOCK_PANELS 16u /* query rows of a task: so many panels of TILE_ROWS */
+#define BLOCK_PANELS (224u / TILE_ROWS) /* of query rows in a task: enough to pay for packing the keys */
 #define BLOCK_ROWS (BLOCK_PANELS * TILE_ROWS)
 
 /* Per thread. The dims of o and v are padded with zeros to whole tiles. */
@@ -48,7 +49,8 @@ static const void *head_row(const LkAttention *a, const void *p, uint64_t row, u
         return (const uint8_t *) p + (row * ld + (uint64_t) head * a->head_dim) * lk_type_size(a->type);
 }
 
-static void pack_queries(const AttentionJob *j, AttentionScratch *s, uint32_t head, uint64_t row, uint32_t n) {
+static void pack_queries(
+        const AttentionJob *j, AttentionScratch *s, uint32_t head, uint64_t row, uint32_t n) {
         const LkAttention *a = j->attention;
         const void *rows[TILE_ROWS] = {};
 
@@ -76,7 +78,7 @@ static void pack_keys(const AttentionJob *j, AttentionScratch *s, uint32_t head,
 
                 for (uint32_t d = 0; d < j->padded; d += VT_N)
                         vt_store(s->v + i * j->padded + d,
-                                 d < a->head_dim ? vt_get(v, a->type, d, a->head_dim) : vt_zero());
+                                d < a->head_dim ? vt_get(v, a->type, d, a->head_dim) : vt_zero());
         }
 }
 
@@ -89,7 +91,7 @@ static float scale_scores(float *p, float scale, uint32_t n_keys, float max) {
                 vt_store(p + i, vt_mul(vt_set1(scale), vt_load(p + i)));
 
         for (uint32_t i = n_keys; i < LK_KEY_TILE; i++)
-                p[i] = -INFINITY;
+                p[i] = -F32_INFINITY;
 
         for (uint32_t i = 0; i < LK_KEY_TILE; i += VT_N)
                 m = vt_max(vt_load(p + i), m);
@@ -119,13 +121,18 @@ static void softmax_row(float *p, float base, float factor, float *sum, LkType t
 }
 
 /* One panel of h rows against the keys in s->k, s->v. */
-static void attend_panel(const AttentionJob *j, AttentionScratch *s, uint32_t panel, uint32_t h, uint32_t n_keys) {
+static void attend_panel(
+        const AttentionJob *j, AttentionScratch *s, uint32_t panel, uint32_t h, uint32_t n_keys) {
         const LkAttention *a = j->attention;
         float *o = s->o + (uint64_t) panel * TILE_ROWS * j->padded, base[TILE_LD] = {}, factor[TILE_LD];
 
         for (uint32_t col = 0; col < LK_KEY_TILE; col += TILE_COLS) {
-                Tile t = { .a = s->q[panel], .b = s->k + col, .c = s->p[0] + col,
-                           .b_ld = LK_KEY_TILE, .c_ld = LK_KEY_TILE, .k = a->head_dim };
+                Tile t = {.a = s->q[panel],
+                        .b = s->k + col,
+                        .c = s->p[0] + col,
+                        .b_ld = LK_KEY_TILE,
+                        .c_ld = LK_KEY_TILE,
+                        .k = a->head_dim};
 
                 tile_run(&t, 1, TILE_LD, h);
         }
@@ -133,7 +140,7 @@ static void attend_panel(const AttentionJob *j, AttentionScratch *s, uint32_t pa
         for (uint32_t i = 0; i < h; i++) {
                 float max = scale_scores(s->p[i], a->scale, n_keys, s->max[panel][i]);
 
-                base[i] = max == -INFINITY ? 0 : max;
+                base[i] = max == -F32_INFINITY ? 0 : max;
                 factor[i] = s->max[panel][i] - base[i];
                 s->max[panel][i] = max;
         }
@@ -153,14 +160,20 @@ static void attend_panel(const AttentionJob *j, AttentionScratch *s, uint32_t pa
         }
 
         for (uint32_t d = 0; d < j->padded; d += TILE_COLS) {
-                Tile t = { .a = s->p[0], .b = s->v + d, .c = o + d,
-                           .b_ld = j->padded, .c_ld = j->padded, .k = n_keys, .carry = true };
+                Tile t = {.a = s->p[0],
+                        .b = s->v + d,
+                        .c = o + d,
+                        .b_ld = j->padded,
+                        .c_ld = j->padded,
+                        .k = n_keys,
+                        .carry = true};
 
                 tile_run(&t, LK_KEY_TILE, 1, h);
         }
 }
 
-static void store_rows(const AttentionJob *j, const AttentionScratch *s, uint32_t head, uint64_t row, uint32_t n) {
+static void store_rows(
+        const AttentionJob *j, const AttentionScratch *s, uint32_t head, uint64_t row, uint32_t n) {
         const LkAttention *a = j->attention;
 
         for (uint32_t i = 0; i < n; i++) {
@@ -188,7 +201,7 @@ static void attention_task(void *userdata, uint64_t task, uint32_t thread) {
         memset(s->o, 0, (size_t) n * j->padded * sizeof(float));
         memset(s->sum, 0, sizeof(s->sum));
         for (uint32_t i = 0; i < BLOCK_PANELS * TILE_LD; i++)
-                s->max[i / TILE_LD][i % TILE_LD] = -INFINITY;
+                s->max[i / TILE_LD][i % TILE_LD] = -F32_INFINITY;
 
         pack_queries(j, s, head, row, n);
 
@@ -212,16 +225,16 @@ static int check_attention(const LkAttention *a) {
 
         n = (uint64_t) a->heads * a->head_dim;
         if (!check_rows(a->q, a->type, a->n_q, n, a->q_ld) ||
-            !check_rows(a->k, a->type, a->n_k, n, a->k_ld) ||
-            !check_rows(a->v, a->type, a->n_k, n, a->v_ld) ||
-            !check_rows(a->o, a->type, a->n_q, n, a->o_ld))
+                !check_rows(a->k, a->type, a->n_k, n, a->k_ld) ||
+                !check_rows(a->v, a->type, a->n_k, n, a->v_ld) ||
+                !check_rows(a->o, a->type, a->n_q, n, a->o_ld))
                 return -EINVAL;
 
         return 0;
 }
 
 int LK_ISA(attention)(LkContext *c, const LkAttention *a) {
-        AttentionJob j = { .attention = a };
+        AttentionJob j = {.attention = a};
         void *scratch;
         int r;
 

@@ -51,8 +51,8 @@ static inline bool check_index(const int32_t *index, uint64_t m) {
 static inline bool check_mod_part(const void *mod, LkType t, uint64_t ld, uint64_t at, uint64_t n) {
         uint64_t end;
 
-        return (uintptr_t) mod % lk_type_size(t) == 0 &&
-               !__builtin_add_overflow(at, n, &end) && end <= ld && ld <= PTRDIFF_MAX / 4 / INT32_MAX;
+        return (uintptr_t) mod % lk_type_size(t) == 0 && !__builtin_add_overflow(at, n, &end) && end <= ld &&
+               ld <= PTRDIFF_MAX / 4 / INT32_MAX;
 }
 
 static inline bool check_matrix(const LkMatrix *w) {
@@ -65,6 +65,7 @@ static inline bool check_matrix(const LkMatrix *w) {
 
         return !__builtin_mul_overflow(w->cols, lk_type_size(w->type), &row) && w->row_stride >= row &&
                !__builtin_mul_overflow((w->rows - 1) / w->block_rows, w->block_stride, &last_block) &&
-               !__builtin_mul_overflow(w->block_rows < w->rows ? w->block_rows : w->rows, w->row_stride, &last_row) &&
+               !__builtin_mul_overflow(
+                       w->block_rows < w->rows ? w->block_rows : w->rows, w->row_stride, &last_row) &&
                !__builtin_add_overflow(last_block, last_row, &end) && end <= PTRDIFF_MAX;
 }

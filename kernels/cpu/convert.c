@@ -20,8 +20,8 @@ static void convert_row(const void *arg, uint64_t row) {
         const LkConvert *a = arg;
 
         if (a->x_type == a->y_type)
-                memcpy(rows_at_mutable(a->y, a->y_type, row, a->y_ld), rows_at(a->x, a->x_type, row, a->x_ld),
-                       a->n * lk_type_size(a->x_type));
+                memcpy(rows_at_mutable(a->y, a->y_type, row, a->y_ld),
+                        rows_at(a->x, a->x_type, row, a->x_ld), a->n * lk_type_size(a->x_type));
         else if (a->x_type == LK_F32)
                 convert_typed(a, row, LK_F32, LK_BF16);
         else
@@ -29,9 +29,8 @@ static void convert_row(const void *arg, uint64_t row) {
 }
 
 int LK_ISA(convert)(LkContext *c, const LkConvert *a) {
-        if (!c || !a ||
-            !check_rows(a->x, a->x_type, a->m, a->n, a->x_ld) ||
-            !check_rows(a->y, a->y_type, a->m, a->n, a->y_ld))
+        if (!c || !a || !check_rows(a->x, a->x_type, a->m, a->n, a->x_ld) ||
+                !check_rows(a->y, a->y_type, a->m, a->n, a->y_ld))
                 return -EINVAL;
         if (a->m == 0 || a->n == 0)
                 return 0;

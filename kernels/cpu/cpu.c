@@ -4,7 +4,7 @@
 #include "kernels/cpu/cpu.h"
 
 #if LK_CPU_X86
-#  include <cpuid.h>
+#include <cpuid.h>
 #endif
 #include <stdbool.h>
 
@@ -12,24 +12,26 @@
 #include "kernels/cpu/isa.h"
 
 /* All tables have the same numerics id: they give the same bits. */
-#define CPU_OPS(isa)                                    \
-        {                                               \
-                .backend = "cpu",                       \
-                .numerics_id = "cpu-1",                 \
-                .context_new = context_new,             \
-                .context_free = context_free,           \
-                .memory_new = context_memory_new,       \
-                .memory_free = context_memory_free,     \
-                .upload = context_copy,                 \
-                .download = context_copy,               \
-                .gemm = lk_cpu_gemm_##isa,              \
-                .attention = lk_cpu_attention_##isa,    \
-                .norm = lk_cpu_norm_##isa,              \
+/* clang-format off */
+#define CPU_OPS(isa)                                       \
+        {                                                  \
+                .backend = "cpu",                          \
+                .numerics_id = "cpu-1",                    \
+                .context_new = context_new,                \
+                .context_free = context_free,              \
+                .memory_new = context_memory_new,          \
+                .memory_free = context_memory_free,        \
+                .upload = context_copy,                    \
+                .download = context_copy,                  \
+                .gemm = lk_cpu_gemm_##isa,                 \
+                .attention = lk_cpu_attention_##isa,       \
+                .norm = lk_cpu_norm_##isa,                 \
                 .qk_norm_rope = lk_cpu_qk_norm_rope_##isa, \
-                .residual = lk_cpu_residual_##isa,      \
-                .swiglu = lk_cpu_swiglu_##isa,          \
-                .convert = lk_cpu_convert_##isa,        \
+                .residual = lk_cpu_residual_##isa,         \
+                .swiglu = lk_cpu_swiglu_##isa,             \
+                .convert = lk_cpu_convert_##isa,           \
         }
+/* clang-format on */
 
 static const LkOps ops_scalar = CPU_OPS(scalar);
 
@@ -37,14 +39,15 @@ static const LkOps ops_scalar = CPU_OPS(scalar);
 static const LkOps ops_v3 = CPU_OPS(v3);
 static const LkOps ops_v4 = CPU_OPS(v4);
 
-/* Exactly the features that the v3 files are compiled with. clang 14's __builtin_cpu_supports() does not know f16c. */
+/* Exactly the features that the v3 files are compiled with. clang 14's __builtin_cpu_supports() does not
+ * know f16c. */
 static bool has_v3(void) {
         unsigned a, b, c, d;
 
         __builtin_cpu_init();
 
-        return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) &&
-               __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) && __builtin_cpu_supports("avx2") &&
+               __builtin_cpu_supports("fma");
 }
 
 static bool has_v4(void) {

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The CPU backend: reference, demo and CI. Same bits on every x86-64 (scalar fmaf or AVX2 chosen at run time). */
+/* The CPU backend: reference, demo and CI. The same bits from every instruction set below, on every thread
+ * count and on other architectures (portable C only); results that are NaN may differ in payload and sign if
+ * they are f32. */
 
 #include "kernels/ops.h"
 

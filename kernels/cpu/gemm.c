@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* y = x . w^T + bias.
  *
- * The product is cut into blocks of rows, columns and k. For each block both operands are packed into f32 panels
- * (this is where types, byte alignment and the blocked-row view end), then register tiles run over the panels. The
- * accumulators of a (row, column) block wait in f32 between two k blocks, so that every output is one chain of fma
- * over ascending k whatever the blocking. Scratch is bounded by the constants below, not by the shape. */
+ * The product is cut into blocks of rows, columns and k. For each block both operands are packed into f32
+ * panels (this is where types, byte alignment and the blocked-row view end), then register tiles run over
+ * the panels. The accumulators of a (row, column) block wait in f32 between two k blocks, so that every
+ * output is one chain of fma over ascending k whatever the blocking. Scratch is bounded by the constants
+ * below, not by the shape. */
 
 #include <errno.h>
 
@@ -19,13 +20,15 @@
 #define BLOCK_COLS 1024u   /* columns per block; more if the rows leave room */
 #define BLOCK_COLS_MAX 8192u
 #define BLOCK_TILES (BLOCK_PANELS_M * (BLOCK_COLS / TILE_COLS)) /* tiles of accumulators that fit */
-#define TASK_PANELS_M 8u   /* a compute task: so many row panels stay in the second level cache */
+#define TASK_PANELS_M 8u /* a compute task: so many row panels stay in the second level cache */
 #define TASK_PANELS_N 8u
 
 typedef struct GemmJob {
         const LkGemm *gemm;
-        float *a, *b, *c, *bias; /* panels [row panel][BLOCK_K][TILE_LD], [column panel][BLOCK_K][TILE_COLS], tiles
-                                  * [column panel][row panel][TILE_ROWS][TILE_COLS], f32 bias of the block */
+        float *a;                     /* [row panel][BLOCK_K][TILE_LD] */
+        float *b;                     /* [column panel][BLOCK_K][TILE_COLS] */
+        float *c;                     /* accumulators: [column panel][row panel][TILE_ROWS][TILE_COLS] */
+        float *bias;                  /* f32, of the block's columns */
         uint64_t m0, m, n0, n, k0, k; /* the block */
         uint64_t panels_m, panels_n, tasks_m;
         bool first, last; /* of the k blocks */
@@ -73,7 +76,8 @@ static void pack_task(void *userdata, uint64_t task, uint32_t thread) {
                 j->bias[task * TILE_COLS + i] = number_get(g->bias.data, g->bias.type, first + i);
 }
 
-VEC_INLINE void emit_typed(const GemmJob *j, const float *tile, uint64_t row, uint64_t col, uint32_t h, LkType type) {
+VEC_INLINE void emit_typed(
+        const GemmJob *j, const float *tile, uint64_t row, uint64_t col, uint32_t h, LkType type) {
         const LkGemm *g = j->gemm;
         uint64_t n = min_u64(TILE_COLS, j->n - col);
 
@@ -165,14 +169,14 @@ static int gemm_scratch(LkContext *c, GemmJob *j) {
 }
 
 int LK_ISA(gemm)(LkContext *c, const LkGemm *a) {
-        GemmJob j = { .gemm = a };
+        GemmJob j = {.gemm = a};
         uint64_t cols;
         int r;
 
         if (!c || !a || !check_matrix(&a->w) || a->w.cols == 0 ||
-            !check_rows(a->x, a->x_type, a->m, a->w.cols, a->x_ld) ||
-            !check_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) ||
-            (a->bias.data && !check_vector(&a->bias, a->w.rows)))
+                !check_rows(a->x, a->x_type, a->m, a->w.cols, a->x_ld) ||
+                !check_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) ||
+                (a->bias.data && !check_vector(&a->bias, a->w.rows)))
                 return -EINVAL;
         if (a->m == 0 || a->w.rows == 0)
                 return 0;

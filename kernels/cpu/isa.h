@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Every op is compiled once per instruction set (LK_CPU_LEVEL 1: portable C, 3: AVX2 + FMA + F16C, 4: AVX-512) from
- * the same source; LK_ISA(gemm) is the name of this compilation's gemm. */
+/* Every op is compiled once per instruction set (LK_CPU_LEVEL 1: portable C, 3: AVX2 + FMA + F16C, 4:
+ * AVX-512) from the same source; LK_ISA(gemm) is the name of this compilation's gemm. */
 
 #include "kernels/cpu/context.h"
 #include "kernels/ops.h"
 
-#define LK_CPU_DECLARE(isa)                                                       \
-        int lk_cpu_gemm_##isa(LkContext *c, const LkGemm *a);                     \
-        int lk_cpu_attention_##isa(LkContext *c, const LkAttention *a);           \
-        int lk_cpu_norm_##isa(LkContext *c, const LkNorm *a);                     \
-        int lk_cpu_qk_norm_rope_##isa(LkContext *c, const LkQkNormRope *a);       \
-        int lk_cpu_residual_##isa(LkContext *c, const LkResidual *a);             \
-        int lk_cpu_swiglu_##isa(LkContext *c, const LkSwiglu *a);                 \
+#define LK_CPU_DECLARE(isa)                                                                                 \
+        int lk_cpu_gemm_##isa(LkContext *c, const LkGemm *a);                                               \
+        int lk_cpu_attention_##isa(LkContext *c, const LkAttention *a);                                     \
+        int lk_cpu_norm_##isa(LkContext *c, const LkNorm *a);                                               \
+        int lk_cpu_qk_norm_rope_##isa(LkContext *c, const LkQkNormRope *a);                                 \
+        int lk_cpu_residual_##isa(LkContext *c, const LkResidual *a);                                       \
+        int lk_cpu_swiglu_##isa(LkContext *c, const LkSwiglu *a);                                           \
         int lk_cpu_convert_##isa(LkContext *c, const LkConvert *a);
 
 LK_CPU_DECLARE(scalar)
@@ -21,11 +21,11 @@ LK_CPU_DECLARE(v3)
 LK_CPU_DECLARE(v4)
 
 #ifdef LK_CPU_LEVEL
-#  if LK_CPU_LEVEL == 4
-#    define LK_ISA(op) lk_cpu_##op##_v4
-#  elif LK_CPU_LEVEL == 3
-#    define LK_ISA(op) lk_cpu_##op##_v3
-#  else
-#    define LK_ISA(op) lk_cpu_##op##_scalar
-#  endif
+#if LK_CPU_LEVEL == 4
+#define LK_ISA(op) lk_cpu_##op##_v4
+#elif LK_CPU_LEVEL == 3
+#define LK_ISA(op) lk_cpu_##op##_v3
+#else
+#define LK_ISA(op) lk_cpu_##op##_scalar
+#endif
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RMS norm of a row, optionally modulated. (x * rstd) * weight, in this order, is rounded; then the modulation. */
+/* RMS norm of a row, optionally modulated. (x * rstd) * weight, in this order, is rounded; then the
+ * modulation. */
 
 #include <errno.h>
-#include <math.h>
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/isa.h"
@@ -12,7 +12,7 @@
 VEC_INLINE void norm_typed(const LkNorm *a, uint64_t row, LkType t) {
         const void *x = rows_at(a->x, t, row, a->x_ld), *shift = NULL, *scale = NULL;
         void *y = rows_at_mutable(a->y, t, row, a->y_ld);
-        float rstd = 1 / sqrtf(v8_sum_squares(x, t, a->n) / (float) a->n + a->eps);
+        float rstd = 1 / f32_sqrt(v8_sum_squares(x, t, a->n) / (float) a->n + a->eps);
         VT factor = vt_set1(rstd), one = vt_set1(1);
 
         if (a->mod) {
@@ -23,10 +23,12 @@ VEC_INLINE void norm_typed(const LkNorm *a, uint64_t row, LkType t) {
         }
 
         for (uint64_t i = 0; i < a->n; i += VT_N) {
-                VT h = vt_mul(vt_mul(vt_get(x, t, i, a->n), factor), vt_get(a->weight.data, a->weight.type, i, a->n));
+                VT h = vt_mul(vt_mul(vt_get(x, t, i, a->n), factor),
+                        vt_get(a->weight.data, a->weight.type, i, a->n));
 
                 if (a->mod)
-                        h = vt_fma(vt_round(h, t), vt_add(one, vt_get(scale, t, i, a->n)), vt_get(shift, t, i, a->n));
+                        h = vt_fma(vt_round(h, t), vt_add(one, vt_get(scale, t, i, a->n)),
+                                vt_get(shift, t, i, a->n));
 
                 vt_put(y, t, i, a->n, h);
         }
@@ -42,14 +44,12 @@ static void norm_row(const void *arg, uint64_t row) {
 }
 
 int LK_ISA(norm)(LkContext *c, const LkNorm *a) {
-        if (!c || !a ||
-            !check_rows(a->x, a->type, a->m, a->n, a->x_ld) ||
-            !check_rows(a->y, a->type, a->m, a->n, a->y_ld) ||
-            !check_vector(&a->weight, a->n))
+        if (!c || !a || !check_rows(a->x, a->type, a->m, a->n, a->x_ld) ||
+                !check_rows(a->y, a->type, a->m, a->n, a->y_ld) || !check_vector(&a->weight, a->n))
                 return -EINVAL;
         if (a->mod && (!check_index(a->mod_index, a->m) ||
-                       !check_mod_part(a->mod, a->type, a->mod_ld, a->shift_at, a->n) ||
-                       !check_mod_part(a->mod, a->type, a->mod_ld, a->scale_at, a->n)))
+                              !check_mod_part(a->mod, a->type, a->mod_ld, a->shift_at, a->n) ||
+                              !check_mod_part(a->mod, a->type, a->mod_ld, a->scale_at, a->n)))
                 return -EINVAL;
         if (a->m == 0 || a->n == 0)
                 return 0;

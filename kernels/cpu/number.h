@@ -8,6 +8,18 @@
 
 #include "kernels/ops.h"
 
+#define F32_INFINITY __builtin_inff()
+
+/* Exact by IEEE. fma is a libm call where the instruction set lacks it, the only one in this backend;
+ * <math.h> is not included, so that no other slips in. */
+static inline float f32_fma(float a, float b, float c) {
+        return __builtin_fmaf(a, b, c);
+}
+
+static inline float f32_sqrt(float f) {
+        return __builtin_sqrtf(f);
+}
+
 static inline uint32_t f32_bits(float f) {
         uint32_t u;
 
@@ -22,8 +34,8 @@ static inline float f32_from_bits(uint32_t u) {
         return f;
 }
 
-/* To nearest, ties to even; overflow to infinity; every NaN becomes 0x7fc0, because the payload and sign of a NaN
- * differ between instruction sets. */
+/* To nearest, ties to even; overflow to infinity; every NaN becomes 0x7fc0, because the payload and sign of
+ * a NaN differ between instruction sets. */
 static inline uint16_t bf16_from_f32(float f) {
         uint32_t u = f32_bits(f);
 

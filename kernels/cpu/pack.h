@@ -40,7 +40,8 @@ VEC_INLINE void pack_transpose8(V8 v[8]) {
 
 #endif
 
-VEC_INLINE void pack_typed(const void *const *rows, uint32_t n_rows, LkType type, uint64_t n, uint32_t ld, float *panel) {
+VEC_INLINE void pack_typed(
+        const void *const *rows, uint32_t n_rows, LkType type, uint64_t n, uint32_t ld, float *panel) {
         for (uint32_t r = 0; r < ld; r += 8)
                 for (uint64_t k = 0; k < n; k += 8) {
                         V8 v[8];
@@ -56,7 +57,8 @@ VEC_INLINE void pack_typed(const void *const *rows, uint32_t n_rows, LkType type
 }
 
 /* n_rows <= ld rows of n numbers each; ld is a multiple of 8 and the missing rows become +0. */
-static inline void pack_rows(const void *const *rows, uint32_t n_rows, LkType type, uint64_t n, uint32_t ld, float *panel) {
+static inline void pack_rows(
+        const void *const *rows, uint32_t n_rows, LkType type, uint64_t n, uint32_t ld, float *panel) {
         if (type == LK_F32)
                 pack_typed(rows, n_rows, LK_F32, n, ld, panel);
         else if (type == LK_BF16)

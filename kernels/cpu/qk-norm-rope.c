@@ -2,7 +2,6 @@
 /* Per-head RMS norm, then split-half rotation, in place. */
 
 #include <errno.h>
-#include <math.h>
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/isa.h"
@@ -11,13 +10,15 @@
 
 #define HEAD_DIM_MAX 256u
 
-VEC_INLINE void head_typed(const LkQkNormRope *a, void *x, const float *cosines, const float *sines, LkType t) {
+VEC_INLINE void head_typed(
+        const LkQkNormRope *a, void *x, const float *cosines, const float *sines, LkType t) {
         uint64_t n = a->head_dim, half = a->rope_dims;
-        VT factor = vt_set1(1 / sqrtf(v8_sum_squares(x, t, n) / (float) n + a->eps));
+        VT factor = vt_set1(1 / f32_sqrt(v8_sum_squares(x, t, n) / (float) n + a->eps));
         float h[HEAD_DIM_MAX + VT_N]; /* the normed head, rounded to t */
 
         for (uint64_t i = 0; i < n; i += VT_N) {
-                VT v = vt_mul(vt_mul(vt_get(x, t, i, n), factor), vt_get(a->weight.data, a->weight.type, i, n));
+                VT v = vt_mul(
+                        vt_mul(vt_get(x, t, i, n), factor), vt_get(a->weight.data, a->weight.type, i, n));
 
                 vt_store(h + i, vt_round(v, t));
         }
@@ -62,8 +63,8 @@ int LK_ISA(qk_norm_rope)(LkContext *c, const LkQkNormRope *a) {
         if (!a->cos != !a->sin)
                 return -EINVAL;
         if (a->cos && (a->rope_dims > a->head_dim / 2 ||
-                       !check_rows(a->cos, LK_F32, a->m, a->rope_dims, a->rope_dims) ||
-                       !check_rows(a->sin, LK_F32, a->m, a->rope_dims, a->rope_dims)))
+                              !check_rows(a->cos, LK_F32, a->m, a->rope_dims, a->rope_dims) ||
+                              !check_rows(a->sin, LK_F32, a->m, a->rope_dims, a->rope_dims)))
                 return -EINVAL;
         if (a->m == 0 || n == 0)
                 return 0;

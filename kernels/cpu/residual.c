@@ -13,7 +13,8 @@ VEC_INLINE void residual_typed(const LkResidual *a, uint64_t row, LkType t) {
         void *x = rows_at_mutable(a->x, t, row, a->x_ld);
 
         if (a->mod)
-                gate = rows_at(rows_at(a->mod, t, (uint64_t) a->mod_index[row], a->mod_ld), t, 1, a->gate_at);
+                gate = rows_at(
+                        rows_at(a->mod, t, (uint64_t) a->mod_index[row], a->mod_ld), t, 1, a->gate_at);
 
         for (uint64_t i = 0; i < a->n; i += VT_N) {
                 VT v = vt_get(y, t, i, a->n);
@@ -35,11 +36,11 @@ static void residual_row(const void *arg, uint64_t row) {
 }
 
 int LK_ISA(residual)(LkContext *c, const LkResidual *a) {
-        if (!c || !a ||
-            !check_rows(a->x, a->type, a->m, a->n, a->x_ld) ||
-            !check_rows(a->y, a->type, a->m, a->n, a->y_ld))
+        if (!c || !a || !check_rows(a->x, a->type, a->m, a->n, a->x_ld) ||
+                !check_rows(a->y, a->type, a->m, a->n, a->y_ld))
                 return -EINVAL;
-        if (a->mod && (!check_index(a->mod_index, a->m) || !check_mod_part(a->mod, a->type, a->mod_ld, a->gate_at, a->n)))
+        if (a->mod && (!check_index(a->mod_index, a->m) ||
+                              !check_mod_part(a->mod, a->type, a->mod_ld, a->gate_at, a->n)))
                 return -EINVAL;
         if (a->m == 0 || a->n == 0)
                 return 0;

@@ -31,10 +31,9 @@ static void swiglu_row(const void *arg, uint64_t row) {
 }
 
 int LK_ISA(swiglu)(LkContext *c, const LkSwiglu *a) {
-        if (!c || !a ||
-            !check_rows(a->gate, a->type, a->m, a->n, a->gate_ld) ||
-            !check_rows(a->up, a->type, a->m, a->n, a->up_ld) ||
-            !check_rows(a->y, a->type, a->m, a->n, a->y_ld))
+        if (!c || !a || !check_rows(a->gate, a->type, a->m, a->n, a->gate_ld) ||
+                !check_rows(a->up, a->type, a->m, a->n, a->up_ld) ||
+                !check_rows(a->y, a->type, a->m, a->n, a->y_ld))
                 return -EINVAL;
         if (a->m == 0 || a->n == 0)
                 return 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool. Workers sleep on a condition variable between jobs. A job is open from its announcement until the caller
- * finds no task left; a worker that wakes up later finds it closed and sleeps on, so the caller never waits for a
- * thread that did not start. */
+/* The pool. Workers sleep on a condition variable between jobs. A job is open from its announcement until
+ * the caller finds no task left; a worker that wakes up later finds it closed and sleeps on, so the caller
+ * never waits for a thread that did not start. */
 
 #include "kernels/cpu/threads.h"
 
@@ -96,7 +96,7 @@ static int start_workers(Threads *t) {
         (void) pthread_sigmask(SIG_SETMASK, &all, &old);
 
         for (uint32_t i = 0; i + 1 < t->count && r == 0; i++) {
-                t->workers[i] = (Worker) { .pool = t, .index = i + 1 };
+                t->workers[i] = (Worker){.pool = t, .index = i + 1};
 
                 r = -pthread_create(&t->workers[i].thread, NULL, worker_main, &t->workers[i]);
                 if (r == 0)

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The register tile that gemm and attention share: c[i][j] (+)= sum over k of a[i][k] * b[k][j], one accumulator per
- * element, k ascending, fma. Up to TILE_ROWS rows and exactly TILE_COLS columns; an element's chain does not depend
- * on the height of the tile or on its place in it. */
+/* The register tile that gemm and attention share: c[i][j] (+)= sum over k of a[i][k] * b[k][j], one
+ * accumulator per element, k ascending, fma. Up to TILE_ROWS rows and exactly TILE_COLS columns; an
+ * element's chain does not depend on the height of the tile or on its place in it. */
 
 #include <stdbool.h>
 
 #include "kernels/cpu/vec.h"
 
 #if LK_CPU_LEVEL == 4
-#  define TILE_ROWS 14u /* 28 accumulators, 2 of b, the broadcast comes from memory: 30 of 32 registers */
-#  define TILE_LD 16u
+#define TILE_ROWS 14u /* 28 accumulators, 2 of b, the broadcast comes from memory: 30 of 32 registers */
+#define TILE_LD 16u
 #elif LK_CPU_LEVEL == 3
-#  define TILE_ROWS 6u /* 12 accumulators, 2 of b, 1 of a: 15 of 16 registers */
-#  define TILE_LD 8u
+#define TILE_ROWS 6u /* 12 accumulators, 2 of b, 1 of a: 15 of 16 registers */
+#define TILE_LD 8u
 #else
-#  define TILE_ROWS 4u
-#  define TILE_LD 8u
+#define TILE_ROWS 4u
+#define TILE_LD 8u
 #endif
 #define TILE_COLS (2u * VT_N)
 

@@ -7,8 +7,8 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/fmath.h"
 
-/* Timesteps, their embedding and which row has which (h3.md 1.6, 1.9). Functions of the timestep are host arithmetic, the
- * same on every backend; products with weights are the op table's, in f32. */
+/* Timesteps, their embedding and which row has which (h3.md 1.6, 1.9). Functions of the timestep are host
+ * arithmetic, the same on every backend; products with weights are the op table's, in f32. */
 
 #define LN_10000 9.210340371976184
 
@@ -16,22 +16,23 @@ DitTimesteps dit_timesteps(float sigma_video, float sigma_audio) {
         float video = 1.0f - sigma_video, audio = 1.0f - sigma_audio;
 
         if (video == audio)
-                return (DitTimesteps) {.n = 1, .t = {video}};
+                return (DitTimesteps){.n = 1, .t = {video}};
         if (video < audio)
-                return (DitTimesteps) {.n = 2, .t = {video, audio}, .audio = 1};
-        return (DitTimesteps) {.n = 2, .t = {audio, video}, .video = 1};
+                return (DitTimesteps){.n = 2, .t = {video, audio}, .audio = 1};
+        return (DitTimesteps){.n = 2, .t = {audio, video}, .video = 1};
 }
 
 /* [cos(t * f), sin(t * f)], f_i = 10000^(-i / half) */
 static void sinusoid(float t, uint32_t width, float *ret) {
         uint32_t half = width / 2;
+        float *cosines = ret, *sines = ret + half;
 
         for (uint32_t i = 0; i < half; i++) {
                 float frequency = (float) fmath_exp(-LN_10000 * (double) i / (double) half);
                 double angle = (double) (t * frequency);
 
-                ret[i] = (float) fmath_cos(angle);
-                ret[half + i] = (float) fmath_sin(angle);
+                cosines[i] = (float) fmath_cos(angle);
+                sines[i] = (float) fmath_sin(angle);
         }
 }
 
@@ -40,53 +41,50 @@ static void silu(float *x, uint64_t n) {
                 x[i] = (float) ((double) x[i] / (1.0 + fmath_exp(-(double) x[i])));
 }
 
-int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
-        const H3Config *c = run->c;
-        const LkOps *ops = run->ops;
-        uint32_t width = c->time_freq_dim > c->time_hidden ? c->time_freq_dim : c->time_hidden;
-        CLEANUP_FREE float *host = NULL;
-        uint64_t hidden_bytes = sizeof(float) * t->n * c->time_hidden, out_bytes = sizeof(float) * t->n * c->time_dim;
+/* host[n, w.cols] becomes host[n, w.rows] = host . w^T + bias, in f32. */
+static int time_linear(const DitRun *run, uint32_t n, const LkMatrix *w, const LkVector *bias, float *host) {
         int r;
 
-        if (width < c->time_dim)
-                width = c->time_dim;
-        host = malloc(sizeof(float) * t->n * width);
+        r = run->ops->upload(run->context, run->time_a, host, sizeof(float) * n * w->cols);
+        if (r >= 0)
+                r = dit_gemm(run, n, run->time_a, LK_F32, w, bias, run->time_b, LK_F32);
+        return r < 0 ? r : run->ops->download(run->context, host, run->time_b, sizeof(float) * n * w->rows);
+}
+
+int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
+        const H3Config *c = run->c;
+        uint64_t n_out = (uint64_t) t->n * c->time_dim;
+        const LkConvert to_activation = {
+                .m = t->n,
+                .n = c->time_dim,
+                .x = run->time_a,
+                .x_type = LK_F32,
+                .x_ld = c->time_dim,
+                .y = run->coordinate,
+                .y_type = run->type,
+                .y_ld = c->time_dim,
+        };
+        CLEANUP_FREE float *host = NULL;
+        int r;
+
+        host = malloc(sizeof(float) * t->n * dit_time_width(c));
         if (!host)
                 return -ENOMEM;
 
         for (uint32_t i = 0; i < t->n; i++)
                 sinusoid(t->t[i], c->time_freq_dim, host + (size_t) i * c->time_freq_dim);
-        r = ops->upload(run->context, run->time_a, host, sizeof(float) * t->n * c->time_freq_dim);
-        if (r < 0)
-                return r;
-        r = dit_gemm(run, t->n, run->time_a, LK_F32, &m->time_1, &m->time_1_bias, run->time_b, LK_F32);
-        if (r < 0)
-                return r;
-
-        r = ops->download(run->context, host, run->time_b, hidden_bytes);
+        r = time_linear(run, t->n, &m->time_1, &m->time_1_bias, host);
         if (r < 0)
                 return r;
         silu(host, (uint64_t) t->n * c->time_hidden);
-        r = ops->upload(run->context, run->time_b, host, hidden_bytes);
-        if (r < 0)
-                return r;
-        r = dit_gemm(run, t->n, run->time_b, LK_F32, &m->time_2, &m->time_2_bias, run->time_a, LK_F32);
-        if (r < 0)
-                return r;
-
-        r = ops->download(run->context, host, run->time_a, out_bytes);
+        r = time_linear(run, t->n, &m->time_2, &m->time_2_bias, host);
         if (r < 0)
                 return r;
         dit_tap_host(run, "temb", host, t->n, c->time_dim);
-        silu(host, (uint64_t) t->n * c->time_dim);
-        r = ops->upload(run->context, run->time_a, host, out_bytes);
-        if (r < 0)
-                return r;
-        return ops->convert(run->context, &(LkConvert) {
-                .m = t->n, .n = c->time_dim,
-                .x = run->time_a, .x_type = LK_F32, .x_ld = c->time_dim,
-                .y = run->coordinate, .y_type = run->type, .y_ld = c->time_dim,
-        });
+
+        silu(host, n_out);
+        r = run->ops->upload(run->context, run->time_a, host, sizeof(float) * n_out);
+        return r < 0 ? r : run->ops->convert(run->context, &to_activation);
 }
 
 static int tap_indices(const DitRun *run, const int32_t *time, uint64_t n) {

@@ -3,9 +3,11 @@
 
 #include "service/h3/dit-private.h"
 
-/* One block over the rank's rows and heads (h3.md 1.6). The refiner's blocks are the same without modulation and rope. */
+/* One block over the rank's rows and heads (h3.md 1.6). The refiner's blocks are the same without modulation
+ * and rope. */
 
-/* Rows [begin, begin + n) of a matrix, n > 0. begin lies on a block boundary where the matrix has several blocks. */
+/* Rows [begin, begin + n) of a matrix, n > 0. begin lies on a block boundary where the matrix has several
+ * blocks. */
 static LkMatrix matrix_rows(const LkMatrix *m, uint64_t begin, uint64_t n) {
         LkMatrix part = *m;
         const uint8_t *data = m->data;
@@ -28,51 +30,73 @@ static uint64_t mod_at(const DitRun *run, DitBranch branch, uint32_t which) {
 /* Own rows of h = norm(x), modulated. */
 static int norm_rows(const DitRun *run, const LkVector *weight, bool modulated, DitBranch branch) {
         uint64_t hidden = run->c->hidden;
+        const LkNorm args = {
+                .type = run->type,
+                .m = dit_own_rows(run),
+                .n = hidden,
+                .x = run->x,
+                .x_ld = hidden,
+                .weight = *weight,
+                .eps = run->c->eps,
+                .mod = modulated ? run->mod : NULL,
+                .mod_ld = 6 * hidden,
+                .mod_index = modulated ? run->mod_index : NULL,
+                .shift_at = mod_at(run, branch, 0),
+                .scale_at = mod_at(run, branch, 1),
+                .y = dit_own_h(run),
+                .y_ld = hidden,
+        };
 
         if (dit_own_rows(run) == 0)
                 return 0;
-        return run->ops->norm(run->context, &(LkNorm) {
-                .type = run->type,
-                .m = dit_own_rows(run), .n = hidden,
-                .x = run->x, .x_ld = hidden,
-                .weight = *weight, .eps = run->c->eps,
-                .mod = modulated ? run->mod : NULL, .mod_ld = 6 * hidden, .mod_index = modulated ? run->mod_index : NULL,
-                .shift_at = mod_at(run, branch, 0), .scale_at = mod_at(run, branch, 1),
-                .y = dit_own_h(run), .y_ld = hidden,
-        });
+        return run->ops->norm(run->context, &args);
 }
 
 /* x += gate * y on own rows. */
 static int add_rows(const DitRun *run, bool modulated, DitBranch branch) {
         uint64_t hidden = run->c->hidden;
+        const LkResidual args = {
+                .type = run->type,
+                .m = dit_own_rows(run),
+                .n = hidden,
+                .x = run->x,
+                .x_ld = hidden,
+                .y = run->y,
+                .y_ld = hidden,
+                .mod = modulated ? run->mod : NULL,
+                .mod_ld = 6 * hidden,
+                .mod_index = modulated ? run->mod_index : NULL,
+                .gate_at = mod_at(run, branch, 2),
+        };
 
         if (dit_own_rows(run) == 0)
                 return 0;
-        return run->ops->residual(run->context, &(LkResidual) {
-                .type = run->type,
-                .m = dit_own_rows(run), .n = hidden,
-                .x = run->x, .x_ld = hidden,
-                .y = run->y, .y_ld = hidden,
-                .mod = modulated ? run->mod : NULL, .mod_ld = 6 * hidden, .mod_index = modulated ? run->mod_index : NULL,
-                .gate_at = mod_at(run, branch, 2),
-        });
+        return run->ops->residual(run->context, &args);
 }
 
-static int norm_heads(const DitRun *run, void *x, const LkVector *weight, bool roped) {
+static int norm_heads(const DitRun *run, void *x, const LkVector *head_weight, bool roped) {
         uint32_t heads = (uint32_t) (run->heads.end - run->heads.begin);
-
-        return run->ops->qk_norm_rope(run->context, &(LkQkNormRope) {
+        const LkQkNormRope args = {
                 .type = run->type,
-                .m = run->n_rows, .heads = heads, .head_dim = run->c->head_dim,
-                .x = x, .x_ld = (uint64_t) heads * run->c->head_dim,
-                .weight = *weight, .eps = run->c->eps,
-                .cos = roped ? run->cos : NULL, .sin = roped ? run->sin : NULL, .rope_dims = roped ? 3 * run->c->rope_freqs : 0,
-        });
+                .m = run->n_rows,
+                .heads = heads,
+                .head_dim = run->c->head_dim,
+                .x = x,
+                .x_ld = (uint64_t) heads * run->c->head_dim,
+                .weight = *head_weight,
+                .eps = run->c->eps,
+                .cos = roped ? run->cos : NULL,
+                .sin = roped ? run->sin : NULL,
+                .rope_dims = roped ? 3 * run->c->rope_freqs : 0,
+        };
+
+        return run->ops->qk_norm_rope(run->context, &args);
 }
 
 static int project_heads(const DitRun *run, const LkMatrix *w, void *y) {
         uint64_t head_dim = run->c->head_dim;
-        LkMatrix part = matrix_rows(w, run->heads.begin * head_dim, (run->heads.end - run->heads.begin) * head_dim);
+        LkMatrix part =
+                matrix_rows(w, run->heads.begin * head_dim, (run->heads.end - run->heads.begin) * head_dim);
 
         return dit_gemm(run, run->n_rows, run->h, run->type, &part, NULL, y, run->type);
 }
@@ -82,6 +106,22 @@ static int attend_heads(const DitRun *run, const H3Attention *a, bool roped, uin
         uint32_t heads = (uint32_t) (run->heads.end - run->heads.begin), head_dim = run->c->head_dim;
         uint64_t own = (uint64_t) heads * head_dim;
         uint8_t *o = run->o + run->heads.begin * head_dim * run->element;
+        const LkAttention args = {
+                .type = run->type,
+                .n_q = run->n_rows,
+                .n_k = run->n_rows,
+                .heads = heads,
+                .head_dim = head_dim,
+                .scale = 1.0f / sqrtf((float) head_dim),
+                .q = run->q,
+                .k = run->k,
+                .v = run->v,
+                .o = o,
+                .q_ld = own,
+                .k_ld = own,
+                .v_ld = own,
+                .o_ld = run->c->inner,
+        };
         int r;
 
         if (heads == 0)
@@ -107,14 +147,7 @@ static int attend_heads(const DitRun *run, const H3Attention *a, bool roped, uin
                 if (r < 0)
                         return r;
         }
-        return run->ops->attention(run->context, &(LkAttention) {
-                .type = run->type,
-                .n_q = run->n_rows, .n_k = run->n_rows,
-                .heads = heads, .head_dim = head_dim,
-                .scale = 1.0f / sqrtf((float) head_dim),
-                .q = run->q, .k = run->k, .v = run->v, .o = o,
-                .q_ld = own, .k_ld = own, .v_ld = own, .o_ld = run->c->inner,
-        });
+        return run->ops->attention(run->context, &args);
 }
 
 static int attention_branch(const DitRun *run, const H3Block *block, bool modulated, uint32_t layer) {
@@ -126,15 +159,18 @@ static int attention_branch(const DitRun *run, const H3Block *block, bool modula
         if (r >= 0 && run->exchange)
                 r = run->exchange->gather(run->exchange, run->rank, run->h, c->hidden * run->element);
         if (r >= 0 && modulated)
-                r = dit_tap(run, (int) layer, "attn_in", dit_own_h(run), run->type, dit_own_rows(run), c->hidden);
+                r = dit_tap(run, (int) layer, "attn_in", dit_own_h(run), run->type, dit_own_rows(run),
+                        c->hidden);
         if (r >= 0)
                 r = attend_heads(run, &block->attn, modulated, layer);
         if (r >= 0 && run->exchange)
-                r = run->exchange->scatter_heads(run->exchange, run->rank, run->o, c->head_dim * run->element);
+                r = run->exchange->scatter_heads(
+                        run->exchange, run->rank, run->o, c->head_dim * run->element);
         if (r >= 0 && modulated)
                 r = dit_tap(run, (int) layer, "attn", own_o, run->type, dit_own_rows(run), c->inner);
         if (r >= 0)
-                r = dit_gemm(run, dit_own_rows(run), own_o, run->type, &block->attn.out, NULL, run->y, run->type);
+                r = dit_gemm(
+                        run, dit_own_rows(run), own_o, run->type, &block->attn.out, NULL, run->y, run->type);
         if (r >= 0 && modulated)
                 r = dit_tap(run, (int) layer, "attn_proj", run->y, run->type, dit_own_rows(run), c->hidden);
         return r < 0 ? r : add_rows(run, modulated, DIT_ATTENTION);
@@ -143,19 +179,27 @@ static int attention_branch(const DitRun *run, const H3Block *block, bool modula
 static int mlp_chunk(const DitRun *run, const H3Mlp *m, uint64_t begin, uint64_t n) {
         uint64_t hidden_bytes = run->c->hidden * run->element, ffn = run->c->ffn;
         const uint8_t *h = dit_own_h(run) + begin * hidden_bytes;
+        const LkSwiglu args = {
+                .type = run->type,
+                .m = n,
+                .n = ffn,
+                .gate = run->gate,
+                .up = run->up,
+                .gate_ld = ffn,
+                .up_ld = ffn,
+                .y = run->act,
+                .y_ld = ffn,
+        };
         int r;
 
         r = dit_gemm(run, n, h, run->type, &m->gate, NULL, run->gate, run->type);
         if (r >= 0)
                 r = dit_gemm(run, n, h, run->type, &m->up, NULL, run->up, run->type);
         if (r >= 0)
-                r = run->ops->swiglu(run->context, &(LkSwiglu) {
-                        .type = run->type,
-                        .m = n, .n = ffn,
-                        .gate = run->gate, .up = run->up, .gate_ld = ffn, .up_ld = ffn,
-                        .y = run->act, .y_ld = ffn,
-                });
-        return r < 0 ? r : dit_gemm(run, n, run->act, run->type, &m->down, NULL, run->y + begin * hidden_bytes, run->type);
+                r = run->ops->swiglu(run->context, &args);
+        return r < 0 ? r
+                     : dit_gemm(run, n, run->act, run->type, &m->down, NULL, run->y + begin * hidden_bytes,
+                               run->type);
 }
 
 static int mlp_branch(const DitRun *run, const H3Block *block, bool modulated, uint32_t layer) {
@@ -166,7 +210,8 @@ static int mlp_branch(const DitRun *run, const H3Block *block, bool modulated, u
         if (r >= 0 && modulated)
                 r = dit_tap(run, (int) layer, "ff_in", dit_own_h(run), run->type, own, run->c->hidden);
         for (uint64_t begin = 0; r >= 0 && begin < own; begin += DIT_CHUNK_ROWS)
-                r = mlp_chunk(run, &block->mlp, begin, own - begin < DIT_CHUNK_ROWS ? own - begin : DIT_CHUNK_ROWS);
+                r = mlp_chunk(run, &block->mlp, begin,
+                        own - begin < DIT_CHUNK_ROWS ? own - begin : DIT_CHUNK_ROWS);
         if (r >= 0 && modulated)
                 r = dit_tap(run, (int) layer, "ff_out", run->y, run->type, own, run->c->hidden);
         return r < 0 ? r : add_rows(run, modulated, DIT_MLP);

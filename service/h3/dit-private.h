@@ -11,8 +11,8 @@
 /* Timesteps of a text-to-video step: one per stream, fewer if they are equal. */
 #define DIT_TIMESTEPS_MAX 2
 
-/* Rows are elements of `type` unless stated; "own" rows and heads are those of the rank. All arrays are device memory, parts of
- * one arena. */
+/* Rows are elements of `type` unless stated; "own" rows and heads are those of the rank. All arrays are
+ * device memory, parts of one arena. */
 typedef struct DitRun {
         const LkOps *ops;
         LkContext *context;
@@ -24,21 +24,21 @@ typedef struct DitRun {
         uint64_t n_rows;  /* of the whole sequence */
         H3Range rows, heads;
 
-        uint8_t *x;        /* [own rows, hidden]: the residual stream */
-        uint8_t *h;        /* [all rows, hidden]: normed rows */
-        uint8_t *q, *k, *v; /* [all rows, own heads * head_dim] */
-        uint8_t *o;        /* [all rows, inner] */
-        uint8_t *y;        /* [own rows, hidden]: what a branch adds */
+        uint8_t *x;               /* [own rows, hidden]: the residual stream */
+        uint8_t *h;               /* [all rows, hidden]: normed rows */
+        uint8_t *q, *k, *v;       /* [all rows, own heads * head_dim] */
+        uint8_t *o;               /* [all rows, inner] */
+        uint8_t *y;               /* [own rows, hidden]: what a branch adds */
         uint8_t *gate, *up, *act; /* [chunk, ffn] */
 
         /* of a step, not of the refiner */
-        float *cos, *sin;     /* [all rows, 3 * rope_freqs] */
-        uint8_t *coordinate;  /* [timesteps, time_dim]: silu(temb) */
+        float *cos, *sin;       /* [all rows, 3 * rope_freqs] */
+        uint8_t *coordinate;    /* [timesteps, time_dim]: silu(temb) */
         float *time_a, *time_b; /* [timesteps, the widest time row] */
-        uint8_t *mod;         /* [timesteps * tags, 6 * hidden] of the block at hand, then [timesteps, 2 * hidden] */
-        int32_t *mod_index;   /* [own rows]: timestep * tags + tag */
-        int32_t *time_index;  /* [own rows]: timestep */
-        float *io;            /* [own rows, the widest latent row], f32 */
+        uint8_t *mod; /* [timesteps * tags, 6 * hidden] of the block at hand, then [timesteps, 2 * hidden] */
+        int32_t *mod_index;  /* [own rows]: timestep * tags + tag */
+        int32_t *time_index; /* [own rows]: timestep */
+        float *io;           /* [own rows, the widest latent row], f32 */
 
         const H3StepHooks *hooks; /* may be NULL */
 } DitRun;
@@ -49,6 +49,13 @@ typedef enum DitBranch {
         DIT_MLP,
 } DitBranch;
 
+/* The widest row of the time embedding. */
+static inline uint64_t dit_time_width(const H3Config *c) {
+        uint64_t width = c->time_freq_dim > c->time_hidden ? c->time_freq_dim : c->time_hidden;
+
+        return width > c->time_dim ? width : c->time_dim;
+}
+
 static inline uint64_t dit_own_rows(const DitRun *run) {
         return run->rows.end - run->rows.begin;
 }
@@ -58,10 +65,11 @@ static inline uint8_t *dit_own_h(const DitRun *run) {
 }
 
 /* y[m, w.rows] = x[m, w.cols] . w^T + bias, dense rows; m may be 0. bias may be NULL. */
-int dit_gemm(const DitRun *run, uint64_t m, const void *x, LkType x_type, const LkMatrix *w, const LkVector *bias, void *y,
-                LkType y_type);
+int dit_gemm(const DitRun *run, uint64_t m, const void *x, LkType x_type, const LkMatrix *w,
+        const LkVector *bias, void *y, LkType y_type);
 
-/* dit-block.c: a block of the model (block->adaln present: modulated by run->mod, roped) or of the refiner. */
+/* dit-block.c: a block of the model (block->adaln present: modulated by run->mod, roped) or of the refiner.
+ */
 int dit_block(const DitRun *run, const H3Block *block, uint32_t layer);
 
 /* adaln.c */
@@ -77,7 +85,9 @@ int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *
 /* Sets run->mod_index and run->time_index. */
 int dit_index_rows(const DitRun *run, const H3Layout *l, const DitTimesteps *t);
 
-/* Hands rows x columns of device memory to the test's tap, if there is one. layer < 0: no "block.N." before the name. */
-int dit_tap(const DitRun *run, int layer, const char *name, const void *x, LkType type, uint64_t rows, uint64_t columns);
+/* Hands rows x columns of device memory to the test's tap, if there is one. layer < 0: no "block.N." before
+ * the name. */
+int dit_tap(const DitRun *run, int layer, const char *name, const void *x, LkType type, uint64_t rows,
+        uint64_t columns);
 /* The same for host values of f32. */
 void dit_tap_host(const DitRun *run, const char *name, const float *values, uint64_t rows, uint64_t columns);

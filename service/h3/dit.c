@@ -12,25 +12,33 @@
 
 #define ARENA_ALIGN 256
 
-int dit_gemm(const DitRun *run, uint64_t m, const void *x, LkType x_type, const LkMatrix *w, const LkVector *bias, void *y,
-                LkType y_type) {
+int dit_gemm(const DitRun *run, uint64_t m, const void *x, LkType x_type, const LkMatrix *w,
+        const LkVector *bias, void *y, LkType y_type) {
+        const LkGemm args = {
+                .m = m,
+                .x = x,
+                .x_type = x_type,
+                .x_ld = w->cols,
+                .w = *w,
+                .bias = bias ? *bias : (LkVector){},
+                .y = y,
+                .y_type = y_type,
+                .y_ld = w->rows,
+        };
+
         if (m == 0)
                 return 0;
-        return run->ops->gemm(run->context, &(LkGemm) {
-                .m = m,
-                .x = x, .x_type = x_type, .x_ld = w->cols,
-                .w = *w,
-                .bias = bias ? *bias : (LkVector) {},
-                .y = y, .y_type = y_type, .y_ld = w->rows,
-        });
+        return run->ops->gemm(run->context, &args);
 }
 
-void dit_tap_host(const DitRun *run, const char *name, const float *values, uint64_t rows, uint64_t columns) {
+void dit_tap_host(
+        const DitRun *run, const char *name, const float *values, uint64_t rows, uint64_t columns) {
         if (run->hooks && run->hooks->on_tap)
                 run->hooks->on_tap(run->hooks->userdata, name, values, rows, columns);
 }
 
-int dit_tap(const DitRun *run, int layer, const char *name, const void *x, LkType type, uint64_t rows, uint64_t columns) {
+int dit_tap(const DitRun *run, int layer, const char *name, const void *x, LkType type, uint64_t rows,
+        uint64_t columns) {
         CLEANUP_FREE float *values = NULL;
         uint64_t n = rows * columns;
         char full[64];
@@ -63,7 +71,7 @@ int dit_tap(const DitRun *run, int layer, const char *name, const void *x, LkTyp
 }
 
 static DitRun run_make(const H3Rank *rank, const H3Model *m, H3Compute compute, uint64_t n_rows) {
-        return (DitRun) {
+        return (DitRun){
                 .ops = rank ? rank->ops : NULL,
                 .context = rank ? rank->context : NULL,
                 .c = &m->config,
@@ -117,13 +125,13 @@ static uint64_t video_row(const H3Config *c) {
 static void carve_step(DitRun *run, Carver *k) {
         const H3Config *c = run->c;
         uint64_t own = dit_own_rows(run), rope = run->n_rows * 3 * c->rope_freqs * sizeof(float);
-        uint64_t time_width = max_of(c->time_freq_dim, max_of(c->time_hidden, c->time_dim));
+        uint64_t time_bytes = DIT_TIMESTEPS_MAX * dit_time_width(c) * sizeof(float);
 
         run->cos = carve(k, rope);
         run->sin = carve(k, rope);
         run->coordinate = carve(k, (uint64_t) DIT_TIMESTEPS_MAX * c->time_dim * run->element);
-        run->time_a = carve(k, DIT_TIMESTEPS_MAX * time_width * sizeof(float));
-        run->time_b = carve(k, DIT_TIMESTEPS_MAX * time_width * sizeof(float));
+        run->time_a = carve(k, time_bytes);
+        run->time_b = carve(k, time_bytes);
         run->mod = carve(k, 6ull * DIT_TIMESTEPS_MAX * H3_TAGS * c->hidden * run->element);
         run->mod_index = carve(k, own * sizeof(int32_t));
         run->time_index = carve(k, own * sizeof(int32_t));
@@ -131,13 +139,15 @@ static void carve_step(DitRun *run, Carver *k) {
 }
 
 static int no_memory(Fault *f, const char *what, uint64_t bytes) {
-        return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT, "%s needs %llu bytes of device memory, which are not free.", what,
-                        (unsigned long long) bytes);
+        return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
+                "%s needs %llu bytes of device memory, which are not free.", what,
+                (unsigned long long) bytes);
 }
 
 static int device_fault(Fault *f, int r, const char *what) {
         if (r == -ENOMEM)
-                return fault_set(f, r, FAULT_DOES_NOT_FIT, "No memory left in the %s; free some and try again.", what);
+                return fault_set(f, r, FAULT_DOES_NOT_FIT,
+                        "No memory left in the %s; free some and try again.", what);
         if (r == -ECANCELED)
                 return fault_set(f, r, FAULT_CANCELLED, "The step was cancelled.");
         return fault_set(f, r, FAULT_INTERNAL, "The %s failed: %s.", what, strerrordesc_np(-r));
@@ -146,6 +156,17 @@ static int device_fault(Fault *f, int r, const char *what) {
 static int refine(DitRun *run, const H3Model *m, const uint16_t *text, void *device_text, void *ret) {
         const H3Config *c = run->c;
         uint64_t n = run->n_rows;
+        const LkNorm args = {
+                .type = run->type,
+                .m = n,
+                .n = c->hidden,
+                .x = run->x,
+                .x_ld = c->hidden,
+                .weight = m->refiner_norm,
+                .eps = c->eps,
+                .y = run->y,
+                .y_ld = c->hidden,
+        };
         int r;
 
         r = run->ops->upload(run->context, device_text, text, n * c->text_dim * sizeof(*text));
@@ -154,18 +175,12 @@ static int refine(DitRun *run, const H3Model *m, const uint16_t *text, void *dev
         for (uint32_t i = 0; r >= 0 && i < c->refiner_layers; i++)
                 r = dit_block(run, m->refiner + i, i);
         if (r >= 0)
-                r = run->ops->norm(run->context, &(LkNorm) {
-                        .type = run->type,
-                        .m = n, .n = c->hidden,
-                        .x = run->x, .x_ld = c->hidden,
-                        .weight = m->refiner_norm, .eps = c->eps,
-                        .y = run->y, .y_ld = c->hidden,
-                });
+                r = run->ops->norm(run->context, &args);
         return r < 0 ? r : run->ops->download(run->context, ret, run->y, n * c->hidden * run->element);
 }
 
-int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, const uint16_t *text, uint64_t text_rows,
-                void **ret_refined, Fault *f) {
+int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, const uint16_t *text,
+        uint64_t text_rows, void **ret_refined, Fault *f) {
         DitRun run = run_make(rank, m, compute, text_rows);
         Carver k = {};
         CLEANUP_FREE void *refined = NULL;
@@ -174,17 +189,19 @@ int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, cons
 
         if (text_rows < 1 || text_rows > 1u << 20)
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR, "text has %llu rows; expected 1 to %u.",
-                                (unsigned long long) text_rows, 1u << 20);
+                        (unsigned long long) text_rows, 1u << 20);
         refined = malloc(text_rows * m->config.hidden * run.element);
         if (!refined)
-                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT, "No memory for the refined text; free some and try again.");
+                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
+                        "No memory for the refined text; free some and try again.");
 
         carve_blocks(&run, &k);
         (void) carve(&k, text_rows * m->config.text_dim * sizeof(*text));
         r = rank->ops->memory_new(rank->context, k.at, &arena);
         if (r < 0)
-                return r == -ENOMEM ? no_memory(f, "The text refiner", k.at) : device_fault(f, r, "text refiner");
-        k = (Carver) {.base = arena};
+                return r == -ENOMEM ? no_memory(f, "The text refiner", k.at)
+                                    : device_fault(f, r, "text refiner");
+        k = (Carver){.base = arena};
         carve_blocks(&run, &k);
         device_text = carve(&k, text_rows * m->config.text_dim * sizeof(*text));
 
@@ -198,7 +215,8 @@ int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, cons
 
 /* The part of a segment that is the rank's, relative to the segment; empty: false. */
 static bool own_part(const DitRun *run, const H3Segment *s, uint64_t *ret_begin, uint64_t *ret_end) {
-        uint64_t begin = max_of(s->begin, run->rows.begin), end = s->end < run->rows.end ? s->end : run->rows.end;
+        uint64_t begin = max_of(s->begin, run->rows.begin),
+                 end = s->end < run->rows.end ? s->end : run->rows.end;
 
         if (begin >= end)
                 return false;
@@ -213,7 +231,8 @@ static uint64_t own_offset(const DitRun *run, const H3Segment *s, uint64_t row, 
 }
 
 /* Latent rows through their patch projection into the residual stream. */
-static int pack_latent(const DitRun *run, const H3Model *m, const H3StepInput *in, const H3Segment *s, float *host) {
+static int pack_latent(
+        const DitRun *run, const H3Model *m, const H3StepInput *in, const H3Segment *s, float *host) {
         const H3Config *c = run->c;
         bool video = s->kind == H3_SEGMENT_VIDEO;
         uint64_t width = video ? video_row(c) : c->audio_channels, begin, end;
@@ -230,8 +249,8 @@ static int pack_latent(const DitRun *run, const H3Model *m, const H3StepInput *i
         if (r < 0)
                 return r;
         return dit_gemm(run, end - begin, run->io, LK_F32, video ? &m->video_in : &m->audio_in,
-                        video ? &m->video_in_bias : &m->audio_in_bias,
-                        run->x + own_offset(run, s, begin, c->hidden * run->element), run->type);
+                video ? &m->video_in_bias : &m->audio_in_bias,
+                run->x + own_offset(run, s, begin, c->hidden * run->element), run->type);
 }
 
 static int pack(const DitRun *run, const H3Model *m, const H3StepInput *in, float *host) {
@@ -241,10 +260,12 @@ static int pack(const DitRun *run, const H3Model *m, const H3StepInput *in, floa
 
         if (own_part(run, text, &begin, &end))
                 r = run->ops->upload(run->context, run->x + own_offset(run, text, begin, row_bytes),
-                                (const uint8_t *) in->refined_text + begin * row_bytes, (end - begin) * row_bytes);
+                        (const uint8_t *) in->refined_text + begin * row_bytes, (end - begin) * row_bytes);
         for (uint32_t i = 1; r >= 0 && i < in->layout->n_segments; i++)
                 r = pack_latent(run, m, in, in->layout->segments + i, host);
-        return r < 0 ? r : dit_tap(run, -1, "packed_input", run->x, run->type, dit_own_rows(run), run->c->hidden);
+        return r < 0 ? r
+                     : dit_tap(run, -1, "packed_input", run->x, run->type, dit_own_rows(run),
+                               run->c->hidden);
 }
 
 static int upload_rope(const DitRun *run, const H3Layout *l) {
@@ -271,9 +292,11 @@ static int run_blocks(const DitRun *run, const H3Model *m, uint32_t timesteps) {
                 const H3Block *b = m->blocks + i;
 
                 /* one row of 18 * hidden per timestep is H3_TAGS rows of 6 * hidden */
-                r = dit_gemm(run, timesteps, run->coordinate, run->type, &b->adaln, &b->adaln_bias, run->mod, run->type);
+                r = dit_gemm(run, timesteps, run->coordinate, run->type, &b->adaln, &b->adaln_bias, run->mod,
+                        run->type);
                 if (r >= 0)
-                        r = dit_tap(run, (int) i, "mod", run->mod, run->type, (uint64_t) timesteps * H3_TAGS, 6ull * c->hidden);
+                        r = dit_tap(run, (int) i, "mod", run->mod, run->type, (uint64_t) timesteps * H3_TAGS,
+                                6ull * c->hidden);
                 if (r >= 0)
                         r = dit_block(run, b, i);
                 if (r >= 0 && run->hooks && run->hooks->on_block)
@@ -286,25 +309,35 @@ static int run_blocks(const DitRun *run, const H3Model *m, uint32_t timesteps) {
 
 static int final_rows(const DitRun *run, const H3Model *m, uint32_t timesteps) {
         uint64_t hidden = run->c->hidden;
+        const LkNorm args = {
+                .type = run->type,
+                .m = dit_own_rows(run),
+                .n = hidden,
+                .x = run->x,
+                .x_ld = hidden,
+                .weight = m->final_norm,
+                .eps = run->c->eps,
+                .mod = run->mod,
+                .mod_ld = 2 * hidden,
+                .mod_index = run->time_index,
+                .shift_at = 0,
+                .scale_at = hidden,
+                .y = run->y,
+                .y_ld = hidden,
+        };
         int r;
 
-        r = dit_gemm(run, timesteps, run->coordinate, run->type, &m->final_adaln, &m->final_adaln_bias, run->mod, run->type);
+        r = dit_gemm(run, timesteps, run->coordinate, run->type, &m->final_adaln, &m->final_adaln_bias,
+                run->mod, run->type);
         if (r < 0 || dit_own_rows(run) == 0)
                 return r;
-        r = run->ops->norm(run->context, &(LkNorm) {
-                .type = run->type,
-                .m = dit_own_rows(run), .n = hidden,
-                .x = run->x, .x_ld = hidden,
-                .weight = m->final_norm, .eps = run->c->eps,
-                .mod = run->mod, .mod_ld = 2 * hidden, .mod_index = run->time_index,
-                .shift_at = 0, .scale_at = hidden,
-                .y = run->y, .y_ld = hidden,
-        });
+        r = run->ops->norm(run->context, &args);
         return r < 0 ? r : dit_tap(run, -1, "final_norm", run->y, run->type, dit_own_rows(run), hidden);
 }
 
 /* Final rows of a segment through its head, in f32, into the latent. */
-static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const H3Segment *s, float *host, float *ret) {
+static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const H3Segment *s, float *host,
+        float *ret) {
         const H3Config *c = run->c;
         bool video = s->kind == H3_SEGMENT_VIDEO;
         uint64_t width = video ? video_row(c) : c->audio_channels, begin, end;
@@ -312,8 +345,9 @@ static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const 
 
         if (!own_part(run, s, &begin, &end))
                 return 0;
-        r = dit_gemm(run, end - begin, run->y + own_offset(run, s, begin, c->hidden * run->element), run->type,
-                        video ? &m->video_out : &m->audio_out, video ? &m->video_out_bias : &m->audio_out_bias, run->io, LK_F32);
+        r = dit_gemm(run, end - begin, run->y + own_offset(run, s, begin, c->hidden * run->element),
+                run->type, video ? &m->video_out : &m->audio_out,
+                video ? &m->video_out_bias : &m->audio_out_bias, run->io, LK_F32);
         if (r >= 0)
                 r = run->ops->download(run->context, host, run->io, (end - begin) * width * sizeof(float));
         if (r < 0)
@@ -331,7 +365,8 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
         CLEANUP_FREE float *host = NULL; /* latent rows on their way in and out */
         int r;
 
-        host = malloc(max_of(1, dit_own_rows(run)) * max_of(video_row(run->c), run->c->audio_channels) * sizeof(float));
+        host = malloc(max_of(1, dit_own_rows(run)) * max_of(video_row(run->c), run->c->audio_channels) *
+                      sizeof(float));
         if (!host)
                 return -ENOMEM;
 
@@ -353,7 +388,8 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
 }
 
 /* A run of one rank of a plan, without memory yet. */
-static int run_of_plan(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint32_t rank, H3Compute compute, DitRun *ret) {
+static int run_of_plan(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint32_t rank,
+        H3Compute compute, DitRun *ret) {
         DitRun run = run_make(NULL, m, compute, l->rows);
 
         if (rank >= plan->ranks)
@@ -362,14 +398,14 @@ static int run_of_plan(const H3Model *m, const H3Layout *l, const H3Plan *plan, 
         run.rows = plan->rows[rank];
         run.heads = plan->heads[rank];
         if (run.rows.begin > run.rows.end || run.rows.end > l->rows || run.heads.begin > run.heads.end ||
-                        run.heads.end > m->config.heads)
+                run.heads.end > m->config.heads)
                 return -EINVAL;
         *ret = run;
         return 0;
 }
 
 int h3_step_memory(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint32_t rank, H3Compute compute,
-                uint64_t *ret_bytes) {
+        uint64_t *ret_bytes) {
         Carver k = {};
         DitRun run;
         int r;
@@ -383,23 +419,26 @@ int h3_step_memory(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint
         return 0;
 }
 
-int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks, float *ret_video,
-                float *ret_audio, Fault *f) {
+int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks,
+        float *ret_video, float *ret_audio, Fault *f) {
         uint64_t bytes;
         void *arena;
         DitRun run;
         Carver k;
         int r;
 
-        if (!(in->sigma_video >= 0 && in->sigma_video <= 1) || !(in->sigma_audio >= 0 && in->sigma_audio <= 1))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "Sigma is %g (video) and %g (audio); expected 0 to 1.",
-                                (double) in->sigma_video, (double) in->sigma_audio);
+        if (!(in->sigma_video >= 0 && in->sigma_video <= 1) ||
+                !(in->sigma_audio >= 0 && in->sigma_audio <= 1))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "Sigma is %g (video) and %g (audio); expected 0 to 1.", (double) in->sigma_video,
+                        (double) in->sigma_audio);
         r = run_of_plan(m, in->layout, rank->plan, rank->index, in->compute, &run);
         if (r >= 0)
                 r = h3_step_memory(m, in->layout, rank->plan, rank->index, in->compute, &bytes);
         if (r < 0)
-                return fault_set(f, r, FAULT_INTERNAL, "The plan does not fit the step: rank %u of %u, %llu rows.",
-                                rank->index, rank->plan->ranks, (unsigned long long) in->layout->rows);
+                return fault_set(f, r, FAULT_INTERNAL,
+                        "The plan does not fit the step: rank %u of %u, %llu rows.", rank->index,
+                        rank->plan->ranks, (unsigned long long) in->layout->rows);
         run.ops = rank->ops;
         run.context = rank->context;
         run.exchange = rank->exchange;
@@ -408,7 +447,7 @@ int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H
         r = run.ops->memory_new(run.context, bytes, &arena);
         if (r < 0)
                 return r == -ENOMEM ? no_memory(f, "The step", bytes) : device_fault(f, r, "step");
-        k = (Carver) {.base = arena};
+        k = (Carver){.base = arena};
         carve_blocks(&run, &k);
         carve_step(&run, &k);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The denoiser's forward pass (h3.md 1.3 - 1.9) of one rank. Which operations in which order; the arithmetic is the op
- * table's. Rounding points: gpu-review 6.1, i.e. those stated in kernels/ops.h. */
+/* The denoiser's forward pass (h3.md 1.3 - 1.9) of one rank. Which operations in which order; the arithmetic
+ * is the op table's. Rounding points: gpu-review 6.1, i.e. those stated in kernels/ops.h. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,36 +16,39 @@ typedef enum H3Compute {
         H3_COMPUTE_BF16, /* activations bf16, f32 islands as published */
 } H3Compute;
 
-/* condition_proj and the refiner over the text rows (h3.md 1.7): depends on the prompt only, kept between steps.
- * text: [text_rows, text_dim] bf16. ret_refined: host copy [text_rows, hidden] of the activation type, freed by the caller. */
-int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, const uint16_t *text, uint64_t text_rows,
-                void **ret_refined, Fault *f);
+/* condition_proj and the refiner over the text rows (h3.md 1.7): depends on the prompt only, kept between
+ * steps. text: [text_rows, text_dim] bf16. ret_refined: host copy [text_rows, hidden] of the activation
+ * type, freed by the caller. */
+int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, const uint16_t *text,
+        uint64_t text_rows, void **ret_refined, Fault *f);
 
 typedef struct H3StepInput {
         H3Compute compute;
         const H3Layout *layout;
-        const void *refined_text;        /* host, from h3_refine_text() */
-        const float *video, *audio;      /* host latents, [24, T, H, W] and [32, 2, A] */
-        float sigma_video, sigma_audio;  /* in [0, 1] */
+        const void *refined_text;       /* host, from h3_refine_text() */
+        const float *video, *audio;     /* host latents, [24, T, H, W] and [32, 2, A] */
+        float sigma_video, sigma_audio; /* in [0, 1] */
 } H3StepInput;
 
-/* Where a stage's values go for a test: name as in golden taps ("packed_input", "block.0.q", ...), host f32 copy of rows x
- * columns. Called on the rank's thread. */
-typedef void (*H3TapFunc)(void *userdata, const char *name, const float *values, uint64_t rows, uint64_t columns);
+/* Where a stage's values go for a test: name as in golden taps ("packed_input", "block.0.q", ...), host f32
+ * copy of rows x columns. Called on the rank's thread. */
+typedef void (*H3TapFunc)(
+        void *userdata, const char *name, const float *values, uint64_t rows, uint64_t columns);
 
 typedef struct H3StepHooks {
-        /* After each block: blocks done so far. Returns < 0 to stop the step (e.g. -ECANCELED); every rank is asked, the same answer is
-         * the caller's duty. May be NULL. */
+        /* After each block: blocks done so far. Returns < 0 to stop the step (e.g. -ECANCELED); every rank
+         * is asked, the same answer is the caller's duty. May be NULL. */
         int (*on_block)(void *userdata, uint32_t done, uint32_t total);
         H3TapFunc on_tap; /* NULL: none; costs nothing then */
         void *userdata;
 } H3StepHooks;
 
 /* Bytes of device memory that one rank's step needs (its arena), for admission. */
-int h3_step_memory(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint32_t rank, H3Compute compute, uint64_t *ret_bytes);
+int h3_step_memory(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint32_t rank, H3Compute compute,
+        uint64_t *ret_bytes);
 
-/* One step: velocities in the model's own sign (x0 = x + sigma * v), f32, for the target rows that this rank owns, written into
- * the shared host arrays ret_video [24, T, H, W] and ret_audio [32, 2, A] (ranks write disjoint elements). On failure their
- * content is undefined. 0, -ECANCELED, -ENOMEM, or a device error. */
-int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks, float *ret_video,
-                float *ret_audio, Fault *f);
+/* One step: velocities in the model's own sign (x0 = x + sigma * v), f32, for the target rows that this rank
+ * owns, written into the shared host arrays ret_video [24, T, H, W] and ret_audio [32, 2, A] (ranks write
+ * disjoint elements). On failure their content is undefined. 0, -ECANCELED, -ENOMEM, or a device error. */
+int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks,
+        float *ret_video, float *ret_audio, Fault *f);

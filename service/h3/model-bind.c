@@ -11,8 +11,9 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/fmath.h"
 
-/* Names and shapes of h3.md 1.2. A dimension of 0 is one that could not be read because its tensor is missing: that one is
- * reported, others are not blamed for it. Limits keep all later arithmetic far from overflow. */
+/* Names and shapes of h3.md 1.2. A dimension of 0 is one that could not be read because its tensor is
+ * missing: that one is reported, others are not blamed for it. Limits keep all later arithmetic far from
+ * overflow. */
 
 #define HIDDEN_MAX 65536
 #define HEADS_MAX 4096
@@ -45,8 +46,7 @@ typedef struct Binder {
         List missing, wrong;
 } Binder;
 
-__attribute__((format(printf, 2, 3)))
-static void list_add(List *l, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static void list_add(List *l, const char *format, ...) {
         char item[sizeof(l->text)];
         va_list ap;
         int n;
@@ -82,15 +82,16 @@ static bool is_diffusers(const Binder *b) {
         return b->order == H3_QKV_SPLIT;
 }
 
-static H3Tensor *find(const Binder *b, const char *prefix, const char *original, const char *diffusers, char *ret_name) {
+static H3Tensor *find(
+        const Binder *b, const char *prefix, const char *original, const char *diffusers, char *ret_name) {
         (void) snprintf(ret_name, NAME_SIZE, "%s%s", prefix, is_diffusers(b) ? diffusers : original);
         return h3_tensor_set_find(b->set, ret_name);
 }
 
-/* One size of the configuration: dimension `axis` of a tensor of n_dims. 0 if it cannot be told; a number out of range is
- * reported here, an absent tensor where it is bound. */
-static uint32_t size_of(Binder *b, const char *prefix, const char *original, const char *diffusers, uint32_t n_dims,
-                uint32_t axis, uint64_t max, const char *what) {
+/* One size of the configuration: dimension `axis` of a tensor of n_dims. 0 if it cannot be told; a number
+ * out of range is reported here, an absent tensor where it is bound. */
+static uint32_t size_of(Binder *b, const char *prefix, const char *original, const char *diffusers,
+        uint32_t n_dims, uint32_t axis, uint64_t max, const char *what) {
         char name[NAME_SIZE], shape[120];
         const H3Tensor *t = find(b, prefix, original, diffusers, name);
 
@@ -98,8 +99,8 @@ static uint32_t size_of(Binder *b, const char *prefix, const char *original, con
                 return 0;
         if (t->entry->shape[axis] >= 1 && t->entry->shape[axis] <= max)
                 return (uint32_t) t->entry->shape[axis];
-        list_add(&b->wrong, "%.100s is %s (%s must be 1 to %" PRIu64 ")", name, format_shape(t->entry, shape, sizeof(shape)),
-                        what, max);
+        list_add(&b->wrong, "%.100s is %s (%s must be 1 to %" PRIu64 ")", name,
+                format_shape(t->entry, shape, sizeof(shape)), what, max);
         return 0;
 }
 
@@ -150,7 +151,8 @@ static int read_rope(Binder *b, Fault *f) {
 
         if (!t) {
                 c->rope_freqs = ROPE_FREQS;
-                for (uint32_t k = 0; k < ROPE_FREQS; k++) { /* torch: a power in f32, then its reciprocal in f32 */
+                for (uint32_t k = 0; k < ROPE_FREQS;
+                        k++) { /* torch: a power in f32, then its reciprocal in f32 */
                         double power = fmath_exp(LN_ROPE_THETA * (double) k / ROPE_FREQS);
 
                         c->rope_inv_freq[k] = 1.0f / (float) power;
@@ -160,16 +162,18 @@ static int read_rope(Binder *b, Fault *f) {
 
         t->used = true;
         if (t->entry->type != ST_F32 || t->entry->n_dims != 1 || t->entry->shape[0] < 1 ||
-                        t->entry->shape[0] > H3_ROPE_FREQS_MAX)
-                return fault_set(f, -EINVAL, FAULT_INVALID_MODEL, "rope.inv_freq in %.200s must be 1 to %d numbers of F32.",
-                                t->file, H3_ROPE_FREQS_MAX);
+                t->entry->shape[0] > H3_ROPE_FREQS_MAX)
+                return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
+                        "rope.inv_freq in %.200s must be 1 to %d numbers of F32.", t->file,
+                        H3_ROPE_FREQS_MAX);
         c->rope_freqs = (uint32_t) t->entry->shape[0];
         memcpy(c->rope_inv_freq, t->data, c->rope_freqs * sizeof(float));
         for (uint32_t k = 0; k < c->rope_freqs; k++)
-                if (!(c->rope_inv_freq[k] > 0) || c->rope_inv_freq[k] > 64) /* angles stay inside fmath's range */
+                if (!(c->rope_inv_freq[k] > 0) ||
+                        c->rope_inv_freq[k] > 64) /* angles stay inside fmath's range */
                         return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                        "rope.inv_freq[%u] in %.200s is %g; expected above 0 and at most 64.", k, t->file,
-                                        (double) c->rope_inv_freq[k]);
+                                "rope.inv_freq[%u] in %.200s is %g; expected above 0 and at most 64.", k,
+                                t->file, (double) c->rope_inv_freq[k]);
         return 0;
 }
 
@@ -177,14 +181,18 @@ static void read_attention_sizes(Binder *b, const char *block0) {
         H3Config *c = b->c;
         uint32_t rows;
 
-        c->head_dim = size_of(b, block0, "attn.q_norm.weight", "attn.norm_q.weight", 1, 0, HEAD_DIM_MAX, "the head size");
-        rows = size_of(b, block0, "attn.qkv_proj.weight", "attn.to_q.weight", 2, 0, 3ull * HEADS_MAX * HEAD_DIM_MAX,
-                        "the rows");
-        c->heads = divide(b, rows, (is_diffusers(b) ? 1 : 3) * c->head_dim, "the row count of attn.qkv_proj or attn.to_q");
+        c->head_dim = size_of(
+                b, block0, "attn.q_norm.weight", "attn.norm_q.weight", 1, 0, HEAD_DIM_MAX, "the head size");
+        rows = size_of(b, block0, "attn.qkv_proj.weight", "attn.to_q.weight", 2, 0,
+                3ull * HEADS_MAX * HEAD_DIM_MAX, "the rows");
+        c->heads = divide(b, rows, (is_diffusers(b) ? 1 : 3) * c->head_dim,
+                "the row count of attn.qkv_proj or attn.to_q");
         c->inner = c->heads * c->head_dim;
         if (c->head_dim > 0 && (c->head_dim % 8 != 0 || c->head_dim < 6 * c->rope_freqs)) {
-                list_add(&b->wrong, "attn.q_norm: the head size is %u (expected a multiple of 8, at least %u for the rope)",
-                                c->head_dim, 6 * c->rope_freqs);
+                list_add(&b->wrong,
+                        "attn.q_norm: the head size is %u (expected a multiple of 8, at least %u for the "
+                        "rope)",
+                        c->head_dim, 6 * c->rope_freqs);
                 c->head_dim = 0;
         }
 }
@@ -202,19 +210,25 @@ static int read_config(Binder *b, Fault *f) {
         c->layers = count_layers(b, block_prefix(b, false), LAYERS_MAX);
         c->refiner_layers = count_layers(b, block_prefix(b, true), REFINER_MAX);
 
-        c->hidden = size_of(b, "", "video_patch_proj.weight", "proj_in.weight", 2, 0, HIDDEN_MAX, "the hidden size");
-        c->video_channels = divide(b, size_of(b, "", "video_patch_proj.weight", "proj_in.weight", 2, 1,
-                        CHANNELS_MAX * PATCH * PATCH, "the row"), PATCH * PATCH, "the video row");
-        c->audio_channels = size_of(b, "", "audio_patch_proj.weight", "audio_proj_in.weight", 2, 1, CHANNELS_MAX, "the row");
-        c->text_dim = size_of(b, "", "condition_proj.weight", "context_embedder.weight", 2, 1, WIDTH_MAX, "the text size");
-        c->time_freq_dim = size_of(b, "", "time_embedder.proj_in.weight", "time_embedder.linear_1.weight", 2, 1, WIDTH_MAX,
-                        "the sinusoid size");
+        c->hidden = size_of(
+                b, "", "video_patch_proj.weight", "proj_in.weight", 2, 0, HIDDEN_MAX, "the hidden size");
+        c->video_channels = divide(b,
+                size_of(b, "", "video_patch_proj.weight", "proj_in.weight", 2, 1,
+                        CHANNELS_MAX * PATCH * PATCH, "the row"),
+                PATCH * PATCH, "the video row");
+        c->audio_channels = size_of(
+                b, "", "audio_patch_proj.weight", "audio_proj_in.weight", 2, 1, CHANNELS_MAX, "the row");
+        c->text_dim = size_of(
+                b, "", "condition_proj.weight", "context_embedder.weight", 2, 1, WIDTH_MAX, "the text size");
+        c->time_freq_dim = size_of(b, "", "time_embedder.proj_in.weight", "time_embedder.linear_1.weight", 2,
+                1, WIDTH_MAX, "the sinusoid size");
         if (c->time_freq_dim % 2 != 0)
-                list_add(&b->wrong, "time_embedder: the sinusoid size is %u (expected an even number)", c->time_freq_dim);
-        c->time_hidden = size_of(b, "", "time_embedder.proj_in.weight", "time_embedder.linear_1.weight", 2, 0, WIDTH_MAX,
-                        "the time size");
-        c->time_dim = size_of(b, "", "time_embedder.proj_out.weight", "time_embedder.linear_2.weight", 2, 0, WIDTH_MAX,
-                        "the time size");
+                list_add(&b->wrong, "time_embedder: the sinusoid size is %u (expected an even number)",
+                        c->time_freq_dim);
+        c->time_hidden = size_of(b, "", "time_embedder.proj_in.weight", "time_embedder.linear_1.weight", 2,
+                0, WIDTH_MAX, "the time size");
+        c->time_dim = size_of(b, "", "time_embedder.proj_out.weight", "time_embedder.linear_2.weight", 2, 0,
+                WIDTH_MAX, "the time size");
 
         (void) snprintf(block0, sizeof(block0), "%s0.", block_prefix(b, false));
         c->ffn = size_of(b, block0, "mlp.fc2.weight", "ff.net.2.weight", 2, 1, FFN_MAX, "the MLP size");
@@ -223,8 +237,8 @@ static int read_config(Binder *b, Fault *f) {
 }
 
 /* Finds a tensor of the model, marks it as wanted and checks its shape. NULL after reporting. */
-static const H3Tensor *take(Binder *b, const char *prefix, const char *original, const char *diffusers, uint32_t n_dims,
-                uint64_t rows, uint64_t cols) {
+static const H3Tensor *take(Binder *b, const char *prefix, const char *original, const char *diffusers,
+        uint32_t n_dims, uint64_t rows, uint64_t cols) {
         const uint64_t dims[] = {rows, cols};
         char name[NAME_SIZE], shape[120];
         H3Tensor *t = find(b, prefix, original, diffusers, name);
@@ -245,7 +259,8 @@ static const H3Tensor *take(Binder *b, const char *prefix, const char *original,
         if (n_dims == 1)
                 list_add(&b->wrong, "%s is %s, expected [%" PRIu64 "]", name, shape, rows);
         else
-                list_add(&b->wrong, "%s is %s, expected [%" PRIu64 ", %" PRIu64 "]", name, shape, rows, cols);
+                list_add(
+                        &b->wrong, "%s is %s, expected [%" PRIu64 ", %" PRIu64 "]", name, shape, rows, cols);
         return NULL;
 }
 
@@ -253,11 +268,13 @@ static LkType weight_type(const H3Tensor *t) { /* other types were refused befor
         return t->entry->type == ST_F32 ? LK_F32 : t->entry->type == ST_BF16 ? LK_BF16 : LK_F16;
 }
 
-/* Rows of a tensor as a matrix: `rows` of them from row `first`, in blocks of block_rows that start every block_step rows. */
-static LkMatrix matrix_of(const H3Tensor *t, uint64_t first, uint64_t rows, uint64_t block_rows, uint64_t block_step) {
+/* Rows of a tensor as a matrix: `rows` of them from row `first`, in blocks of block_rows that start every
+ * block_step rows. */
+static LkMatrix matrix_of(
+        const H3Tensor *t, uint64_t first, uint64_t rows, uint64_t block_rows, uint64_t block_step) {
         uint64_t cols = t->entry->shape[1], stride = cols * st_type_size(t->entry->type);
 
-        return (LkMatrix) {
+        return (LkMatrix){
                 .data = t->data + first * stride,
                 .type = weight_type(t),
                 .rows = rows,
@@ -268,19 +285,20 @@ static LkMatrix matrix_of(const H3Tensor *t, uint64_t first, uint64_t rows, uint
         };
 }
 
-static void bind_matrix(Binder *b, const char *prefix, const char *original, const char *diffusers, uint64_t rows,
-                uint64_t cols, LkMatrix *ret) {
+static void bind_matrix(Binder *b, const char *prefix, const char *original, const char *diffusers,
+        uint64_t rows, uint64_t cols, LkMatrix *ret) {
         const H3Tensor *t = take(b, prefix, original, diffusers, 2, rows, cols);
 
         if (t)
                 *ret = matrix_of(t, 0, t->entry->shape[0], t->entry->shape[0], t->entry->shape[0]);
 }
 
-static void bind_vector(Binder *b, const char *prefix, const char *original, const char *diffusers, uint64_t n, LkVector *ret) {
+static void bind_vector(Binder *b, const char *prefix, const char *original, const char *diffusers,
+        uint64_t n, LkVector *ret) {
         const H3Tensor *t = take(b, prefix, original, diffusers, 1, n, 0);
 
         if (t)
-                *ret = (LkVector) {.data = t->data, .type = weight_type(t), .n = t->entry->shape[0]};
+                *ret = (LkVector){.data = t->data, .type = weight_type(t), .n = t->entry->shape[0]};
 }
 
 static void bind_qkv(Binder *b, const char *prefix, H3Attention *a) {
@@ -298,19 +316,21 @@ static void bind_qkv(Binder *b, const char *prefix, H3Attention *a) {
         if (!t || inner == 0)
                 return;
         for (size_t i = 0; i < 3; i++)
-                *parts[i] = b->order == H3_QKV_INTERLEAVED ? matrix_of(t, i * head_dim, inner, head_dim, 3 * head_dim)
-                                                           : matrix_of(t, i * inner, inner, inner, inner);
+                *parts[i] = b->order == H3_QKV_INTERLEAVED
+                                    ? matrix_of(t, i * head_dim, inner, head_dim, 3 * head_dim)
+                                    : matrix_of(t, i * inner, inner, inner, inner);
 }
 
 /* Original names keep [gate ; up], diffusers [up ; gate]. */
 static void bind_mlp(Binder *b, const char *prefix, H3Mlp *m) {
+        bool up_first = is_diffusers(b);
         uint64_t ffn = b->c->ffn;
         const H3Tensor *t;
 
         t = take(b, prefix, "mlp.fc1.weight", "ff.net.0.proj.weight", 2, 2 * ffn, b->c->hidden);
         if (t && ffn > 0) {
-                m->gate = matrix_of(t, is_diffusers(b) ? ffn : 0, ffn, ffn, ffn);
-                m->up = matrix_of(t, is_diffusers(b) ? 0 : ffn, ffn, ffn, ffn);
+                m->gate = matrix_of(t, up_first ? ffn : 0, ffn, ffn, ffn);
+                m->up = matrix_of(t, up_first ? 0 : ffn, ffn, ffn, ffn);
         }
         bind_matrix(b, prefix, "mlp.fc2.weight", "ff.net.2.weight", b->c->hidden, ffn, &m->down);
 }
@@ -325,18 +345,19 @@ static void bind_block(Binder *b, uint32_t layer, bool refiner, H3Block *block) 
         bind_qkv(b, prefix, &block->attn);
         bind_vector(b, prefix, "attn.q_norm.weight", "attn.norm_q.weight", c->head_dim, &block->attn.q_norm);
         bind_vector(b, prefix, "attn.k_norm.weight", "attn.norm_k.weight", c->head_dim, &block->attn.k_norm);
-        bind_matrix(b, prefix, "attn.out_proj.weight", "attn.to_out.0.weight", c->hidden, c->inner, &block->attn.out);
+        bind_matrix(b, prefix, "attn.out_proj.weight", "attn.to_out.0.weight", c->hidden, c->inner,
+                &block->attn.out);
         bind_mlp(b, prefix, &block->mlp);
         if (refiner)
                 return;
-        bind_matrix(b, prefix, "adaln_proj.linear.weight", "adaln_proj.linear.weight", 6ull * H3_TAGS * c->hidden,
-                        c->time_dim, &block->adaln);
-        bind_vector(b, prefix, "adaln_proj.linear.bias", "adaln_proj.linear.bias", 6ull * H3_TAGS * c->hidden,
-                        &block->adaln_bias);
+        bind_matrix(b, prefix, "adaln_proj.linear.weight", "adaln_proj.linear.weight",
+                6ull * H3_TAGS * c->hidden, c->time_dim, &block->adaln);
+        bind_vector(b, prefix, "adaln_proj.linear.bias", "adaln_proj.linear.bias",
+                6ull * H3_TAGS * c->hidden, &block->adaln_bias);
 }
 
-static void bind_linear(Binder *b, const char *original, const char *diffusers, uint64_t rows, uint64_t cols, LkMatrix *ret,
-                LkVector *ret_bias) {
+static void bind_linear(Binder *b, const char *original, const char *diffusers, uint64_t rows, uint64_t cols,
+        LkMatrix *ret, LkVector *ret_bias) {
         char weight[2][NAME_SIZE], bias[2][NAME_SIZE];
 
         (void) snprintf(weight[0], NAME_SIZE, "%s.weight", original);
@@ -352,19 +373,23 @@ static void bind_ends(Binder *b, H3Model *m) {
         uint64_t video = (uint64_t) c->video_channels * PATCH * PATCH;
 
         bind_linear(b, "video_patch_proj", "proj_in", c->hidden, video, &m->video_in, &m->video_in_bias);
-        bind_linear(b, "audio_patch_proj", "audio_proj_in", c->hidden, c->audio_channels, &m->audio_in, &m->audio_in_bias);
-        bind_linear(b, "condition_proj", "context_embedder", c->hidden, c->text_dim, &m->text_in, &m->text_in_bias);
-        bind_linear(b, "time_embedder.proj_in", "time_embedder.linear_1", c->time_hidden, c->time_freq_dim, &m->time_1,
-                        &m->time_1_bias);
-        bind_linear(b, "time_embedder.proj_out", "time_embedder.linear_2", c->time_dim, c->time_hidden, &m->time_2,
-                        &m->time_2_bias);
-        bind_vector(b, "", "token_refiner.final_norm.weight", "token_refiner.final_norm.weight", c->hidden, &m->refiner_norm);
+        bind_linear(b, "audio_patch_proj", "audio_proj_in", c->hidden, c->audio_channels, &m->audio_in,
+                &m->audio_in_bias);
+        bind_linear(b, "condition_proj", "context_embedder", c->hidden, c->text_dim, &m->text_in,
+                &m->text_in_bias);
+        bind_linear(b, "time_embedder.proj_in", "time_embedder.linear_1", c->time_hidden, c->time_freq_dim,
+                &m->time_1, &m->time_1_bias);
+        bind_linear(b, "time_embedder.proj_out", "time_embedder.linear_2", c->time_dim, c->time_hidden,
+                &m->time_2, &m->time_2_bias);
+        bind_vector(b, "", "token_refiner.final_norm.weight", "token_refiner.final_norm.weight", c->hidden,
+                &m->refiner_norm);
         bind_vector(b, "", "final_layer.norm.weight", "norm_out.norm.weight", c->hidden, &m->final_norm);
-        bind_linear(b, "final_layer.adaln_proj.linear", "norm_out.linear", 2ull * c->hidden, c->time_dim, &m->final_adaln,
-                        &m->final_adaln_bias);
-        bind_linear(b, "final_layer.video_out", "proj_out", video, c->hidden, &m->video_out, &m->video_out_bias);
-        bind_linear(b, "final_layer.audio_out", "audio_proj_out", c->audio_channels, c->hidden, &m->audio_out,
-                        &m->audio_out_bias);
+        bind_linear(b, "final_layer.adaln_proj.linear", "norm_out.linear", 2ull * c->hidden, c->time_dim,
+                &m->final_adaln, &m->final_adaln_bias);
+        bind_linear(
+                b, "final_layer.video_out", "proj_out", video, c->hidden, &m->video_out, &m->video_out_bias);
+        bind_linear(b, "final_layer.audio_out", "audio_proj_out", c->audio_channels, c->hidden,
+                &m->audio_out, &m->audio_out_bias);
 }
 
 static int report(Binder *b, Fault *f) {
@@ -381,10 +406,11 @@ static int report(Binder *b, Fault *f) {
                 return 0;
 
         return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                        "Not a complete H3 denoiser. Missing (%u): %s. Wrong shape (%u): %s. Not of this model (%u): %s. "
-                        "Give all files of one model and no others.",
-                        b->missing.count, b->missing.count ? b->missing.text : "none", b->wrong.count,
-                        b->wrong.count ? b->wrong.text : "none", extra.count, extra.count ? extra.text : "none");
+                "Not a complete H3 denoiser. Missing (%u): %s. Wrong shape (%u): %s. Not of this model "
+                "(%u): %s. "
+                "Give all files of one model and no others.",
+                b->missing.count, b->missing.count ? b->missing.text : "none", b->wrong.count,
+                b->wrong.count ? b->wrong.text : "none", extra.count, extra.count ? extra.text : "none");
 }
 
 int h3_model_bind(H3TensorSet *s, H3QkvOrder order, H3Model *m, Fault *f) {
@@ -398,7 +424,8 @@ int h3_model_bind(H3TensorSet *s, H3QkvOrder order, H3Model *m, Fault *f) {
         m->blocks = calloc(m->config.layers ? m->config.layers : 1, sizeof(*m->blocks));
         m->refiner = calloc(m->config.refiner_layers ? m->config.refiner_layers : 1, sizeof(*m->refiner));
         if (!m->blocks || !m->refiner)
-                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT, "No memory for the model; free some and try again.");
+                return fault_set(
+                        f, -ENOMEM, FAULT_DOES_NOT_FIT, "No memory for the model; free some and try again.");
 
         bind_ends(&b, m);
         for (uint32_t i = 0; i < m->config.layers; i++)

@@ -16,8 +16,9 @@ static void json_unref(json_t **j) {
 
 static int disagree(const char *key, double said, double is, Fault *f) {
         return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                        "config.json says %s = %.9g, the tensors say %.9g. Use the config.json of this model, or leave it out.",
-                        key, said, is);
+                "config.json says %s = %.9g, the tensors say %.6g. Use the config.json of this model, or "
+                "leave it out.",
+                key, said, is);
 }
 
 static int check_number(const json_t *root, const char *key, double is, Fault *f) {
@@ -27,7 +28,8 @@ static int check_number(const json_t *root, const char *key, double is, Fault *f
         if (!v)
                 return 0;
         if (!json_is_number(v))
-                return fault_set(f, -EINVAL, FAULT_INVALID_MODEL, "config.json: %s is not a number; expected %.9g.", key, is);
+                return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
+                        "config.json: %s is not a number; expected %.9g.", key, is);
         said = json_number_value(v);
         /* eps and theta are written in decimal: equal as floats */
         return (float) said == (float) is ? 0 : disagree(key, said, is, f);
@@ -41,13 +43,14 @@ static int check_patch(const json_t *root, const H3Config *c, Fault *f) {
                 return 0;
         if (!json_is_array(v) || json_array_size(v) != 3)
                 return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                "config.json: patch_size is not a list of three numbers; expected [1, 2, 2].");
+                        "config.json: patch_size is not a list of three numbers; expected [1, 2, 2].");
         for (size_t i = 0; i < 3; i++) {
                 const json_t *n = json_array_get(v, i);
 
                 if (!json_is_number(n))
                         return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                        "config.json: patch_size is not a list of three numbers; expected [1, 2, 2].");
+                                "config.json: patch_size is not a list of three numbers; expected [1, 2, "
+                                "2].");
                 if (json_number_value(n) != is[i])
                         return disagree("patch_size", json_number_value(n), is[i], f);
         }
@@ -61,8 +64,9 @@ static int check_class(const json_t *root, Fault *f) {
 
         if (!v || (said && strcmp(said, expected) == 0))
                 return 0;
-        return fault_set(f, -EINVAL, FAULT_INVALID_MODEL, "config.json says _class_name = %.100s, the tensors say %s.",
-                        said ? said : "(not a string)", expected);
+        return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
+                "config.json says _class_name = %.100s, the tensors say %s.", said ? said : "(not a string)",
+                expected);
 }
 
 /* The theta that the frequencies follow: inv_freq[1] = theta^(-1 / n). */
@@ -89,14 +93,22 @@ int h3_config_check(const char *json, uint64_t size, const H3Config *c, Fault *f
                 const char *key;
                 double is;
         } numbers[] = {
-                {"num_attention_heads", c->heads}, {"attention_head_dim", c->head_dim},
-                {"hidden_size", c->hidden}, {"num_layers", c->layers},
-                {"num_refiner_layers", c->refiner_layers}, {"ffn_dim", c->ffn},
-                {"in_channels", c->video_channels}, {"audio_in_channels", c->audio_channels},
-                {"text_dim", c->text_dim}, {"freq_dim", c->time_freq_dim},
-                {"time_embed_hidden_dim", c->time_hidden}, {"time_embed_dim", c->time_dim},
-                {"rope_freq_dim", c->rope_freqs}, {"norm_eps", c->eps},
-                {"qk_norm_eps", c->eps}, {"final_norm_eps", c->eps},
+                {"num_attention_heads", c->heads},
+                {"attention_head_dim", c->head_dim},
+                {"hidden_size", c->hidden},
+                {"num_layers", c->layers},
+                {"num_refiner_layers", c->refiner_layers},
+                {"ffn_dim", c->ffn},
+                {"in_channels", c->video_channels},
+                {"audio_in_channels", c->audio_channels},
+                {"text_dim", c->text_dim},
+                {"freq_dim", c->time_freq_dim},
+                {"time_embed_hidden_dim", c->time_hidden},
+                {"time_embed_dim", c->time_dim},
+                {"rope_freq_dim", c->rope_freqs},
+                {"norm_eps", c->eps},
+                {"qk_norm_eps", c->eps},
+                {"final_norm_eps", c->eps},
         };
         CLEANUP(json_unref) json_t *root = NULL;
         json_error_t error;
@@ -104,8 +116,9 @@ int h3_config_check(const char *json, uint64_t size, const H3Config *c, Fault *f
 
         root = json_loadb(json, size, JSON_REJECT_DUPLICATES, &error);
         if (!root || !json_is_object(root))
-                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "config.json is not a JSON object: %s (line %d).",
-                                root ? "it is something else" : error.text, root ? 1 : error.line);
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
+                        "config.json is not a JSON object: %s (line %d).",
+                        root ? "it is something else" : error.text, root ? 1 : error.line);
 
         r = check_class(root, f);
         for (size_t i = 0; r >= 0 && i < ELEMENTSOF(numbers); i++)

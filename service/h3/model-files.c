@@ -7,8 +7,8 @@
 #include "service/h3/model-private.h"
 #include "service/shared/cleanup.h"
 
-/* From files in memory to one table of tensors. Bytes are copied once before they are looked at: the writer of a file may
- * be hostile and still at work. */
+/* From files in memory to one table of tensors. Bytes are copied once before they are looked at: the writer
+ * of a file may be hostile and still at work. */
 
 #define JSON_MAX (64u << 20) /* of an index or a config: 100 bytes for each of half a million tensors */
 #define START_BYTES 512      /* enough to recognise foreign formats */
@@ -44,8 +44,9 @@ static int copy_json(const H3File *file, char **ret, Fault *f) {
         char *copy;
 
         if (file->size > JSON_MAX)
-                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%.200s has %llu bytes; expected at most %u.",
-                                file->name, (unsigned long long) file->size, JSON_MAX);
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
+                        "%.200s has %llu bytes; expected at most %u.", file->name,
+                        (unsigned long long) file->size, JSON_MAX);
         copy = malloc(file->size + 1);
         if (!copy)
                 return no_memory(file->name, f);
@@ -67,7 +68,8 @@ static int parse_header(const H3File *file, StHeader **ret, Fault *f) {
         if (r < 0)
                 return r;
         if (size > file->size) /* promised by the parser; what follows reads this much */
-                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%.200s: the header is longer than the file.", file->name);
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
+                        "%.200s: the header is longer than the file.", file->name);
 
         copy = malloc(size);
         if (!copy)
@@ -90,7 +92,7 @@ static int compare_names(const void *a, const void *b) {
 }
 
 static void add_tensor(H3TensorSet *s, const StTensor *t, const H3File *file) {
-        s->tensors[s->n_tensors++] = (H3Tensor) {
+        s->tensors[s->n_tensors++] = (H3Tensor){
                 .entry = t,
                 .data = (const uint8_t *) file->bytes + t->offset,
                 .file = file->name,
@@ -109,8 +111,10 @@ static int reserve(H3TensorSet *s, size_t n_headers, size_t n_tensors, Fault *f)
         return 0;
 }
 
-/* Every name that the index names must be there, in the file it names: a copy in another shard does not count. */
-static int read_indexed(H3TensorSet *s, const H3File *files, size_t n_files, const char *index_name, Fault *f) {
+/* Every name that the index names must be there, in the file it names: a copy in another shard does not
+ * count. */
+static int read_indexed(
+        H3TensorSet *s, const H3File *files, size_t n_files, const char *index_name, Fault *f) {
         const StIndex *x = s->index;
         char absent[500] = "";
         size_t n = 0, count = 0;
@@ -120,12 +124,14 @@ static int read_indexed(H3TensorSet *s, const H3File *files, size_t n_files, con
                 if (!find_file(files, n_files, x->files[i])) {
                         count++;
                         if (n < sizeof(absent) - 1)
-                                n += (size_t) snprintf(absent + n, sizeof(absent) - n, "%s%s", n ? ", " : "", x->files[i]);
+                                n += (size_t) snprintf(
+                                        absent + n, sizeof(absent) - n, "%s%s", n ? ", " : "", x->files[i]);
                 }
         if (count > 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                "%.200s names %zu of its %zu files that are not there: %s. Give all shards of the model.",
-                                index_name, count, x->n_files, absent);
+                        "%.200s names %zu of its %zu files that are not there: %s. Give all shards of the "
+                        "model.",
+                        index_name, count, x->n_files, absent);
 
         r = reserve(s, x->n_files, x->n_entries, f);
         if (r < 0)
@@ -145,9 +151,10 @@ static int read_indexed(H3TensorSet *s, const H3File *files, size_t n_files, con
                                 t = st_header_find(s->headers[j], e->tensor);
                 if (!t)
                         return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                        "%.200s says that tensor %.200s is in %.200s, but it is not. Load the files of one "
-                                        "download.",
-                                        index_name, e->tensor, e->file);
+                                "%.200s says that tensor %.200s is in %.200s, but it is not. Load the files "
+                                "of one "
+                                "download.",
+                                index_name, e->tensor, e->file);
                 add_tensor(s, t, find_file(files, n_files, e->file));
         }
         return 0;
@@ -191,35 +198,42 @@ static int check_distinct(const H3TensorSet *s, Fault *f) {
 
                 if (strcmp(a->entry->name, b->entry->name) == 0)
                         return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                        "Tensor %.200s is in %.200s and in %.200s and no index says which one counts. Give the "
-                                        "files of one model, or its *.index.json too.",
-                                        a->entry->name, a->file, b->file);
+                                "Tensor %.200s is in %.200s and in %.200s and no index says which one "
+                                "counts. Give the "
+                                "files of one model, or its *.index.json too.",
+                                a->entry->name, a->file, b->file);
         }
         return 0;
 }
 
 /* The index and the config among the files; a second one of a kind, or no tensors at all, is refused. */
-static int sort_files(const H3File *files, size_t n_files, const H3File **ret_index, const H3File **ret_config, Fault *f) {
+static int sort_files(
+        const H3File *files, size_t n_files, const H3File **ret_index, const H3File **ret_config, Fault *f) {
         size_t shards = 0;
 
         for (size_t i = 0; i < n_files; i++) {
                 FileKind kind = file_kind(files + i);
-                const H3File **slot = kind == FILE_INDEX ? ret_index : kind == FILE_CONFIG ? ret_config : NULL;
+                const H3File **slot = kind == FILE_INDEX    ? ret_index
+                                      : kind == FILE_CONFIG ? ret_config
+                                                            : NULL;
 
                 shards += kind == FILE_TENSORS;
                 if (kind == FILE_TENSORS && find_file(files, i, files[i].name))
-                        return fault_set(f, -EINVAL, FAULT_INVALID_MODEL, "File %.200s was given twice.", files[i].name);
+                        return fault_set(f, -EINVAL, FAULT_INVALID_MODEL, "File %.200s was given twice.",
+                                files[i].name);
                 if (!slot)
                         continue;
                 if (*slot)
                         return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                        "There are two files of one kind, %.200s and %.200s; give those of one model.",
-                                        (*slot)->name, files[i].name);
+                                "There are two files of one kind, %.200s and %.200s; give those of one "
+                                "model.",
+                                (*slot)->name, files[i].name);
                 *slot = files + i;
         }
         if (shards == 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                "No *.safetensors file among the %zu files given; a model is one or more of them.", n_files);
+                        "No *.safetensors file among the %zu files given; a model is one or more of them.",
+                        n_files);
         return 0;
 }
 

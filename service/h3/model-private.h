@@ -20,8 +20,8 @@ typedef struct H3TensorSet {
         size_t n_tensors;
         StHeader **headers;
         size_t n_headers;
-        StIndex *index;  /* NULL: none */
-        char *config;    /* private copy of config.json; NULL: none */
+        StIndex *index; /* NULL: none */
+        char *config;   /* private copy of config.json; NULL: none */
         uint64_t config_size;
 } H3TensorSet;
 
@@ -30,8 +30,8 @@ int h3_tensor_set_new(const H3File *files, size_t n_files, H3TensorSet **ret, Fa
 H3TensorSet *h3_tensor_set_free(H3TensorSet *s);
 H3Tensor *h3_tensor_set_find(const H3TensorSet *s, const char *name); /* NULL if absent */
 
-/* model-bind.c: fills config and every view of m, or says everything that is missing, left over or mis-shaped at once.
- * order: INTERLEAVED or STACKED (original names), SPLIT (diffusers names). */
+/* model-bind.c: fills config and every view of m, or says everything that is missing, left over or
+ * mis-shaped at once. order: INTERLEAVED or STACKED (original names), SPLIT (diffusers names). */
 int h3_model_bind(H3TensorSet *s, H3QkvOrder order, H3Model *m, Fault *f);
 
 /* model-config.c: compares config.json with the configuration read from the shapes. */

@@ -39,9 +39,10 @@ static int check_supported(const H3TensorSet *s, Fault *f) {
                 for (size_t j = 0; j < ELEMENTSOF(later_formats); j++)
                         if (strstr(t->entry->name, later_formats[j].part))
                                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                                                "%.200s has tensor %.200s: it is %s, which this version does not run. Use the "
-                                                "bf16 model.",
-                                                t->file, t->entry->name, later_formats[j].what);
+                                        "%.200s has tensor %.200s: it is %s, which this version does not "
+                                        "run. Use the "
+                                        "bf16 model.",
+                                        t->file, t->entry->name, later_formats[j].what);
         }
         return 0;
 }
@@ -61,13 +62,14 @@ static int check_types(const H3TensorSet *s, Fault *f) {
                 case ST_F8_E5M2:
                 case ST_F8_E8M0:
                         return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                                        "%.200s: tensor %.200s is %s, so this is a quantised model, which this version does "
-                                        "not run. Use the bf16 model.",
-                                        t->file, t->entry->name, st_type_name(t->entry->type));
+                                "%.200s: tensor %.200s is %s, so this is a quantised model, which this "
+                                "version does "
+                                "not run. Use the bf16 model.",
+                                t->file, t->entry->name, st_type_name(t->entry->type));
                 default:
                         return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                        "%.200s: tensor %.200s is %s; weights are F32, BF16 or F16.", t->file,
-                                        t->entry->name, st_type_name(t->entry->type));
+                                "%.200s: tensor %.200s is %s; weights are F32, BF16 or F16.", t->file,
+                                t->entry->name, st_type_name(t->entry->type));
                 }
         }
         return 0;
@@ -80,15 +82,17 @@ static bool has_prefix(const H3TensorSet *s, const char *prefix) {
         return false;
 }
 
-/* Which names, and with them where a head's q, k and v rows are. Names do not tell the order of original files (h3.md 1.2). */
+/* Which names, and with them where a head's q, k and v rows are. Names do not tell the order of original
+ * files (h3.md 1.2). */
 static int choose_order(const H3TensorSet *s, H3QkvOrder asked, H3QkvOrder *ret, Fault *f) {
         bool diffusers = has_prefix(s, "transformer_blocks."), original = has_prefix(s, "blocks.");
 
         if (diffusers == original)
                 return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                "Not an H3 denoiser: %s tensors named blocks.* (original names) %s transformer_blocks.* "
-                                "(diffusers names); expected one of the two.",
-                                diffusers ? "it has" : "it has neither", diffusers ? "and" : "nor");
+                        "Not an H3 denoiser: %s tensors named blocks.* (original names) %s "
+                        "transformer_blocks.* "
+                        "(diffusers names); expected one of the two.",
+                        diffusers ? "it has" : "it has neither", diffusers ? "and" : "nor");
 
         switch (asked) {
         case H3_QKV_AUTO:
@@ -98,15 +102,16 @@ static int choose_order(const H3TensorSet *s, H3QkvOrder asked, H3QkvOrder *ret,
         case H3_QKV_STACKED:
                 if (diffusers)
                         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                        "A QKV order was asked for, but this model keeps q, k and v in tensors of their own; "
-                                        "leave it at auto.");
+                                "A QKV order was asked for, but this model keeps q, k and v in tensors of "
+                                "their own; "
+                                "leave it at auto.");
                 *ret = asked;
                 return 0;
         case H3_QKV_SPLIT:
                 break;
         }
         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "QKV order %d cannot be asked for; give auto, interleaved or stacked.", (int) asked);
+                "QKV order %d cannot be asked for; give auto, interleaved or stacked.", (int) asked);
 }
 
 static void describe(const H3TensorSet *s, H3QkvOrder order, H3Model *m) {
@@ -115,8 +120,10 @@ static void describe(const H3TensorSet *s, H3QkvOrder order, H3Model *m) {
 
         m->qkv_order = order;
         (void) snprintf(m->layout, sizeof(m->layout), "%s%s",
-                        order == H3_QKV_SPLIT ? "diffusers" : order == H3_QKV_INTERLEAVED ? "original" : "comfy",
-                        s->n_headers > 1 ? "-sharded" : "");
+                order == H3_QKV_SPLIT         ? "diffusers"
+                : order == H3_QKV_INTERLEAVED ? "original"
+                                              : "comfy",
+                s->n_headers > 1 ? "-sharded" : "");
         m->n_tensors = (uint32_t) s->n_tensors;
 
         for (size_t i = 0; i < s->n_tensors; i++)
@@ -128,11 +135,12 @@ static void describe(const H3TensorSet *s, H3QkvOrder order, H3Model *m) {
                         there = s->tensors[i].entry->type == types[j];
                 if (there)
                         n += (size_t) snprintf(m->types + n, sizeof(m->types) - n, "%s%s", n ? ", " : "",
-                                        st_type_name(types[j]));
+                                st_type_name(types[j]));
         }
 }
 
-int h3_model_open(const H3File *files, size_t n_files, const H3ModelOptions *options, H3Model **ret, Fault *f) {
+int h3_model_open(
+        const H3File *files, size_t n_files, const H3ModelOptions *options, H3Model **ret, Fault *f) {
         CLEANUP(h3_tensor_set_freep) H3TensorSet *s = NULL;
         CLEANUP(h3_model_freep) H3Model *m = NULL;
         H3QkvOrder order = H3_QKV_AUTO;
@@ -153,7 +161,8 @@ int h3_model_open(const H3File *files, size_t n_files, const H3ModelOptions *opt
 
         m = calloc(1, sizeof(*m));
         if (!m)
-                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT, "No memory for the model; free some and try again.");
+                return fault_set(
+                        f, -ENOMEM, FAULT_DOES_NOT_FIT, "No memory for the model; free some and try again.");
         r = h3_model_bind(s, order, m, f);
         if (r < 0)
                 return r;

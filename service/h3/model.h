@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* An H3 denoiser checkpoint: configuration from tensor shapes and a view of every weight. Owns no weight bytes: views
- * point into the files' memory, which must stay mapped as long as the model lives. Knows all published layouts (h3.md 1.2):
- * diffusers (single, sharded), original names interleaved or stacked. */
+/* An H3 denoiser checkpoint: configuration from tensor shapes and a view of every weight. Owns no weight
+ * bytes: views point into the files' memory, which must stay mapped as long as the model lives. Knows all
+ * published layouts (h3.md 1.2): diffusers (single, sharded), original names interleaved or stacked. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,14 +16,16 @@
 #define H3_TAGS 3 /* modalities: 0 video, 1 text, 2 audio (h3.md 1.6) */
 
 typedef enum H3QkvOrder {
-        H3_QKV_AUTO,        /* diffusers: split; original names: a folder with the official index interleaved, else stacked */
+        H3_QKV_AUTO, /* diffusers: split; original names: a folder with the official index interleaved, else
+                        stacked */
         H3_QKV_INTERLEAVED, /* per head q, k, v (raw MiniMax shards) */
         H3_QKV_STACKED,     /* [Q | K | V] (Comfy single files) */
         H3_QKV_SPLIT,       /* three matrices (diffusers); never asked for, only reported */
 } H3QkvOrder;
 
-/* One file of the checkpoint, in memory. Name decides the kind: "*.safetensors", "*.index.json", "config.json"; others are
- * ignored. bytes may be changed by a hostile writer at any time: headers are copied before they are parsed. */
+/* One file of the checkpoint, in memory. Name decides the kind: "*.safetensors", "*.index.json",
+ * "config.json"; others are ignored. bytes may be changed by a hostile writer at any time: headers are
+ * copied before they are parsed. */
 typedef struct H3File {
         const char *name;
         const void *bytes;
@@ -43,7 +45,8 @@ typedef struct H3Config {
 } H3Config;
 
 typedef struct H3Attention {
-        LkMatrix q, k, v; /* [inner, hidden] views, heads in order: head h is rows [h * head_dim, (h + 1) * head_dim) */
+        LkMatrix q, k, v; /* [inner, hidden] views, heads in order: head h is rows [h * head_dim, (h + 1) *
+                             head_dim) */
         LkMatrix out;     /* [hidden, inner] */
         LkVector q_norm, k_norm; /* [head_dim] */
 } H3Attention;
@@ -87,8 +90,10 @@ typedef struct H3ModelOptions {
         H3QkvOrder qkv_order;
 } H3ModelOptions;
 
-/* Opens a model from its files. Configuration from shapes as DESIGN.md says; a config.json that disagrees is an error.
- * Missing, extra and mis-shaped tensors: one error that lists them. -EBADMSG (InvalidFile), -EINVAL (InvalidModel),
- * -EOPNOTSUPP (NotSupported: a quantised or curve file of a later version), -ENOMEM. */
-int h3_model_open(const H3File *files, size_t n_files, const H3ModelOptions *options, H3Model **ret, Fault *f);
+/* Opens a model from its files. Configuration from shapes as DESIGN.md says; a config.json that disagrees is
+ * an error. Missing, extra and mis-shaped tensors: one error that lists them. -EBADMSG (InvalidFile),
+ * -EINVAL (InvalidModel), -EOPNOTSUPP (NotSupported: a quantised or curve file of a later version), -ENOMEM.
+ */
+int h3_model_open(
+        const H3File *files, size_t n_files, const H3ModelOptions *options, H3Model **ret, Fault *f);
 H3Model *h3_model_free(H3Model *m);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The abstract rank: one participant of a split step, its device and its way to the others. The model's code is written over
- * this and nothing else, so that a transport or a backend adds no model code. */
+/* The abstract rank: one participant of a split step, its device and its way to the others. The model's code
+ * is written over this and nothing else, so that a transport or a backend adds no model code. */
 
 #include <stdint.h>
 
@@ -23,10 +23,10 @@ typedef struct H3Plan {
 typedef struct H3Exchange H3Exchange;
 struct H3Exchange {
         /* Every rank calls each of these once, in the same order. Returns 0 or the group's first error.
-         * gather: rank r has filled rows [plan.rows[r]) of the [rows, width] device array `x` (width in bytes); afterwards every
-         * rank has all rows.
-         * scatter_heads: rank r has filled the columns of its heads (head_width bytes each) of the [rows, heads * head_width]
-         * device array `x`; afterwards every rank has all columns of its own rows. */
+         * gather: rank r has filled rows [plan.rows[r]) of the [rows, width] device array `x` (width in
+         * bytes); afterwards every rank has all rows. scatter_heads: rank r has filled the columns of its
+         * heads (head_width bytes each) of the [rows, heads * head_width] device array `x`; afterwards every
+         * rank has all columns of its own rows. */
         int (*gather)(H3Exchange *e, uint32_t rank, void *x, uint64_t width);
         int (*scatter_heads)(H3Exchange *e, uint32_t rank, void *x, uint64_t head_width);
 };

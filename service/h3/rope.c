@@ -47,8 +47,8 @@ static const Memo *memo_get(Memo *memo, const H3Config *c, float coordinate, boo
         return m;
 }
 
-void h3_rope_table(const H3Config *c, const H3Layout *l, uint64_t row_begin, uint64_t row_end, bool round_bf16,
-                float *ret_cos, float *ret_sin) {
+void h3_rope_table(const H3Config *c, const H3Layout *l, uint64_t row_begin, uint64_t row_end,
+        bool round_bf16, float *ret_cos, float *ret_sin) {
         size_t bytes = c->rope_freqs * sizeof(float);
         Memo memo[MEMO_SIZE]; /* 66 kB of stack */
 

@@ -4,7 +4,8 @@
 #include <errno.h>
 #include <math.h>
 
-/* Both published schedules are f32 tensor arithmetic: every operation below is one rounding, there and here. */
+/* Both published schedules are f32 tensor arithmetic: every operation below is one rounding, there and here.
+ */
 
 static float shifted(float shift, float b) {
         float above = (float) ((double) shift - 1.0);
@@ -19,7 +20,8 @@ static float simple_entry(float shift, uint32_t i) {
         return shifted(shift, b);
 }
 
-/* linspace(1, 0, n + 1) as torch computes it in f32: from either end towards the middle, multiply and add fused. */
+/* linspace(1, 0, n + 1) as torch computes it in f32: from either end towards the middle, multiply and add
+ * fused. */
 static float reference_base(uint32_t n, uint32_t i) {
         float step = -1.0f / (float) n;
 
@@ -49,13 +51,15 @@ static uint32_t schedule_reference(uint32_t n, float shift, float *ret) {
         return points - 1;
 }
 
-int h3_schedule(H3ScheduleKind kind, uint32_t evaluations, float shift, float *ret_sigmas, uint32_t *ret_n, Fault *f) {
+int h3_schedule(H3ScheduleKind kind, uint32_t evaluations, float shift, float *ret_sigmas, uint32_t *ret_n,
+        Fault *f) {
         if (evaluations < 1 || evaluations > H3_STEPS_MAX)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "%u steps were asked for; give 1 to %u.",
-                                evaluations, H3_STEPS_MAX);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "%u steps were asked for; give 1 to %u.", evaluations, H3_STEPS_MAX);
         if (!isfinite(shift) || shift <= 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                "The schedule shift is %g; give a finite number above 0, such as 12.", (double) shift);
+                        "The schedule shift is %g; give a finite number above 0, such as 12.",
+                        (double) shift);
 
         switch (kind) {
         case H3_SCHEDULE_SIMPLE:
@@ -65,25 +69,25 @@ int h3_schedule(H3ScheduleKind kind, uint32_t evaluations, float shift, float *r
                 *ret_n = schedule_reference(evaluations, shift, ret_sigmas);
                 return 0;
         }
-        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "There is no schedule number %d; give simple or reference.",
-                        (int) kind);
+        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                "There is no schedule number %d; give simple or reference.", (int) kind);
 }
 
 int h3_schedule_check(const char *what, const float *sigmas, uint64_t n, Fault *f) {
         if (n < 2 || n > H3_STEPS_MAX + 1)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                "%s has %llu values; give 2 to %u (one more than steps).", what, (unsigned long long) n,
-                                H3_STEPS_MAX + 1);
+                        "%s has %llu values; give 2 to %u (one more than steps).", what,
+                        (unsigned long long) n, H3_STEPS_MAX + 1);
 
         for (uint64_t i = 0; i < n; i++) {
                 if (!isfinite(sigmas[i]) || sigmas[i] < 0 || sigmas[i] > 1)
                         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                        "%s[%llu] is %g; every sigma lies in 0 to 1.", what, (unsigned long long) i,
-                                        (double) sigmas[i]);
+                                "%s[%llu] is %g; every sigma lies in 0 to 1.", what, (unsigned long long) i,
+                                (double) sigmas[i]);
                 if (i > 0 && !(sigmas[i] < sigmas[i - 1]))
                         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                        "%s[%llu] is %g after %g; sigmas must get smaller with every step.", what,
-                                        (unsigned long long) i, (double) sigmas[i], (double) sigmas[i - 1]);
+                                "%s[%llu] is %g after %g; sigmas must get smaller with every step.", what,
+                                (unsigned long long) i, (double) sigmas[i], (double) sigmas[i - 1]);
         }
         return 0;
 }

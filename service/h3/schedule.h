@@ -14,9 +14,10 @@ typedef enum H3ScheduleKind {
         H3_SCHEDULE_REFERENCE, /* diffusers: linspace(1, 0, n + 1), equal neighbours merged */
 } H3ScheduleKind;
 
-/* evaluations 1 .. H3_STEPS_MAX, shift finite and > 0. ret_sigmas[evaluations + 1], *ret_n = evaluations really there (merged
- * neighbours lower it); the last sigma is 0. -EINVAL with InvalidArgument. */
-int h3_schedule(H3ScheduleKind kind, uint32_t evaluations, float shift, float *ret_sigmas, uint32_t *ret_n, Fault *f);
+/* evaluations 1 .. H3_STEPS_MAX, shift finite and > 0. ret_sigmas[evaluations + 1], *ret_n = evaluations
+ * really there (merged neighbours lower it); the last sigma is 0. -EINVAL with InvalidArgument. */
+int h3_schedule(H3ScheduleKind kind, uint32_t evaluations, float shift, float *ret_sigmas, uint32_t *ret_n,
+        Fault *f);
 
 /* A list that a client gives: 2 .. H3_STEPS_MAX + 1 values, finite, in [0, 1], strictly descending. */
 int h3_schedule_check(const char *what, const float *sigmas, uint64_t n, Fault *f);

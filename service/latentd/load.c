@@ -449,10 +449,8 @@ static void load_end(Load *l) {
                 store_region_unref(s, l->region);
         store_give_back(s, l->complete || l->leaked ? NULL : l->region, l->leaked ? NULL : &l->source, l->fd);
 
-        if (!l->leaked) { /* the loader may still look at l->source */
-                free(l->name);
-                free(l);
-        }
+        free(l->name);
+        free(l);
         store_release(s);
 }
 
@@ -493,15 +491,15 @@ int load_new(Store *s, StoreRequest *r) {
         l->name = r->name;
         TAILQ_INIT(&l->requests);
 
+        l->n_jobs = 1; /* everything before the job is there: it runs at once */
         k = pool_submit(s->pool, prepare_work, on_prepare, l);
         if (k < 0) {
                 free(l);
                 return k;
         }
 
-        l->n_jobs = 1;
-        l->name = STEAL_PTR(r->name);
-        l->fd = STEAL_FD(r->fd);
+        r->name = NULL;
+        r->fd = -EBADF;
         TAILQ_INSERT_TAIL(&s->loads, l, entry);
         s->n_outstanding++;
         load_join(l, r);

@@ -35,7 +35,7 @@ LoaderRequest *loader_read_next(LoaderRead *r) {
         q->read = r;
         q->again = false;
         q->in_flight = true;
-        q->direct = r->source->direct;
+        q->direct = r->source.direct;
         (void) atomic_fetch_add(&r->n_in_flight, 1);
         return q;
 }
@@ -50,8 +50,8 @@ static void answer_error(LoaderRequest *q, int error) {
 
         /* Some file systems take the flag and refuse the read. */
         if ((error == -EINVAL || error == -EOPNOTSUPP) && q->direct) {
-                if (r->source->direct)
-                        file_source_set_buffered(r->source);
+                if (r->source.direct)
+                        file_source_set_buffered(&r->source);
                 q->again = true;
                 return;
         }
@@ -86,7 +86,7 @@ void loader_read_answer(LoaderRequest *q, int result) {
         if (reached >= wanted)
                 return;
 
-        q->offset = r->source->direct ? reached - reached % REGION_BLOCK : reached;
+        q->offset = r->source.direct ? reached - reached % REGION_BLOCK : reached;
         q->again = true;
 }
 

@@ -27,7 +27,7 @@ typedef struct LoaderRequest {
 
 struct LoaderRead {
         Loader *loader;
-        FileSource *source;
+        FileSource source;
         char *map; /* of the region: byte 0 of the file */
         uint64_t end, file_size, next;
         LoaderDone done;

@@ -121,7 +121,7 @@ static void submit_request(Loader *l, LoaderRequest *q) {
                 return;
         }
 
-        io_uring_prep_read(sqe, q->read->source->fd, q->read->map + q->offset, (unsigned) (q->end - q->offset), q->offset);
+        io_uring_prep_read(sqe, q->read->source.fd, q->read->map + q->offset, (unsigned) (q->end - q->offset), q->offset);
         io_uring_sqe_set_data(sqe, q);
 }
 
@@ -207,7 +207,7 @@ static bool read_one(LoaderRead *r) {
         if (!q)
                 return false;
 
-        n = pread(r->source->fd, r->map + q->offset, (size_t) (q->end - q->offset), (off_t) q->offset);
+        n = pread(r->source.fd, r->map + q->offset, (size_t) (q->end - q->offset), (off_t) q->offset);
         answer_request(q, n < 0 ? -errno : (int) n);
         return true;
 }
@@ -425,7 +425,7 @@ int loader_ring_error(const Loader *l) {
         return l->ring_error;
 }
 
-int loader_read(Loader *l, FileSource *source, void *map, uint64_t begin, uint64_t end, uint64_t file_size, LoaderDone done,
+int loader_read(Loader *l, const FileSource *source, void *map, uint64_t begin, uint64_t end, uint64_t file_size, LoaderDone done,
         void *userdata, LoaderRead **ret) {
         LoaderRead *r;
 
@@ -438,7 +438,7 @@ int loader_read(Loader *l, FileSource *source, void *map, uint64_t begin, uint64
                 return -ENOMEM;
 
         r->loader = l;
-        r->source = source;
+        r->source = *source;
         r->map = map;
         r->next = begin;
         r->end = end;

@@ -17,8 +17,8 @@ typedef struct Loader Loader;
 typedef struct LoaderRead LoaderRead;
 
 /* On the loop, exactly once, never from inside loader_read(). result: 0; -ESTALE: the file is shorter than it was; -ECANCELED; -ETIMEDOUT:
- * no byte came for the stall time, and late answers may still be written to the memory and use the source, so that both must stay as
- * they are for ever; other errors as of read(2). usec: how long it took. */
+ * no byte came for the stall time, and late answers may still be written to the memory, so that it must stay as it is for ever, and the
+ * descriptor open; other errors as of read(2). usec: how long it took. */
 typedef void (*LoaderDone)(void *userdata, int result, uint64_t bytes, uint64_t usec);
 
 int loader_new(sd_event *event, uint64_t stall_usec, Loader **ret);
@@ -30,9 +30,9 @@ Loader *loader_free(Loader *l);
 int loader_ring_error(const Loader *l);
 
 /* Reads [begin, end) of a file of file_size bytes to map + begin. map and begin are multiples of 4096; end too, and at most
- * file_size rounded up to that, with memory behind it: the last block is written whole. Memory should be populated. source and
- * map stay the caller's and alive until done. */
-int loader_read(Loader *l, FileSource *source, void *map, uint64_t begin, uint64_t end, uint64_t file_size, LoaderDone done,
+ * file_size rounded up to that, with memory behind it: the last block is written whole. Memory should be populated. The descriptor of
+ * source (which is copied) and map stay the caller's and alive until done. */
+int loader_read(Loader *l, const FileSource *source, void *map, uint64_t begin, uint64_t end, uint64_t file_size, LoaderDone done,
         void *userdata, LoaderRead **ret);
 
 /* Asks for no more; done comes with -ECANCELED once nothing is in flight. */

@@ -60,7 +60,7 @@ struct Load {
         bool prepared, cancelled, finishing, complete;
         bool waiting, retry;     /* for memory */
         uint64_t retry_until;    /* memory that was given back may take a moment to be seen */
-        bool leaked;             /* late answers may come: region and source are never touched again */
+        bool leaked;             /* late answers may come: the region and the source's descriptor are left as they are */
         int result;              /* the first error */
         Fault fault;
         atomic_bool stop;        /* pool jobs that have not begun need not */

@@ -5,17 +5,33 @@
 #include <stdint.h>
 #include <string.h>
 
-/* All constants are plain expansions (factorials, ln 2, pi / 2 cut into doubles); every polynomial is the function's Taylor
- * series, long enough that the first term left out is below 2^-58 of the result on the reduced range. */
+/* All constants are plain expansions (factorials, ln 2, pi / 2 cut into doubles); every polynomial is the
+ * function's Taylor series, long enough that the first term left out is below 2^-58 of the result on the
+ * reduced range. */
 
 #define LN2_HIGH 0x1.62e42fefa2p-1 /* 40 bits: k * LN2_HIGH is exact for |k| < 2^13 */
 #define LN2_LOW 0x1.9ef35793c7673p-41
 #define INV_LN2 0x1.71547652b82fep+0
 
 static const double inverse_factorial[] = {
-        1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
-        1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800, 1.0 / 87178291200, 1.0 / 1307674368000,
-        1.0 / 20922789888000, 1.0 / 355687428096000,
+        1.0,
+        1.0,
+        1.0 / 2,
+        1.0 / 6,
+        1.0 / 24,
+        1.0 / 120,
+        1.0 / 720,
+        1.0 / 5040,
+        1.0 / 40320,
+        1.0 / 362880,
+        1.0 / 3628800,
+        1.0 / 39916800,
+        1.0 / 479001600,
+        1.0 / 6227020800,
+        1.0 / 87178291200,
+        1.0 / 1307674368000,
+        1.0 / 20922789888000,
+        1.0 / 355687428096000,
 };
 
 static double power_of_two(int e) { /* -1022 <= e <= 1023 */
@@ -26,7 +42,8 @@ static double power_of_two(int e) { /* -1022 <= e <= 1023 */
         return d;
 }
 
-/* Nearest integer, |x| < 2^51, by the rounding of an addition: no libm, and the mode is to-nearest everywhere here. */
+/* Nearest integer, |x| < 2^51, by the rounding of an addition: no libm, and the mode is to-nearest
+ * everywhere here. */
 static double nearest(double x) {
         return (x + 0x1.8p52) - 0x1.8p52;
 }
@@ -107,10 +124,11 @@ double fmath_log(double x) {
         return sum + low;
 }
 
-/* x - n * pi / 2 as high + low, and n modulo 4. The first product is exact to the last bit of the difference for |x| <= 1e9:
- * n has at most 30 bits and the difference is below 1. */
+/* x - n * pi / 2 as high + low, and n modulo 4. The first product is exact to the last bit of the difference
+ * for |x| <= 1e9: n has at most 30 bits and the difference is below 1. */
 static int reduce(double x, double *ret_high, double *ret_low) {
-        static const double pio2_1 = 0x1.921fb54442d18p+0, pio2_2 = 0x1.1a62633145c07p-54, pio2_3 = -0x1.f1976b7ed8fbcp-110;
+        static const double pio2_1 = 0x1.921fb54442d18p+0, pio2_2 = 0x1.1a62633145c07p-54,
+                            pio2_3 = -0x1.f1976b7ed8fbcp-110;
         double n, r, p, p_low, high;
 
         n = nearest(x * 0x1.45f306dc9c883p-1);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm of kernels/cpu beside OpenBLAS, one thread each: y = x . w^T in f32. The two run in turn and the medians are compared.
+/* gemm of kernels/cpu beside OpenBLAS, one thread each: y = x . w^T in f32. The two run in turn and the
+ * medians are compared.
  *
  *     bench-gemm [auto|v3|v4|scalar] [M N K]...
  *
- * Two shapes with wide weights end the list because there packing costs most: M small against K and N. */
+ * Without shapes: square and wide ones, then small K and few rows, where packing the weights costs most. */
 
 #include <cblas.h>
 #include <math.h>
@@ -52,14 +53,25 @@ static float *random_floats(uint64_t n) {
         return p;
 }
 
-/* Seconds of one run of ours and of OpenBLAS, and the largest difference between their results over that of rounding. */
+/* Median seconds of ours and of OpenBLAS. -EIO if their results differ by more than rounding explains. */
 static int measure(const LkOps *ops, LkContext *c, Shape s, double ret_seconds[2]) {
         CLEANUP_FREE float *x = random_floats(s.m * s.k), *w = random_floats(s.n * s.k);
         CLEANUP_FREE float *y = random_floats(s.m * s.n), *z = random_floats(s.m * s.n);
         double ours[ROUNDS], theirs[ROUNDS];
         LkGemm g = {
-                .m = s.m, .x = x, .x_type = LK_F32, .x_ld = s.k, .y = y, .y_type = LK_F32, .y_ld = s.n,
-                .w = { .data = w, .type = LK_F32, .rows = s.n, .cols = s.k, .row_stride = s.k * 4, .block_rows = s.n },
+                .m = s.m,
+                .x = x,
+                .x_type = LK_F32,
+                .x_ld = s.k,
+                .y = y,
+                .y_type = LK_F32,
+                .y_ld = s.n,
+                .w = {.data = w,
+                        .type = LK_F32,
+                        .rows = s.n,
+                        .cols = s.k,
+                        .row_stride = s.k * 4,
+                        .block_rows = s.n},
         };
         int r;
 
@@ -74,8 +86,8 @@ static int measure(const LkOps *ops, LkContext *c, Shape s, double ret_seconds[2
                         return r;
 
                 t1 = now();
-                cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint) s.m, (blasint) s.n, (blasint) s.k, 1,
-                            x, (blasint) s.k, w, (blasint) s.k, 0, z, (blasint) s.n);
+                cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint) s.m, (blasint) s.n,
+                        (blasint) s.k, 1, x, (blasint) s.k, w, (blasint) s.k, 0, z, (blasint) s.n);
                 t2 = now();
 
                 if (i >= 0) {
@@ -100,22 +112,27 @@ static int report(const LkOps *ops, LkContext *c, Shape s) {
         r = measure(ops, c, s, seconds);
         if (r < 0) {
                 (void) fprintf(stderr, "%lu %lu %lu: %s\n", (unsigned long) s.m, (unsigned long) s.n,
-                               (unsigned long) s.k, r == -EIO ? "results differ" : strerror(-r));
+                        (unsigned long) s.k, r == -EIO ? "results differ" : strerror(-r));
                 return r;
         }
 
         (void) printf("%6lu %6lu %6lu  %8.1f  %8.1f  %6.2f\n", (unsigned long) s.m, (unsigned long) s.n,
-                      (unsigned long) s.k, work / seconds[0], work / seconds[1], seconds[1] / seconds[0]);
+                (unsigned long) s.k, work / seconds[0], work / seconds[1], seconds[1] / seconds[0]);
         (void) fflush(stdout);
         return 0;
 }
 
-static const char *const isa_names[] = { "auto", "scalar", "v3", "v4" };
+static const char *const isa_names[] = {"auto", "scalar", "v3", "v4"};
 
 int main(int argc, char *argv[]) {
         static const Shape shapes[] = {
-                { 512, 1024, 1024 }, { 1024, 1792, 1792 }, { 1024, 5376, 5376 }, { 2048, 2048, 2048 },
-                { 407, 3072, 64 },   { 16, 2048, 2048 },   { 1, 4096, 4096 },
+                {512, 1024, 1024},
+                {1024, 1792, 1792},
+                {1024, 5376, 5376},
+                {2048, 2048, 2048},
+                {407, 3072, 64},
+                {16, 2048, 2048},
+                {1, 4096, 4096},
         };
         LkCpuIsa isa = LK_CPU_AUTO;
         const LkOps *ops;
@@ -136,14 +153,15 @@ int main(int argc, char *argv[]) {
 
         openblas_set_num_threads(1);
         (void) printf("ours: %s; OpenBLAS: core %s; one thread each, median of %d alternating runs\n",
-                      isa_names[isa], openblas_get_corename(), ROUNDS);
+                isa_names[isa], openblas_get_corename(), ROUNDS);
         (void) printf("     M      N      K      ours  OpenBLAS   ratio   (GFLOP/s)\n");
 
         for (unsigned i = 0; at >= argc && r == 0 && i < ELEMENTSOF(shapes); i++)
                 r = report(ops, c, shapes[i]);
         for (; at + 2 < argc && r == 0; at += 3)
-                r = report(ops, c, (Shape) { strtoull(argv[at], NULL, 10), strtoull(argv[at + 1], NULL, 10),
-                                             strtoull(argv[at + 2], NULL, 10) });
+                r = report(ops, c,
+                        (Shape){strtoull(argv[at], NULL, 10), strtoull(argv[at + 1], NULL, 10),
+                                strtoull(argv[at + 2], NULL, 10)});
 
         (void) ops->context_free(c);
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* Two users on one bus, with real uids: neither sees, maps or cancels what is the other's; a third one is not served at all.
- * Run by with-latentd --system --conf AllowedUsers="12345 12346" --conf ModelPath=tests/data/dit, as root. */
+ * Run by with-latentd --system --conf AllowedUsers="daemon bin" --conf ModelPath=tests/data/dit, as root. */
 
 #include <fcntl.h>
 #include <grp.h>
@@ -24,9 +24,10 @@
 #include <cmocka.h>
 #include <systemd/sd-bus.h>
 
-#define ALICE 12345
-#define BOB 12346
-#define MALLORY 12347
+/* dbus-daemon serves only uids of the password file: daemon, bin, sys are on every system. */
+#define ALICE 1
+#define BOB 2
+#define MALLORY 3
 #define NAME "org.latentd.Latent1"
 #define ROOT "/org/latentd/Latent1"
 

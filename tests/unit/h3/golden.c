@@ -50,7 +50,7 @@ Golden *golden_open(const char *name) {
         (void) snprintf(file, sizeof(file), "dit/%s.safetensors", name);
         g->bytes = golden_read(NULL, file, &size);
         if (st_header_size(g->bytes, size, size, file, &header_size, &f) < 0 ||
-                        st_header_parse(g->bytes, header_size, size, file, &g->header, &f) < 0)
+                st_header_parse(g->bytes, header_size, size, file, &g->header, &f) < 0)
                 fail_msg("%s: %s", file, f.text);
         return g;
 }
@@ -112,7 +112,7 @@ double golden_distance(const float *a, const float *b, uint64_t n, double *ret_l
         return square == 0 ? 0 : sqrt(square / norm);
 }
 
-GoldenModel *golden_model_open(const char *folder, const char *const *names) {
+GoldenModel *golden_model_open(const char *folder, const char *const *names, H3QkvOrder order) {
         GoldenModel *g = calloc(1, sizeof(*g));
         H3File files[ELEMENTSOF(g->bytes)];
         Fault f = {};
@@ -126,16 +126,16 @@ GoldenModel *golden_model_open(const char *folder, const char *const *names) {
 
                 assert_true(i < ELEMENTSOF(g->bytes));
                 g->bytes[i] = golden_read(folder, names[i], &size);
-                files[i] = (H3File) {.name = base ? base + 1 : names[i], .bytes = g->bytes[i], .size = size};
+                files[i] = (H3File){.name = base ? base + 1 : names[i], .bytes = g->bytes[i], .size = size};
         }
-        r = h3_model_open(files, g->n_bytes, NULL, &g->model, &f);
+        r = h3_model_open(files, g->n_bytes, &(H3ModelOptions){.qkv_order = order}, &g->model, &f);
         if (r < 0)
                 fail_msg("cannot open the model %s: %s", names[0], f.text);
         return g;
 }
 
 GoldenModel *golden_comfy(void) {
-        return golden_model_open(NULL, (const char *const[]) {"dit/comfy.safetensors", NULL});
+        return golden_model_open(NULL, (const char *const[]){"dit/comfy.safetensors", NULL}, H3_QKV_AUTO);
 }
 
 GoldenModel *golden_model_free(GoldenModel *g) {
@@ -164,9 +164,11 @@ GoldenCase *golden_case_open(const char *name, const H3Config *c) {
         video = golden_tensor(k->file, "video");
         audio = golden_tensor(k->file, "audio");
         assert_int_equal(text->shape[1], c->text_dim);
-        shape = (H3Shape) {
+        shape = (H3Shape){
                 .text_rows = text->shape[0],
-                .frames = video->shape[1], .height = video->shape[2], .width = video->shape[3],
+                .frames = video->shape[1],
+                .height = video->shape[2],
+                .width = video->shape[3],
                 .audio = audio->shape[2],
         };
         if (h3_layout_new(c, &shape, golden_data(k->file, "text_tags", ST_U8, NULL), &k->layout, &f) < 0)
@@ -193,8 +195,9 @@ void golden_case_freep(GoldenCase **k) {
         (void) golden_case_free(*k);
 }
 
-void golden_step(const H3Model *m, const GoldenCase *k, H3Compute compute, const float *video, const float *audio,
-                float sigma_video, float sigma_audio, const H3StepHooks *hooks, float **ret_video, float **ret_audio) {
+void golden_step(const H3Model *m, const GoldenCase *k, H3Compute compute, const float *video,
+        const float *audio, float sigma_video, float sigma_audio, const H3StepHooks *hooks,
+        float **ret_video, float **ret_audio) {
         const H3Range rows = {0, k->layout->rows}, heads = {0, m->config.heads};
         const H3Plan plan = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &rows, .heads = &heads};
         H3Rank rank = {.ops = lk_cpu_ops(LK_CPU_AUTO), .plan = &plan};
@@ -209,9 +212,14 @@ void golden_step(const H3Model *m, const GoldenCase *k, H3Compute compute, const
         if (h3_refine_text(&rank, m, compute, k->text, k->layout->shape.text_rows, &refined, &f) < 0)
                 fail_msg("refiner: %s", f.text);
 
-        in = (H3StepInput) {
-                .compute = compute, .layout = k->layout, .refined_text = refined,
-                .video = video, .audio = audio, .sigma_video = sigma_video, .sigma_audio = sigma_audio,
+        in = (H3StepInput){
+                .compute = compute,
+                .layout = k->layout,
+                .refined_text = refined,
+                .video = video,
+                .audio = audio,
+                .sigma_video = sigma_video,
+                .sigma_audio = sigma_audio,
         };
         if (h3_step(&rank, m, &in, hooks, *ret_video, *ret_audio, &f) < 0)
                 fail_msg("step: %s", f.text);

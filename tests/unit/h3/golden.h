@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Test data of tests/data for the H3 tests: files in memory, tensors by name, distances. Everything fails the test that asks
- * for something that is not there. */
+/* Test data of tests/data for the H3 tests: files in memory, tensors by name, distances. Everything fails
+ * the test that asks for something that is not there. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -29,7 +29,8 @@ const StTensor *golden_tensor(const Golden *g, const char *name);
 const void *golden_data(const Golden *g, const char *name, StType type, uint64_t *ret_n);
 float golden_meta_float(const Golden *g, const char *key);
 
-/* |a - b| / |b| over the whole, in f64 (README of the golden data), and the largest difference. NaN gives infinity. */
+/* |a - b| / |b| over the whole, in f64 (README of the golden data), and the largest difference. NaN gives
+ * infinity. */
 double golden_distance(const float *a, const float *b, uint64_t n, double *ret_largest);
 
 /* A model and the memory it views. */
@@ -39,8 +40,8 @@ typedef struct GoldenModel {
         size_t n_bytes;
 } GoldenModel;
 
-/* names: NULL-terminated, as h3_model_open() is to see them. folder as in golden_read(). */
-GoldenModel *golden_model_open(const char *folder, const char *const *names);
+/* names: NULL-terminated, paths below folder (as in golden_read()); the model sees their last parts. */
+GoldenModel *golden_model_open(const char *folder, const char *const *names, H3QkvOrder order);
 GoldenModel *golden_comfy(void);
 GoldenModel *golden_model_free(GoldenModel *g);
 void golden_model_freep(GoldenModel **g);
@@ -59,6 +60,8 @@ GoldenCase *golden_case_open(const char *name, const H3Config *c);
 GoldenCase *golden_case_free(GoldenCase *k);
 void golden_case_freep(GoldenCase **k);
 
-/* One step of a case on one rank of the CPU backend: refined text, then the model. Velocities are freed by the caller. */
-void golden_step(const H3Model *m, const GoldenCase *k, H3Compute compute, const float *video, const float *audio,
-                float sigma_video, float sigma_audio, const H3StepHooks *hooks, float **ret_video, float **ret_audio);
+/* One step of a case on one rank of the CPU backend: refined text, then the model. Velocities are freed by
+ * the caller. */
+void golden_step(const H3Model *m, const GoldenCase *k, H3Compute compute, const float *video,
+        const float *audio, float sigma_video, float sigma_audio, const H3StepHooks *hooks,
+        float **ret_video, float **ret_audio);

@@ -17,8 +17,8 @@
 #define BF16_REL 2.5e-2
 #define BF16_FACTOR 1.25
 
-static Golden *expect_open(const char *name, const char *variant, const GoldenCase *k, const float **ret_video,
-                const float **ret_audio) {
+static Golden *expect_open(const char *name, const char *variant, const GoldenCase *k,
+        const float **ret_video, const float **ret_audio) {
         char file[128];
         uint64_t n_video, n_audio;
         Golden *g;
@@ -44,17 +44,19 @@ static void check_f32(const char *what, const float *got, const float *expected,
 
         print_message("%s: rel %.2e, largest %.2e\n", what, rel, largest);
         if (rel > F32_REL || largest > F32_LARGEST)
-                fail_msg("%s is %.3g (rel) and %.3g (largest) from .f32; limits %g and %g", what, rel, largest, F32_REL,
-                                F32_LARGEST);
+                fail_msg("%s is %.3g (rel) and %.3g (largest) from .f32; limits %g and %g", what, rel,
+                        largest, F32_REL, F32_LARGEST);
 }
 
 static void check_bf16(const char *what, const float *got, const float *bf16, const float *f32, uint64_t n) {
         double own = golden_distance(got, f32, n, NULL), theirs = golden_distance(bf16, f32, n, NULL);
         double between = golden_distance(got, bf16, n, NULL);
 
-        print_message("%s: %.2e from .f32 (%.2f of the published bf16's), %.2e from .bf16\n", what, own, own / theirs, between);
+        print_message("%s: %.2e from .f32 (%.2f of the published bf16's), %.2e from .bf16\n", what, own,
+                own / theirs, between);
         if (own > BF16_FACTOR * theirs || between > BF16_REL)
-                fail_msg("%s is %.3g from .f32 (the published bf16 is %.3g) and %.3g from .bf16", what, own, theirs, between);
+                fail_msg("%s is %.3g from .f32 (the published bf16 is %.3g) and %.3g from .bf16", what, own,
+                        theirs, between);
 }
 
 static void run_case_f32(const char *name) {
@@ -66,7 +68,8 @@ static void run_case_f32(const char *name) {
 
         k = case_open(name, m->model);
         e = expect_open(name, "f32", k, &want_video, &want_audio);
-        golden_step(m->model, k, H3_COMPUTE_F32, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL, &video, &audio);
+        golden_step(m->model, k, H3_COMPUTE_F32, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL,
+                &video, &audio);
         check_f32("video velocity", video, want_video, k->n_video);
         check_f32("audio velocity", audio, want_audio, k->n_audio);
 }
@@ -81,7 +84,8 @@ static void run_case_bf16(const char *name) {
         k = case_open(name, m->model);
         f32 = expect_open(name, "f32", k, &video_f32, &audio_f32);
         bf16 = expect_open(name, "bf16", k, &video_bf16, &audio_bf16);
-        golden_step(m->model, k, H3_COMPUTE_BF16, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL, &video, &audio);
+        golden_step(m->model, k, H3_COMPUTE_BF16, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL,
+                &video, &audio);
         check_bf16("video velocity", video, video_bf16, video_f32, k->n_video);
         check_bf16("audio velocity", audio, audio_bf16, audio_f32, k->n_audio);
 }

@@ -59,8 +59,8 @@ TEST_INLINE double f16_to_double(uint16_t h) {
         return exponent == 0 ? sign * ldexp(fraction, -24) : sign * ldexp(1024 + fraction, exponent - 25);
 }
 
-/* The nearest value with `bits` bits of precision and exponents from `lowest` on, ties to even: nearbyint() in the
- * default rounding mode. Overflow is not looked at. */
+/* The nearest value with `bits` bits of precision and exponents from `lowest` on, ties to even: nearbyint()
+ * in the default rounding mode. Overflow is not looked at. */
 TEST_INLINE double round_to(double d, int bits, int lowest) {
         int exponent;
 
@@ -73,7 +73,9 @@ TEST_INLINE double round_to(double d, int bits, int lowest) {
 }
 
 TEST_INLINE double round_type(double d, LkType t) {
-        return t == LK_F32 ? round_to(d, 24, -149) : t == LK_BF16 ? round_to(d, 8, -133) : round_to(d, 11, -24);
+        return t == LK_F32    ? round_to(d, 24, -149)
+               : t == LK_BF16 ? round_to(d, 8, -133)
+                              : round_to(d, 11, -24);
 }
 
 TEST_INLINE uint16_t half_bits(double d, LkType t) {
@@ -129,7 +131,8 @@ TEST_INLINE void *allocate(uint64_t size) {
 }
 
 /* n random elements that start `offset` bytes behind a 64-byte boundary; free the result of *ret_base. */
-TEST_INLINE void *random_array(uint64_t n, LkType t, unsigned offset, double size, uint64_t *state, void **ret_base) {
+TEST_INLINE void *random_array(
+        uint64_t n, LkType t, unsigned offset, double size, uint64_t *state, void **ret_base) {
         uint8_t *base = allocate(n * lk_type_size(t) + offset);
 
         memset(base, 0xa5, offset);
@@ -155,10 +158,11 @@ TEST_INLINE void *guarded(uint64_t n, LkType t) {
         return p;
 }
 
-static const LkCpuIsa all_isas[] = { LK_CPU_SCALAR, LK_CPU_V3, LK_CPU_V4 };
+static const LkCpuIsa all_isas[] = {LK_CPU_SCALAR, LK_CPU_V3, LK_CPU_V4};
 #define ISAS 3
 
-/* A context of `threads` threads on isa; NULL if this machine lacks it (test-context counts that as a skip). */
+/* A context of `threads` threads on isa; NULL if this machine lacks it (test-context counts that as a skip).
+ */
 TEST_INLINE const LkOps *open_isa(LkCpuIsa isa, uint32_t threads, LkContext **ret) {
         const LkOps *ops = lk_cpu_ops(isa);
 
@@ -169,7 +173,8 @@ TEST_INLINE const LkOps *open_isa(LkCpuIsa isa, uint32_t threads, LkContext **re
 }
 
 /* sqrt(sum (a - b)^2 / sum b^2), b of doubles */
-TEST_INLINE double relative_l2(const void *a, LkType t, uint64_t a_ld, const double *b, uint64_t m, uint64_t n) {
+TEST_INLINE double relative_l2(
+        const void *a, LkType t, uint64_t a_ld, const double *b, uint64_t m, uint64_t n) {
         double difference = 0, norm = 0;
 
         for (uint64_t i = 0; i < m; i++)

@@ -23,10 +23,17 @@ typedef struct Data {
 static void data_make(const Shape *s, double size, Data *d) {
         uint64_t seed = s->n_q * 3 + s->n_k * 5 + s->head_dim, n = (uint64_t) s->heads * s->head_dim;
 
-        *d = (Data) {
-                .a = { .type = s->type, .n_q = s->n_q, .n_k = s->n_k, .heads = s->heads, .head_dim = s->head_dim,
-                       .scale = 1 / sqrtf((float) s->head_dim), .q_ld = n + 8, .k_ld = 2 * n, .v_ld = 2 * n,
-                       .o_ld = n + 4 },
+        *d = (Data){
+                .a = {.type = s->type,
+                        .n_q = s->n_q,
+                        .n_k = s->n_k,
+                        .heads = s->heads,
+                        .head_dim = s->head_dim,
+                        .scale = 1 / sqrtf((float) s->head_dim),
+                        .q_ld = n + 8,
+                        .k_ld = 2 * n,
+                        .v_ld = 2 * n,
+                        .o_ld = n + 4},
                 .q = random_aligned(s->n_q * (n + 8), s->type, size, &seed),
                 .kv = random_aligned(s->n_k * 2 * n, s->type, 1, &seed),
                 .o_size = s->n_q * (n + 4) * lk_type_size(s->type),
@@ -41,7 +48,8 @@ static void data_done(Data *d) {
         free(d->kv);
 }
 
-static double element(const LkAttention *a, const void *p, uint64_t row, uint64_t ld, uint32_t head, uint32_t dim) {
+static double element(
+        const LkAttention *a, const void *p, uint64_t row, uint64_t ld, uint32_t head, uint32_t dim) {
         return get(p, a->type, row * ld + (uint64_t) head * a->head_dim + dim);
 }
 
@@ -50,7 +58,7 @@ static float rule_score(const LkAttention *a, uint64_t i, uint64_t j, uint32_t h
 
         for (uint32_t d = 0; d < a->head_dim; d++)
                 dot = fmaf((float) element(a, a->q, i, a->q_ld, head, d),
-                           (float) element(a, a->k, j, a->k_ld, head, d), dot);
+                        (float) element(a, a->k, j, a->k_ld, head, d), dot);
 
         return a->scale * dot;
 }
@@ -93,7 +101,7 @@ static void rule(const LkAttention *a, uint64_t i, uint32_t head, float *o) {
                         o[d] *= f;
                         for (uint64_t j = 0; j < LK_KEY_TILE && key + j < a->n_k; j++)
                                 o[d] = fmaf((float) round_type(p[j], a->type),
-                                            (float) element(a, a->v, key + j, a->v_ld, head, d), o[d]);
+                                        (float) element(a, a->v, key + j, a->v_ld, head, d), o[d]);
                 }
         }
 
@@ -113,8 +121,8 @@ static void check_rule(const LkAttention *a, const uint8_t *got) {
                         for (uint32_t d = 0; d < a->head_dim; d++)
                                 put(expected, a->type, d, o[d]);
 
-                        assert_memory_equal(got + (i * a->o_ld + (uint64_t) head * a->head_dim) * size, expected,
-                                            a->head_dim * size);
+                        assert_memory_equal(got + (i * a->o_ld + (uint64_t) head * a->head_dim) * size,
+                                expected, a->head_dim * size);
                 }
 
                 for (uint64_t b = n * size; b < a->o_ld * size; b++)
@@ -146,14 +154,14 @@ static void check_all_isas(const Data *d) {
 }
 
 static void attention_sizes_follow_rule(void **state) {
-        static const uint64_t n_qs[] = { 1, 5, 6, 7, 15, 101 }, n_ks[] = { 1, 63, 64, 65, 130 };
-        static const uint32_t dims[] = { 8, 24, 40, 64, 128, 256 };
+        static const uint64_t n_qs[] = {1, 5, 6, 7, 15, 101}, n_ks[] = {1, 63, 64, 65, 130};
+        static const uint32_t dims[] = {8, 24, 40, 64, 128, 256};
         unsigned i = 0;
 
         for (unsigned q = 0; q < ELEMENTSOF(n_qs); q++)
                 for (unsigned k = 0; k < ELEMENTSOF(n_ks); k++, i++) {
-                        Shape s = { n_qs[q], n_ks[k], 1 + i % 3, dims[i % ELEMENTSOF(dims)],
-                                    i / 2 % 2 ? LK_BF16 : LK_F32 };
+                        Shape s = {n_qs[q], n_ks[k], 1 + i % 3, dims[i % ELEMENTSOF(dims)],
+                                i / 2 % 2 ? LK_BF16 : LK_F32};
                         Data d;
 
                         if (s.n_q * s.n_k * s.heads * s.head_dim > 1000000)
@@ -167,7 +175,7 @@ static void attention_sizes_follow_rule(void **state) {
 
 /* More query rows than one task takes at any instruction set (224). */
 static void attention_many_rows_follow_rule(void **state) {
-        static const Shape s = { 470, 70, 1, 16, LK_F32 };
+        static const Shape s = {470, 70, 1, 16, LK_F32};
         Data d;
 
         data_make(&s, 1, &d);
@@ -177,7 +185,7 @@ static void attention_many_rows_follow_rule(void **state) {
 
 /* Scores up to some hundreds: the running maximum moves and whole tiles vanish. */
 static void attention_peaked_follows_rule(void **state) {
-        Shape s = { 9, 300, 1, 32, LK_F32 };
+        Shape s = {9, 300, 1, 32, LK_F32};
         Data d;
 
         for (unsigned i = 0; i < 2; i++) {
@@ -221,8 +229,8 @@ static void oracle(const LkAttention *a, double *o) {
 
 static void attention_against_double_is_accurate(void **state) {
         /* Larger queries make larger scores, and a score's own rounding counts in the exponent. */
-        static const double sizes[] = { 0.3, 1, 5 }, limits[] = { 1e-6, 1e-6, 2e-6 };
-        Shape s = { 60, 400, 2, 128, LK_F32 };
+        static const double sizes[] = {0.3, 1, 5}, limits[] = {1e-6, 1e-6, 2e-6};
+        Shape s = {60, 400, 2, 128, LK_F32};
 
         for (unsigned i = 0; i < 6; i++) {
                 CLEANUP_FREE double *expected = allocate(s.n_q * 256 * sizeof(double));
@@ -245,8 +253,8 @@ static void attention_against_double_is_accurate(void **state) {
 }
 
 static void attention_any_thread_count_same_bits(void **state) {
-        static const uint32_t threads[] = { 2, 3, 8, 0 };
-        static const Shape s = { 300, 130, 3, 64, LK_BF16 };
+        static const uint32_t threads[] = {2, 3, 8, 0};
+        static const Shape s = {300, 130, 3, 64, LK_BF16};
         CLEANUP_FREE void *first = NULL;
         Data d;
 
@@ -264,8 +272,8 @@ static void attention_any_thread_count_same_bits(void **state) {
 
 /* The same query row at every place of a call, among NaN rows, then among rows a thousand times larger. */
 static void attention_row_position_same_bits(void **state) {
-        static const uint64_t n_qs[] = { 1, 2, 6, 7, 14, 31, 230 };
-        static const Shape s = { 230, 100, 1, 32, LK_F32 };
+        static const uint64_t n_qs[] = {1, 2, 6, 7, 14, 31, 230};
+        static const Shape s = {230, 100, 1, 32, LK_F32};
 
         for (unsigned isa = 0; isa < ISAS; isa++) {
                 CLEANUP_FREE uint8_t *expected = NULL;
@@ -301,7 +309,7 @@ static void attention_row_position_same_bits(void **state) {
 }
 
 static void attention_head_slice_same_bits(void **state) {
-        static const Shape s = { 20, 90, 7, 24, LK_BF16 };
+        static const Shape s = {20, 90, 7, 24, LK_BF16};
         CLEANUP_FREE uint8_t *whole = NULL;
         Data d;
 
@@ -320,7 +328,8 @@ static void attention_head_slice_same_bits(void **state) {
                 o = run(LK_CPU_AUTO, 1, &one);
 
                 for (uint64_t i = 0; i < s.n_q; i++)
-                        assert_memory_equal(whole + i * d.a.o_ld * 2 + skip, o + i * d.a.o_ld * 2, s.head_dim * 2u);
+                        assert_memory_equal(
+                                whole + i * d.a.o_ld * 2 + skip, o + i * d.a.o_ld * 2, s.head_dim * 2u);
         }
 
         data_done(&d);
@@ -328,7 +337,7 @@ static void attention_head_slice_same_bits(void **state) {
 
 /* Keys 0..69 give -inf (a whole tile and a part), the others are ordinary: only they count. */
 static void attention_infinite_scores_count_nothing(void **state) {
-        static const Shape s = { 3, 100, 1, 8, LK_F32 };
+        static const Shape s = {3, 100, 1, 8, LK_F32};
         CLEANUP_FREE double *expected = allocate(3 * 8 * sizeof(double));
         float *q, *k;
         Data d;
@@ -356,7 +365,7 @@ static void attention_infinite_scores_count_nothing(void **state) {
 }
 
 static void attention_nan_stays_in_its_row(void **state) {
-        static const Shape s = { 15, 70, 2, 16, LK_BF16 };
+        static const Shape s = {15, 70, 2, 16, LK_BF16};
         CLEANUP_FREE uint8_t *clean = NULL, *o = NULL;
         uint16_t *q;
         Data d;
@@ -380,17 +389,29 @@ static void attention_nan_stays_in_its_row(void **state) {
         data_done(&d);
 }
 
-#define REFUSED(statement)                                                       \
-        do {                                                                     \
-                LkAttention a = good;                                            \
-                statement;                                                       \
-                assert_int_equal(ops->attention(c, &a), -EINVAL);                \
+#define REFUSED(statement)                                                                                  \
+        do {                                                                                                \
+                LkAttention a = good;                                                                       \
+                statement;                                                                                  \
+                assert_int_equal(ops->attention(c, &a), -EINVAL);                                           \
         } while (0)
 
 static void attention_bad_argument_is_refused(void **state) {
-        float x[16] = { 1 }, o[16];
-        LkAttention good = { .type = LK_F32, .n_q = 2, .n_k = 2, .heads = 1, .head_dim = 8, .scale = 1, .q = x, .k = x,
-                             .v = x, .o = o, .q_ld = 8, .k_ld = 8, .v_ld = 8, .o_ld = 8 };
+        float x[16] = {1}, o[16];
+        LkAttention good = {.type = LK_F32,
+                .n_q = 2,
+                .n_k = 2,
+                .heads = 1,
+                .head_dim = 8,
+                .scale = 1,
+                .q = x,
+                .k = x,
+                .v = x,
+                .o = o,
+                .q_ld = 8,
+                .k_ld = 8,
+                .v_ld = 8,
+                .o_ld = 8};
         LkContext *c;
         const LkOps *ops = open_isa(LK_CPU_AUTO, 1, &c);
 

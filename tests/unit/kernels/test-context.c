@@ -17,9 +17,9 @@ static void ops_table_is_complete(void **state) {
 
                 assert_string_equal(o->backend, "cpu");
                 assert_string_equal(o->numerics_id, lk_cpu_ops(LK_CPU_SCALAR)->numerics_id);
-                assert_true(o->context_new && o->context_free && o->memory_new && o->memory_free && o->upload &&
-                            o->download && o->gemm && o->attention && o->norm && o->qk_norm_rope && o->residual &&
-                            o->swiglu && o->convert);
+                assert_true(o->context_new && o->context_free && o->memory_new && o->memory_free &&
+                            o->upload && o->download && o->gemm && o->attention && o->norm &&
+                            o->qk_norm_rope && o->residual && o->swiglu && o->convert);
         }
 
         assert_null(lk_cpu_ops((LkCpuIsa) 99));
@@ -100,8 +100,8 @@ static void count_task(void *arg, uint64_t task, uint32_t thread) {
 }
 
 static void threads_every_task_runs_once(void **state) {
-        static const uint32_t counts[] = { 1, 2, 3, 8 };
-        static const uint64_t tasks[] = { 0, 1, 2, 7, 500 };
+        static const uint32_t counts[] = {1, 2, 3, 8};
+        static const uint64_t tasks[] = {0, 1, 2, 7, 500};
 
         for (unsigned i = 0; i < ELEMENTSOF(counts); i++) {
                 Threads *t;
@@ -112,7 +112,7 @@ static void threads_every_task_runs_once(void **state) {
                 for (unsigned round = 0; round < 300; round++) {
                         uint64_t n = tasks[round % ELEMENTSOF(tasks)], per_thread[8] = {}, total = 0;
                         uint8_t done[500] = {};
-                        Count c = { .done = done, .per_thread = per_thread, .threads = counts[i] };
+                        Count c = {.done = done, .per_thread = per_thread, .threads = counts[i]};
 
                         threads_run(t, n, count_task, &c);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The exponential of the CPU backend against libm's in double precision. That the vector versions give its bits is
- * tested where they are used (attention, swiglu). */
+/* The exponential of the CPU backend against libm's in double precision. That the vector versions give its
+ * bits is tested where they are used (attention, swiglu). */
 
 #define LK_CPU_LEVEL 1
 

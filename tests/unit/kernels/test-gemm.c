@@ -20,19 +20,27 @@ static void data_make(const Case *c, Data *d) {
         uint64_t seed = c->m * 7 + c->n * 11 + c->k * 13, row = c->k * lk_type_size(c->w);
         uint64_t rows = c->block_rows > 0 ? (c->n / c->block_rows + 1) * 3 * c->block_rows : c->n;
 
-        *d = (Data) {
-                .g = {
-                        .m = c->m, .x_type = c->x, .x_ld = c->k + 3, .y_type = c->y, .y_ld = c->n + 5,
-                        .w = { .type = c->w, .rows = c->n, .cols = c->k, .row_stride = row,
-                               .block_rows = c->block_rows > 0 ? c->block_rows : c->n,
-                               .block_stride = c->block_rows > 0 ? 3 * c->block_rows * row : 0 },
-                },
+        *d = (Data){
+                .g =
+                        {
+                                .m = c->m,
+                                .x_type = c->x,
+                                .x_ld = c->k + 3,
+                                .y_type = c->y,
+                                .y_ld = c->n + 5,
+                                .w = {.type = c->w,
+                                        .rows = c->n,
+                                        .cols = c->k,
+                                        .row_stride = row,
+                                        .block_rows = c->block_rows > 0 ? c->block_rows : c->n,
+                                        .block_stride = c->block_rows > 0 ? 3 * c->block_rows * row : 0},
+                        },
                 .y_size = c->m * (c->n + 5) * lk_type_size(c->y),
         };
         d->g.x = random_array(c->m * (c->k + 3), c->x, 0, 1, &seed, &d->x_base);
         d->g.w.data = random_array(rows * c->k, c->w, c->offset, 1, &seed, &d->w_base);
         if (c->bias != 0) {
-                d->g.bias = (LkVector) { .type = c->bias, .n = c->n };
+                d->g.bias = (LkVector){.type = c->bias, .n = c->n};
                 d->g.bias.data = random_array(c->n, c->bias, c->offset, 1, &seed, &d->bias_base);
         }
 }
@@ -47,7 +55,8 @@ static double weight(const LkGemm *g, uint64_t row, uint64_t k) {
         const LkMatrix *w = &g->w;
 
         return get((const uint8_t *) w->data + row / w->block_rows * w->block_stride +
-                   row % w->block_rows * w->row_stride, w->type, k);
+                           row % w->block_rows * w->row_stride,
+                w->type, k);
 }
 
 static float rule(const LkGemm *g, uint64_t i, uint64_t j) {
@@ -69,7 +78,8 @@ static void check_element(const LkGemm *g, const void *y, uint64_t i, uint64_t j
         put(expected, g->y_type, 0, rule(g, i, j));
         if (memcmp(expected, (const uint8_t *) y + at * size, size) != 0)
                 fail_msg("m %lu n %lu k %lu: element (%lu, %lu) breaks the rule", (unsigned long) g->m,
-                         (unsigned long) g->w.rows, (unsigned long) g->w.cols, (unsigned long) i, (unsigned long) j);
+                        (unsigned long) g->w.rows, (unsigned long) g->w.cols, (unsigned long) i,
+                        (unsigned long) j);
 }
 
 /* Every element if that is quick, else 400 of them; and what lies between the rows. */
@@ -128,18 +138,23 @@ static void check_case(const Case *c) {
         data_done(&d);
 }
 
-static const LkType types[] = { LK_F32, LK_BF16, LK_F16 };
+static const LkType types[] = {LK_F32, LK_BF16, LK_F16};
 
 static void gemm_sizes_follow_rule(void **state) {
-        static const uint64_t ms[] = { 1, 2, 5, 6, 7, 13, 407 }, ks[] = { 1, 32, 96, 160, 1024 };
-        static const uint64_t ns[] = { 1, 15, 16, 17, 96, 3072 };
+        static const uint64_t ms[] = {1, 2, 5, 6, 7, 13, 407}, ks[] = {1, 32, 96, 160, 1024};
+        static const uint64_t ns[] = {1, 15, 16, 17, 96, 3072};
         unsigned i = 0;
 
         for (unsigned m = 0; m < ELEMENTSOF(ms); m++)
                 for (unsigned k = 0; k < ELEMENTSOF(ks); k++)
                         for (unsigned n = 0; n < ELEMENTSOF(ns); n++, i++) {
-                                Case c = { .m = ms[m], .n = ns[n], .k = ks[k], .x = types[i % 2], .w = types[i % 3],
-                                           .y = types[i / 2 % 2], .bias = i % 4 ? types[i % 3] : 0 };
+                                Case c = {.m = ms[m],
+                                        .n = ns[n],
+                                        .k = ks[k],
+                                        .x = types[i % 2],
+                                        .w = types[i % 3],
+                                        .y = types[i / 2 % 2],
+                                        .bias = i % 4 ? types[i % 3] : 0};
 
                                 if (c.m * c.n * c.k <= 50000000)
                                         check_case(&c);
@@ -148,9 +163,9 @@ static void gemm_sizes_follow_rule(void **state) {
 
 static void gemm_many_blocks_follow_rule(void **state) {
         static const Case cases[] = {
-                { 1300, 70, 800, 0, LK_F32, LK_F32, LK_F32, LK_F32, 0 },   /* more rows than a block */
-                { 3, 8500, 390, 0, LK_BF16, LK_BF16, LK_BF16, LK_F16, 0 }, /* more columns than a block */
-                { 600, 1100, 33, 0, LK_BF16, LK_F16, LK_F32, 0, 0 },
+                {1300, 70, 800, 0, LK_F32, LK_F32, LK_F32, LK_F32, 0},   /* more rows than a block */
+                {3, 8500, 390, 0, LK_BF16, LK_BF16, LK_BF16, LK_F16, 0}, /* more columns than a block */
+                {600, 1100, 33, 0, LK_BF16, LK_F16, LK_F32, 0, 0},
         };
 
         for (unsigned i = 0; i < ELEMENTSOF(cases); i++)
@@ -158,30 +173,42 @@ static void gemm_many_blocks_follow_rule(void **state) {
 }
 
 static void gemm_unaligned_weights_follow_rule(void **state) {
-        static const unsigned offsets[] = { 1, 2, 3, 8 };
+        static const unsigned offsets[] = {1, 2, 3, 8};
 
         for (unsigned i = 0; i < 3 * ELEMENTSOF(offsets); i++) {
-                Case c = { .m = 9, .n = 37, .k = 45, .x = LK_F32, .w = types[i % 3], .y = LK_F32,
-                           .bias = types[i % 3], .offset = offsets[i / 3] };
+                Case c = {.m = 9,
+                        .n = 37,
+                        .k = 45,
+                        .x = LK_F32,
+                        .w = types[i % 3],
+                        .y = LK_F32,
+                        .bias = types[i % 3],
+                        .offset = offsets[i / 3]};
 
                 check_case(&c);
         }
 }
 
 static void gemm_block_view_follows_rule(void **state) {
-        static const uint64_t blocks[] = { 8, 16, 24, 128 };
+        static const uint64_t blocks[] = {8, 16, 24, 128};
 
         for (unsigned i = 0; i < 3 * ELEMENTSOF(blocks); i++) {
-                Case c = { .m = 5, .n = 3 * blocks[i / 3], .k = 40, .block_rows = blocks[i / 3], .x = LK_BF16,
-                           .w = types[i % 3], .y = LK_BF16, .offset = i % 4 };
+                Case c = {.m = 5,
+                        .n = 3 * blocks[i / 3],
+                        .k = 40,
+                        .block_rows = blocks[i / 3],
+                        .x = LK_BF16,
+                        .w = types[i % 3],
+                        .y = LK_BF16,
+                        .offset = i % 4};
 
                 check_case(&c);
         }
 }
 
 static void gemm_against_double_is_accurate(void **state) {
-        Case c = { .m = 13, .n = 96, .k = 1024, .x = LK_F32, .w = LK_F32, .y = LK_F32, .bias = LK_F32 };
-        static const LkType outputs[] = { LK_F32, LK_BF16 };
+        Case c = {.m = 13, .n = 96, .k = 1024, .x = LK_F32, .w = LK_F32, .y = LK_F32, .bias = LK_F32};
+        static const LkType outputs[] = {LK_F32, LK_BF16};
         double expected[13 * 96];
 
         for (unsigned t = 0; t < 2; t++) {
@@ -194,19 +221,21 @@ static void gemm_against_double_is_accurate(void **state) {
                 for (uint64_t i = 0; i < c.m * c.n; i++) {
                         expected[i] = get(d.g.bias.data, LK_F32, i % c.n);
                         for (uint64_t k = 0; k < c.k; k++)
-                                expected[i] += get(d.g.x, c.x, i / c.n * d.g.x_ld + k) * weight(&d.g, i % c.n, k);
+                                expected[i] +=
+                                        get(d.g.x, c.x, i / c.n * d.g.x_ld + k) * weight(&d.g, i % c.n, k);
                 }
 
                 y = run(LK_CPU_AUTO, 2, &d);
                 /* bf16: the error of rounding alone is about 2^-9 / sqrt(1.8) */
-                assert_true(relative_l2(y, c.y, d.g.y_ld, expected, c.m, c.n) < (c.y == LK_F32 ? 1e-6 : 1.8e-3));
+                assert_true(
+                        relative_l2(y, c.y, d.g.y_ld, expected, c.m, c.n) < (c.y == LK_F32 ? 1e-6 : 1.8e-3));
                 data_done(&d);
         }
 }
 
 static void gemm_any_thread_count_same_bits(void **state) {
-        static const uint32_t threads[] = { 1, 2, 3, 8, 0 };
-        Case c = { .m = 407, .n = 96, .k = 160, .x = LK_BF16, .w = LK_BF16, .y = LK_F32, .bias = LK_BF16 };
+        static const uint32_t threads[] = {1, 2, 3, 8, 0};
+        Case c = {.m = 407, .n = 96, .k = 160, .x = LK_BF16, .w = LK_BF16, .y = LK_F32, .bias = LK_BF16};
         CLEANUP_FREE void *first = NULL;
         Data d;
 
@@ -224,8 +253,8 @@ static void gemm_any_thread_count_same_bits(void **state) {
 
 /* Row 0 of every run is the same row of x at another place, between NaN. */
 static void gemm_row_position_same_bits(void **state) {
-        static const uint64_t ms[] = { 1, 2, 6, 7, 14, 15, 29, 407, 1200 };
-        Case c = { .m = 1200, .n = 50, .k = 96, .x = LK_F32, .w = LK_F32, .y = LK_F32 };
+        static const uint64_t ms[] = {1, 2, 6, 7, 14, 15, 29, 407, 1200};
+        Case c = {.m = 1200, .n = 50, .k = 96, .x = LK_F32, .w = LK_F32, .y = LK_F32};
 
         for (unsigned isa = 0; isa < ISAS; isa++) {
                 CLEANUP_FREE float *row = NULL;
@@ -263,7 +292,7 @@ static void gemm_row_position_same_bits(void **state) {
 }
 
 static void gemm_column_slice_same_bits(void **state) {
-        Case c = { .m = 20, .n = 100, .k = 500, .x = LK_BF16, .w = LK_BF16, .y = LK_F32 };
+        Case c = {.m = 20, .n = 100, .k = 500, .x = LK_BF16, .w = LK_BF16, .y = LK_F32};
         CLEANUP_FREE uint8_t *whole = NULL;
         Data d;
 
@@ -279,24 +308,31 @@ static void gemm_column_slice_same_bits(void **state) {
                 y = run(LK_CPU_AUTO, 1, &part);
 
                 for (uint64_t i = 0; i < c.m; i++)
-                        assert_memory_equal(whole + (i * d.g.y_ld + first) * 4, y + i * d.g.y_ld * 4, 37 * 4);
+                        assert_memory_equal(
+                                whole + (i * d.g.y_ld + first) * 4, y + i * d.g.y_ld * 4, 37 * 4);
         }
 
         data_done(&d);
 }
 
-#define REFUSED(statement)                                                       \
-        do {                                                                     \
-                LkGemm g = good;                                                 \
-                statement;                                                       \
-                assert_int_equal(ops->gemm(c, &g), -EINVAL);                     \
+#define REFUSED(statement)                                                                                  \
+        do {                                                                                                \
+                LkGemm g = good;                                                                            \
+                statement;                                                                                  \
+                assert_int_equal(ops->gemm(c, &g), -EINVAL);                                                \
         } while (0)
 
 static void gemm_bad_argument_is_refused(void **state) {
-        float x[8] = { 1 }, w[8] = { 1 }, y[8];
+        float x[8] = {1}, w[8] = {1}, y[8];
         LkGemm good = {
-                .m = 2, .x = x, .x_type = LK_F32, .x_ld = 2, .y = y, .y_type = LK_F32, .y_ld = 2,
-                .w = { .data = w, .type = LK_F32, .rows = 2, .cols = 2, .row_stride = 8, .block_rows = 2 },
+                .m = 2,
+                .x = x,
+                .x_type = LK_F32,
+                .x_ld = 2,
+                .y = y,
+                .y_type = LK_F32,
+                .y_ld = 2,
+                .w = {.data = w, .type = LK_F32, .rows = 2, .cols = 2, .row_stride = 8, .block_rows = 2},
         };
         LkContext *c;
         const LkOps *ops = open_isa(LK_CPU_AUTO, 1, &c);
@@ -320,8 +356,8 @@ static void gemm_bad_argument_is_refused(void **state) {
         REFUSED(g.m = UINT64_MAX / 4);
         REFUSED(g.x = (uint8_t *) x + 2);
         REFUSED(g.w.block_rows = 1; g.w.block_stride = UINT64_MAX);
-        REFUSED(g.bias = ((LkVector) { .data = w, .type = LK_F32, .n = 3 }));
-        REFUSED(g.bias = ((LkVector) { .data = w, .type = (LkType) 7, .n = 2 }));
+        REFUSED(g.bias = ((LkVector){.data = w, .type = LK_F32, .n = 3}));
+        REFUSED(g.bias = ((LkVector){.data = w, .type = (LkType) 7, .n = 2}));
 
         good.m = 0;
         assert_int_equal(ops->gemm(c, &good), 0);

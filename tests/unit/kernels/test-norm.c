@@ -15,9 +15,17 @@ typedef struct Data {
 static void data_make(uint64_t m, uint64_t n, LkType type, LkType weight_type, bool modulated, Data *d) {
         uint64_t seed = m + 31 * n, mod_ld = 2 * n + 7;
 
-        *d = (Data) {
-                .a = { .type = type, .m = m, .n = n, .x_ld = n + 2, .weight = { .type = weight_type, .n = n },
-                       .eps = 1e-5f, .mod_ld = mod_ld, .shift_at = 3, .scale_at = n + 5, .y_ld = n + 6 },
+        *d = (Data){
+                .a = {.type = type,
+                        .m = m,
+                        .n = n,
+                        .x_ld = n + 2,
+                        .weight = {.type = weight_type, .n = n},
+                        .eps = 1e-5f,
+                        .mod_ld = mod_ld,
+                        .shift_at = 3,
+                        .scale_at = n + 5,
+                        .y_ld = n + 6},
                 .x = random_aligned(m * (n + 2), type, 2, &seed),
                 .mod = modulated ? random_aligned(MOD_ROWS * mod_ld, type, 0.5, &seed) : NULL,
                 .index = allocate(m * sizeof(int32_t)),
@@ -56,8 +64,8 @@ static void rule(const LkNorm *a, uint64_t i, void *y) {
         rstd = 1 / sqrtf(sum / (float) a->n + a->eps);
 
         for (uint64_t j = 0; j < a->n; j++) {
-                float h = (float) round_type(x_at(a, i, j) * rstd * (float) get(a->weight.data, a->weight.type, j),
-                                             a->type);
+                float h = (float) round_type(
+                        x_at(a, i, j) * rstd * (float) get(a->weight.data, a->weight.type, j), a->type);
 
                 if (a->mod)
                         h = fmaf(h, 1 + mod_at(a, i, a->scale_at + j), mod_at(a, i, a->shift_at + j));
@@ -90,15 +98,16 @@ static void check_rule(const LkNorm *a, const uint8_t *got) {
         }
 }
 
-static const LkType types[] = { LK_F32, LK_BF16, LK_F16 };
+static const LkType types[] = {LK_F32, LK_BF16, LK_F16};
 
 static void norm_sizes_follow_rule(void **state) {
-        static const uint64_t ms[] = { 1, 2, 7, 407 }, ns[] = { 1, 7, 8, 9, 15, 16, 31, 96, 1027 };
+        static const uint64_t ms[] = {1, 2, 7, 407}, ns[] = {1, 7, 8, 9, 15, 16, 31, 96, 1027};
 
         for (unsigned i = 0; i < ELEMENTSOF(ms) * ELEMENTSOF(ns) * 4; i++) {
                 Data d;
 
-                data_make(ms[i / 4 % ELEMENTSOF(ms)], ns[i / 4 / ELEMENTSOF(ms)], types[i % 2], types[i % 3], i / 2 % 2, &d);
+                data_make(ms[i / 4 % ELEMENTSOF(ms)], ns[i / 4 / ELEMENTSOF(ms)], types[i % 2], types[i % 3],
+                        i / 2 % 2, &d);
 
                 for (unsigned isa = 0; isa < ISAS; isa++) {
                         CLEANUP_FREE void *y = run(all_isas[isa], 1 + isa, &d);
@@ -126,7 +135,8 @@ static void norm_against_double_is_accurate(void **state) {
                                 sum += (double) x_at(&d.a, i, j) * x_at(&d.a, i, j);
 
                         for (uint64_t j = 0; j < 5376; j++) {
-                                double h = x_at(&d.a, i, j) / sqrt(sum / 5376 + 1e-5) * get(d.a.weight.data, LK_BF16, j);
+                                double h = x_at(&d.a, i, j) / sqrt(sum / 5376 + 1e-5) *
+                                           get(d.a.weight.data, LK_BF16, j);
 
                                 if (d.a.mod)
                                         h = h * (1.0 + mod_at(&d.a, i, d.a.scale_at + j)) +
@@ -139,13 +149,15 @@ static void norm_against_double_is_accurate(void **state) {
                 y = run(LK_CPU_AUTO, 2, &d);
                 /* bf16: one rounding of 1.53e-3, two with modulation, and a tenth */
                 assert_true(relative_l2(y, d.a.type, d.a.y_ld, expected, 20, 5376) <
-                            (t % 2 == 0 ? 1e-6 : t / 2 == 0 ? 1.69e-3 : 2.4e-3));
+                            (t % 2 == 0          ? 1e-6
+                                    : t / 2 == 0 ? 1.69e-3
+                                                 : 2.4e-3));
                 data_done(&d);
         }
 }
 
 static void norm_any_thread_count_same_bits(void **state) {
-        static const uint32_t threads[] = { 2, 3, 8, 0 };
+        static const uint32_t threads[] = {2, 3, 8, 0};
         CLEANUP_FREE void *first = NULL;
         Data d;
 
@@ -192,7 +204,7 @@ static void norm_row_position_same_bits(void **state) {
 
 /* Subnormal squares, and sums that overflow: no NaN where the formula has none. */
 static void norm_extreme_rows_follow_rule(void **state) {
-        static const float sizes[] = { 0, 1e-30f, 1e-44f, 1e15f, 1e19f, 3e38f };
+        static const float sizes[] = {0, 1e-30f, 1e-44f, 1e15f, 1e19f, 3e38f};
         Data d;
 
         data_make(ELEMENTSOF(sizes), 24, LK_F32, LK_F32, false, &d);
@@ -210,19 +222,19 @@ static void norm_extreme_rows_follow_rule(void **state) {
         data_done(&d);
 }
 
-#define REFUSED(statement)                                                       \
-        do {                                                                     \
-                LkNorm a = d.a;                                                  \
-                a.y = y;                                                         \
-                statement;                                                       \
-                assert_int_equal(ops->norm(c, &a), -EINVAL);                     \
+#define REFUSED(statement)                                                                                  \
+        do {                                                                                                \
+                LkNorm a = d.a;                                                                             \
+                a.y = y;                                                                                    \
+                statement;                                                                                  \
+                assert_int_equal(ops->norm(c, &a), -EINVAL);                                                \
         } while (0)
 
 static void norm_bad_argument_is_refused(void **state) {
         LkContext *c;
         const LkOps *ops = open_isa(LK_CPU_AUTO, 1, &c);
         CLEANUP_FREE void *y = guarded(2 * 14, LK_F32);
-        int32_t negative[2] = { 0, -1 };
+        int32_t negative[2] = {0, -1};
         Data d;
 
         data_make(2, 8, LK_F32, LK_F32, true, &d);

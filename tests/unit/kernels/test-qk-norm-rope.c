@@ -10,13 +10,19 @@ typedef struct Data {
         uint64_t size; /* of x, bytes */
 } Data;
 
-static void data_make(uint64_t m, uint32_t heads, uint32_t head_dim, uint32_t rope, LkType type, LkType weight_type,
-                      Data *d) {
+static void data_make(uint64_t m, uint32_t heads, uint32_t head_dim, uint32_t rope, LkType type,
+        LkType weight_type, Data *d) {
         uint64_t seed = m + head_dim, ld = (uint64_t) heads * head_dim + 5;
 
-        *d = (Data) {
-                .a = { .type = type, .m = m, .heads = heads, .head_dim = head_dim, .x_ld = ld,
-                       .weight = { .type = weight_type, .n = head_dim }, .eps = 1e-5f, .rope_dims = rope },
+        *d = (Data){
+                .a = {.type = type,
+                        .m = m,
+                        .heads = heads,
+                        .head_dim = head_dim,
+                        .x_ld = ld,
+                        .weight = {.type = weight_type, .n = head_dim},
+                        .eps = 1e-5f,
+                        .rope_dims = rope},
                 .x = random_aligned(m * ld, type, 3, &seed),
                 .cos = rope > 0 ? allocate(m * rope * sizeof(float)) : NULL,
                 .sin = rope > 0 ? allocate(m * rope * sizeof(float)) : NULL,
@@ -51,7 +57,8 @@ static void rule_head(const LkQkNormRope *a, const float *cosines, const float *
         rstd = 1 / sqrtf(sum / (float) n + a->eps);
 
         for (uint32_t i = 0; i < n; i++)
-                h[i] = (float) round_type(h[i] * rstd * (float) get(a->weight.data, a->weight.type, i), a->type);
+                h[i] = (float) round_type(
+                        h[i] * rstd * (float) get(a->weight.data, a->weight.type, i), a->type);
 
         for (uint32_t i = 0; cosines && i < half; i++) {
                 float p = h[i], q = h[i + half];
@@ -71,8 +78,9 @@ static void *rule(const Data *d) {
         memcpy(x, d->x, d->size);
         for (uint64_t i = 0; i < a->m; i++)
                 for (uint32_t head = 0; head < a->heads; head++)
-                        rule_head(a, a->cos ? a->cos + i * a->rope_dims : NULL, a->cos ? a->sin + i * a->rope_dims : NULL,
-                                  x + (i * a->x_ld + (uint64_t) head * a->head_dim) * lk_type_size(a->type));
+                        rule_head(a, a->cos ? a->cos + i * a->rope_dims : NULL,
+                                a->cos ? a->sin + i * a->rope_dims : NULL,
+                                x + (i * a->x_ld + (uint64_t) head * a->head_dim) * lk_type_size(a->type));
 
         return x;
 }
@@ -92,23 +100,31 @@ static void *run(LkCpuIsa isa, uint32_t threads, const Data *d) {
         return a.x;
 }
 
-static const LkType types[] = { LK_F32, LK_BF16, LK_F16 };
+static const LkType types[] = {LK_F32, LK_BF16, LK_F16};
 
 static void qk_norm_rope_sizes_follow_rule(void **state) {
         static const struct {
                 uint64_t m;
                 uint32_t heads, head_dim, rope;
         } cases[] = {
-                { 1, 1, 8, 0 },   { 1, 1, 8, 4 },    { 2, 3, 8, 1 },      { 5, 2, 24, 12 },  { 13, 2, 40, 17 },
-                { 7, 1, 64, 24 }, { 407, 2, 128, 48 }, { 30, 3, 128, 0 }, { 6, 1, 256, 128 }, { 3, 56, 16, 8 },
+                {1, 1, 8, 0},
+                {1, 1, 8, 4},
+                {2, 3, 8, 1},
+                {5, 2, 24, 12},
+                {13, 2, 40, 17},
+                {7, 1, 64, 24},
+                {407, 2, 128, 48},
+                {30, 3, 128, 0},
+                {6, 1, 256, 128},
+                {3, 56, 16, 8},
         };
 
         for (unsigned i = 0; i < 6 * ELEMENTSOF(cases); i++) {
                 CLEANUP_FREE void *expected = NULL;
                 Data d;
 
-                data_make(cases[i / 6].m, cases[i / 6].heads, cases[i / 6].head_dim, cases[i / 6].rope, types[i % 2],
-                          types[i % 3], &d);
+                data_make(cases[i / 6].m, cases[i / 6].heads, cases[i / 6].head_dim, cases[i / 6].rope,
+                        types[i % 2], types[i % 3], &d);
                 expected = rule(&d);
 
                 for (unsigned isa = 0; isa < ISAS; isa++) {
@@ -175,13 +191,14 @@ static void qk_norm_rope_against_double_is_accurate(void **state) {
 
                 x = run(LK_CPU_AUTO, 1, &d);
                 /* bf16: two roundings of 1.53e-3, and a tenth */
-                assert_true(relative_l2(x, types[t], d.a.x_ld, expected, 50, 128) < (t == 0 ? 1e-6 : 2.4e-3));
+                assert_true(
+                        relative_l2(x, types[t], d.a.x_ld, expected, 50, 128) < (t == 0 ? 1e-6 : 2.4e-3));
                 data_done(&d);
         }
 }
 
 static void qk_norm_rope_any_thread_count_same_bits(void **state) {
-        static const uint32_t threads[] = { 1, 2, 3, 8, 0 };
+        static const uint32_t threads[] = {1, 2, 3, 8, 0};
         CLEANUP_FREE void *expected = NULL;
         Data d;
 
@@ -233,12 +250,12 @@ static void qk_norm_rope_row_position_same_bits(void **state) {
         data_done(&d);
 }
 
-#define REFUSED(statement)                                                       \
-        do {                                                                     \
-                LkQkNormRope a = d.a;                                            \
-                a.x = d.x;                                                       \
-                statement;                                                       \
-                assert_int_equal(ops->qk_norm_rope(c, &a), -EINVAL);             \
+#define REFUSED(statement)                                                                                  \
+        do {                                                                                                \
+                LkQkNormRope a = d.a;                                                                       \
+                a.x = d.x;                                                                                  \
+                statement;                                                                                  \
+                assert_int_equal(ops->qk_norm_rope(c, &a), -EINVAL);                                        \
         } while (0)
 
 static void qk_norm_rope_bad_argument_is_refused(void **state) {

@@ -15,8 +15,14 @@ typedef struct Data {
 static void data_make(uint64_t m, uint64_t n, LkType type, bool gated, Data *d) {
         uint64_t seed = m * 3 + n;
 
-        *d = (Data) {
-                .a = { .type = type, .m = m, .n = n, .x_ld = n + 1, .y_ld = n + 4, .mod_ld = n + 9, .gate_at = 8 },
+        *d = (Data){
+                .a = {.type = type,
+                        .m = m,
+                        .n = n,
+                        .x_ld = n + 1,
+                        .y_ld = n + 4,
+                        .mod_ld = n + 9,
+                        .gate_at = 8},
                 .x = random_aligned(m * (n + 1), type, 3, &seed),
                 .y = random_aligned(m * (n + 4), type, 1, &seed),
                 .mod = gated ? random_aligned(MOD_ROWS * (n + 9), type, 1, &seed) : NULL,
@@ -75,13 +81,14 @@ static void *run(LkCpuIsa isa, uint32_t threads, const Data *d) {
 }
 
 static void residual_sizes_follow_rule(void **state) {
-        static const uint64_t ms[] = { 1, 2, 13, 407 }, ns[] = { 1, 7, 8, 15, 16, 17, 96, 1031 };
+        static const uint64_t ms[] = {1, 2, 13, 407}, ns[] = {1, 7, 8, 15, 16, 17, 96, 1031};
 
         for (unsigned i = 0; i < ELEMENTSOF(ms) * ELEMENTSOF(ns) * 4; i++) {
                 CLEANUP_FREE void *expected = NULL;
                 Data d;
 
-                data_make(ms[i / 4 % ELEMENTSOF(ms)], ns[i / 4 / ELEMENTSOF(ms)], i % 2 ? LK_BF16 : LK_F32, i / 2 % 2, &d);
+                data_make(ms[i / 4 % ELEMENTSOF(ms)], ns[i / 4 / ELEMENTSOF(ms)], i % 2 ? LK_BF16 : LK_F32,
+                        i / 2 % 2, &d);
                 expected = rule(&d);
 
                 for (unsigned isa = 0; isa < ISAS; isa++) {
@@ -101,8 +108,16 @@ static void residual_bf16_rounds_twice(void **state) {
         const LkOps *ops = open_isa(LK_CPU_AUTO, 1, &c);
         uint16_t x, y, gate;
         int32_t index = 0;
-        LkResidual a = { .type = LK_BF16, .m = 1, .n = 1, .x = &x, .x_ld = 1, .y = &y, .y_ld = 1, .mod = &gate,
-                         .mod_ld = 1, .mod_index = &index };
+        LkResidual a = {.type = LK_BF16,
+                .m = 1,
+                .n = 1,
+                .x = &x,
+                .x_ld = 1,
+                .y = &y,
+                .y_ld = 1,
+                .mod = &gate,
+                .mod_ld = 1,
+                .mod_index = &index};
 
         put(&gate, LK_BF16, 0, 1 + 0x1p-7);
         put(&y, LK_BF16, 0, 1 + 0x1p-6); /* product 1 + 2^-6 + 2^-7 + 2^-13: rounds to 1 + 3 * 2^-7 */
@@ -113,7 +128,7 @@ static void residual_bf16_rounds_twice(void **state) {
 }
 
 static void residual_any_thread_count_same_bits(void **state) {
-        static const uint32_t threads[] = { 1, 2, 3, 8, 0 };
+        static const uint32_t threads[] = {1, 2, 3, 8, 0};
         CLEANUP_FREE void *expected = NULL;
         Data d;
 
@@ -129,18 +144,18 @@ static void residual_any_thread_count_same_bits(void **state) {
         data_done(&d);
 }
 
-#define REFUSED(statement)                                                       \
-        do {                                                                     \
-                LkResidual a = d.a;                                              \
-                a.x = d.x;                                                       \
-                statement;                                                       \
-                assert_int_equal(ops->residual(c, &a), -EINVAL);                 \
+#define REFUSED(statement)                                                                                  \
+        do {                                                                                                \
+                LkResidual a = d.a;                                                                         \
+                a.x = d.x;                                                                                  \
+                statement;                                                                                  \
+                assert_int_equal(ops->residual(c, &a), -EINVAL);                                            \
         } while (0)
 
 static void residual_bad_argument_is_refused(void **state) {
         LkContext *c;
         const LkOps *ops = open_isa(LK_CPU_AUTO, 1, &c);
-        int32_t negative[2] = { -1, 0 };
+        int32_t negative[2] = {-1, 0};
         Data d;
 
         data_make(2, 8, LK_BF16, true, &d);

@@ -17,8 +17,8 @@ typedef struct Data {
 static void data_make(uint64_t m, uint64_t n, LkType type, double size, Data *d) {
         uint64_t seed = m * 3 + n, ld = 2 * n + 1;
 
-        *d = (Data) {
-                .a = { .type = type, .m = m, .n = n, .gate_ld = ld, .up_ld = ld, .y_ld = n + 2 },
+        *d = (Data){
+                .a = {.type = type, .m = m, .n = n, .gate_ld = ld, .up_ld = ld, .y_ld = n + 2},
                 .gate_up = random_aligned(m * ld, type, size, &seed),
                 .y_size = m * (n + 2) * lk_type_size(type),
         };
@@ -66,18 +66,20 @@ static void check_all_isas(const Data *d) {
 }
 
 static void swiglu_sizes_follow_rule(void **state) {
-        static const uint64_t ms[] = { 1, 2, 13, 407 }, ns[] = { 1, 7, 8, 15, 16, 17, 96, 1031 };
+        static const uint64_t ms[] = {1, 2, 13, 407}, ns[] = {1, 7, 8, 15, 16, 17, 96, 1031};
 
         for (unsigned i = 0; i < ELEMENTSOF(ms) * ELEMENTSOF(ns) * 2; i++) {
                 Data d;
 
-                data_make(ms[i / 2 % ELEMENTSOF(ms)], ns[i / 2 / ELEMENTSOF(ms)], i % 2 ? LK_BF16 : LK_F32, 2, &d);
+                data_make(ms[i / 2 % ELEMENTSOF(ms)], ns[i / 2 / ELEMENTSOF(ms)], i % 2 ? LK_BF16 : LK_F32,
+                        2, &d);
                 check_all_isas(&d);
                 free(d.gate_up);
         }
 }
 
-/* Every finite bf16 as gate: this also compares the vector exponentials with the portable one over their range. */
+/* Every finite bf16 as gate: this also compares the vector exponentials with the portable one over their
+ * range. */
 static void swiglu_every_bf16_follows_rule(void **state) {
         Data d;
 
@@ -126,7 +128,7 @@ static void swiglu_against_double_is_accurate(void **state) {
 }
 
 static void swiglu_any_thread_count_same_bits(void **state) {
-        static const uint32_t threads[] = { 1, 2, 3, 8, 0 };
+        static const uint32_t threads[] = {1, 2, 3, 8, 0};
         Data d;
 
         data_make(407, 333, LK_BF16, 2, &d);
@@ -139,12 +141,12 @@ static void swiglu_any_thread_count_same_bits(void **state) {
         free(d.gate_up);
 }
 
-#define REFUSED(statement)                                                       \
-        do {                                                                     \
-                LkSwiglu a = d.a;                                                \
-                a.y = y;                                                         \
-                statement;                                                       \
-                assert_int_equal(ops->swiglu(c, &a), -EINVAL);                   \
+#define REFUSED(statement)                                                                                  \
+        do {                                                                                                \
+                LkSwiglu a = d.a;                                                                           \
+                a.y = y;                                                                                    \
+                statement;                                                                                  \
+                assert_int_equal(ops->swiglu(c, &a), -EINVAL);                                              \
         } while (0)
 
 static void swiglu_bad_argument_is_refused(void **state) {

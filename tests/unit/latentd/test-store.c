@@ -481,7 +481,7 @@ static void store_get_empty_and_oversized_files_are_refused(void **state) {
 static void store_get_what_is_no_regular_file_is_refused_at_once(void **state) {
         Test *t = *state;
         CLEANUP_CLOSE int directory = open(t->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC), null = open("/dev/null", O_RDONLY | O_CLOEXEC),
-                          file = make_file(t, "x.safetensors", 4096), memory = -EBADF, write_only = -EBADF, path_only = -EBADF;
+                          memory = -EBADF, write_only = -EBADF, path_only = -EBADF;
         CLEANUP_CLOSE int pipe_read = -EBADF, pipe_write = -EBADF;
         StoreRequest *r = NULL;
         char path[160];
@@ -490,6 +490,7 @@ static void store_get_what_is_no_regular_file_is_refused_at_once(void **state) {
         assert_int_equal(pipe2(p, O_CLOEXEC), 0);
         pipe_read = p[0];
         pipe_write = p[1];
+        (void) close(make_file(t, "x.safetensors", 4096));
         (void) snprintf(path, sizeof(path), "%s/x.safetensors", t->directory);
         write_only = open(path, O_WRONLY | O_CLOEXEC);
         path_only = open(path, O_PATH | O_CLOEXEC);
