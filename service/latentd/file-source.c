@@ -165,23 +165,22 @@ bool file_source_same(const FileIdentity *a, const FileIdentity *b) {
 
 /* Reads [0, size) into an aligned buffer. Multiples of a block, since the descriptor may have O_DIRECT set by its owner. */
 static int read_start(int fd, const char *name, void *buffer, uint64_t capacity, uint64_t size, Fault *f) {
-        uint64_t done = 0;
+        uint64_t at = 0, reached = 0;
 
-        while (done < size) {
-                ssize_t k = pread(fd, (char *) buffer + done, (size_t) (capacity - done), (off_t) done);
+        while (reached < size) {
+                ssize_t k = pread(fd, (char *) buffer + at, (size_t) (capacity - at), (off_t) at);
 
                 if (k < 0 && errno == EINTR)
                         continue;
                 if (k < 0)
-                        return fault_set(f, -errno, FAULT_IO, "%s: reading at byte %llu failed: %s", name, (unsigned long long) done,
+                        return fault_set(f, -errno, FAULT_IO, "%s: reading at byte %llu failed: %s", name, (unsigned long long) at,
                                 strerror(errno));
-                if (k == 0)
+                if (at + (uint64_t) k <= reached)
                         return fault_set(f, -ESTALE, FAULT_FILE_CHANGED, "%s was truncated while it was read: %llu bytes expected, %llu found",
-                                name, (unsigned long long) size, (unsigned long long) done);
+                                name, (unsigned long long) size, (unsigned long long) reached);
 
-                done += (uint64_t) k;
-                if (done < size)
-                        done -= done % REGION_BLOCK;
+                reached = at + (uint64_t) k;
+                at = reached - reached % REGION_BLOCK;
         }
 
         return 0;

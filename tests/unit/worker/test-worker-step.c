@@ -320,7 +320,6 @@ static void input_changed_after_ready_has_no_effect(void **state) {
 /* Two samples and a step of other prompts and compute types, their steps taking turns: each as if it were alone. */
 static void jobs_interleaved_same_bits(void **state) {
         CLEANUP(arenas_freep) Arenas *a = arenas_new(1 << 18, 1 << 18);
-        CLEANUP(golden_freep) Golden *traj = golden_open("traj_euler_4");
         CLEANUP(broker_freep) Broker *b = open_with(1, a);
         WireMessage open[3], ready[3];
         float video[N_VIDEO], audio[N_AUDIO], other[N_VIDEO];
