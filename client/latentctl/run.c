@@ -93,8 +93,8 @@ static int load_job(const Ctl *c, latent_client *client, const char *name, bool 
         CLEANUP(latent_job_freep) latent_job *job = NULL;
         int r;
 
-        r = is_path ? latent_model_load_path(client, name, o, &job, e) :
-                      latent_model_load_name(client, name, o, &job, e);
+        r = is_path ? latent_model_load_path(client, name, o, &job, e)
+                    : latent_model_load_name(client, name, o, &job, e);
         if (r < 0)
                 return r;
         r = run_wait(c, job, "loading", e);
@@ -114,8 +114,8 @@ static int load_and_wait(const Ctl *c, latent_client *client, const char *name, 
         if (r == -ENOENT && !is_path) {
                 latent_error service = *e;
 
-                return ctl_error(e, r, LATENT_ERROR_NOT_FOUND, "%s is no file or directory here, and %s", name,
-                        service.text);
+                return ctl_error(e, r, LATENT_ERROR_NOT_FOUND,
+                        "%s is no file or directory here, and the service says: %s", name, service.text);
         }
         if (r < 0)
                 return r;
