@@ -70,7 +70,7 @@ static int find_binary(const Config *c, const char *backend, char **ret) {
 
 static int choose_binary(const Config *c, bool no_cuda, char **ret, bool *ret_cuda, Fault *f) {
         const char *backend;
-        int r;
+        int r = -ENOENT;
 
         if (c->worker == WORKER_CUDA || (c->worker == WORKER_AUTO && !no_cuda)) {
                 r = find_binary(c, "cuda", ret);
