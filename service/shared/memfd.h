@@ -10,7 +10,8 @@
  * Negative errno; a seal that cannot be set is an error. */
 int memfd_new(const char *name, uint64_t size, int *ret_fd);
 
-/* Checks that fd is a memfd of exactly `size` bytes with at least SHRINK|GROW seals. -EBADF, -EINVAL, -EPERM. */
+/* Checks that fd is a memfd (-EBADF: something else, or of huge pages, whose faults can fail in spite of seals) of
+ * exactly `size` bytes (-EINVAL) with at least the seals SHRINK and GROW (-EPERM). */
 int memfd_check(int fd, uint64_t size);
 
 /* Maps the whole object shared with MADV_DONTDUMP. prot: PROT_READ or PROT_READ|PROT_WRITE. */

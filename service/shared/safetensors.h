@@ -6,7 +6,13 @@
  * A header is checked in this order: length against file size and the 100 MB cap, UTF-8 and depth, duplicate names,
  * then every entry (dtype known, shape, offsets in range, span = product of shape x size, no overlap, no holes,
  * nothing behind the last tensor). Nothing sized by content is allocated before its check. The caller must hand in a
- * private copy: the bytes may not change during the call. */
+ * private copy: the bytes may not change during the call.
+ *
+ * Where the format leaves room: an entry has "dtype", "shape" and "data_offsets", each once, and nothing else;
+ * "__metadata__" is an object of strings or refused; integers go from 0 to 2^63 - 1; the product of the
+ * dimensions that are not 0 must fit even if another one is 0; empty tensors may share a place but not lie
+ * inside another tensor; no name holds a NUL character; white space may follow the object, nothing else may.
+ * Any header length and any alignment of the data is accepted. */
 
 #include <stdbool.h>
 #include <stddef.h>
