@@ -107,7 +107,8 @@ static void on_worker_model(void *userdata, Model *model, const WireModelReady *
         m->timer = sd_event_source_disable_unref(m->timer);
         m->info = *info;
         m->last_used_usec = job_clock_usec();
-        log_info("model %" PRIu64 " is ready: %zu files, %" PRIu64 " bytes, %" PRIu64 " read", m->id, m->n_parts, m->bytes, m->bytes_read);
+        log_info("model %" PRIu64 " is ready: %zu files, %" PRIu64 " bytes, %" PRIu64 " read", m->id, m->n_parts, m->bytes,
+                 m->bytes_read);
         model_set_state(m, MODEL_READY);
         finish_waiters(m, m, JOB_DONE, NULL);
 
