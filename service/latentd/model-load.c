@@ -129,7 +129,8 @@ static void waiters_progress(Model *m, const char *phase) {
                 if (done == m->bytes)
                         j->block = j->blocks;
                 if (done > 0)
-                        j->eta_usec = (uint64_t) ((double) (m->bytes - done) / (double) done * (double) (job_clock_usec() - j->started_usec));
+                        j->eta_usec = (uint64_t) ((double) (m->bytes - done) / (double) done *
+                                                  (double) (job_clock_usec() - j->started_usec));
                 j->fraction = m->bytes > 0 ? (double) done / (double) m->bytes : 0.0;
                 job_progress(j);
         }
