@@ -5,23 +5,33 @@
 /* liblatent: the C client of latentd, the sampler service.
  *
  * The usual way:
- *     latent_client_new()             connects
- *     latent_model_load_path()        gives a job; latent_job_wait(); latent_job_model()
- *     latent_session_open()           two arenas of shared memory
- *     latent_session_allocate()       places for the inputs: write them
- *     latent_session_step()           gives a job; latent_job_wait(); latent_job_tensor(): read the results where they are
  *
- * Returns: functions that return int give 0 or the positive outcome that is documented, or a negative errno.
- * Errors: functions that take a latent_error fill it when they fail, if it is not NULL, and leave it alone otherwise. The error
- * belongs to this call alone; there is no last error of a thread or a library. What each name means: LATENT_ERROR_* below.
- * Outputs (ret_*) are set on success only.
- * Handles: opaque; each has its _free function, which accepts NULL. Order does not matter: what a handle needs lives as long as
- * the handle.
- * Options: structs that start with struct_size. Zero the struct, set struct_size = sizeof, set what you need; zero and NULL mean the
- * default. Later versions add fields at the end; programs built against either version work with either library.
- * Strings: UTF-8. Strings passed in are copied before the call returns.
- * Threads: one thread at a time per client and everything that was made from it. Different clients are independent. After fork()
- * only the parent may use them. */
+ * - latent_client_new() connects;
+ * - latent_model_load_path() gives a job: latent_job_wait(), then latent_job_model();
+ * - latent_session_open() makes two arenas of shared memory;
+ * - latent_session_allocate() gives places for the inputs: write them;
+ * - latent_session_step() gives a job: latent_job_wait(), then read what latent_job_tensor() finds.
+ *
+ * Rules for all functions:
+ *
+ * - Returns. Functions that return int give 0 or the positive outcome that is documented, or a negative
+ *   errno. Outputs (ret_*) are set on success only.
+ *
+ * - Errors. Functions that take a latent_error fill it when they fail, if it is not NULL, and leave it alone
+ *   otherwise. The error belongs to this call alone; there is no last error of a thread or a library. What
+ *   each name means: LATENT_ERROR_* below.
+ *
+ * - Handles are opaque; each has its _free function, which accepts NULL. Order does not matter: what one
+ *   handle needs of another lives as long as it does.
+ *
+ * - Options are structs that start with struct_size. Zero the struct, set struct_size = sizeof, set what you
+ *   need; zero and NULL mean the default. Later versions add fields at the end, and programs built against
+ *   one version work with the other's library.
+ *
+ * - Strings are UTF-8. Strings passed in are copied before the call returns.
+ *
+ * - Threads. One thread at a time per client and everything that was made from it. Different clients are
+ *   independent. After fork() only the parent may use them. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -50,22 +60,24 @@ typedef struct latent_error {
 
 #define LATENT_ERROR_INVALID_ARGUMENT "InvalidArgument" /* -EINVAL: a wrong value, unknown option */
 #define LATENT_ERROR_INVALID_FILE "InvalidFile"         /* -EBADMSG: a file breaks a rule of its format */
-#define LATENT_ERROR_INVALID_MODEL "InvalidModel"       /* -EBADMSG: well formed, but not a model that the service knows */
-#define LATENT_ERROR_INVALID_TENSOR "InvalidTensor"     /* -EINVAL: an input tensor: place, type, shape, NaN or Inf */
+#define LATENT_ERROR_INVALID_MODEL "InvalidModel"       /* -EBADMSG: well formed, but no known model */
+#define LATENT_ERROR_INVALID_TENSOR "InvalidTensor"     /* -EINVAL: an input: place, type, shape, NaN, Inf */
 #define LATENT_ERROR_NOT_FOUND "NotFound"               /* -ENOENT: model, file, job */
 #define LATENT_ERROR_ACCESS_DENIED "AccessDenied"       /* -EACCES */
 #define LATENT_ERROR_NOT_SUPPORTED "NotSupported"       /* -EOPNOTSUPP: by this version or this machine */
 #define LATENT_ERROR_DOES_NOT_FIT "DoesNotFit"          /* -ENOMEM: memory, with the numbers */
-#define LATENT_ERROR_LIMIT_EXCEEDED "LimitExceeded"     /* -EDQUOT: sessions, jobs, arena bytes of this user */
-#define LATENT_ERROR_BUSY "Busy"                        /* -EBUSY: in use by a session or an unfinished job */
+#define LATENT_ERROR_LIMIT_EXCEEDED "LimitExceeded"     /* -EDQUOT: sessions, jobs, bytes of this user */
+#define LATENT_ERROR_BUSY "Busy"                        /* -EBUSY: in use by a session or unfinished job */
 #define LATENT_ERROR_CANCELLED "Cancelled"              /* -ECANCELED: the job was cancelled */
 #define LATENT_ERROR_WORKER_CRASHED "WorkerCrashed"     /* -ENOTRECOVERABLE: the step was tried twice */
 #define LATENT_ERROR_NO_WORKER "NoWorker"               /* -ENODEV: no worker can be started */
-#define LATENT_ERROR_RESTARTED "Restarted"              /* -ECONNRESET: the service went away; sessions, jobs, private models are gone */
-#define LATENT_ERROR_IO "IOError"                       /* -EIO: reading a file, or no answer in time (-ETIMEDOUT) */
+#define LATENT_ERROR_RESTARTED "Restarted"              /* -ECONNRESET: the service went away */
+#define LATENT_ERROR_IO "IOError"                       /* -EIO: reading a file; -ETIMEDOUT: no answer */
 #define LATENT_ERROR_FILE_CHANGED "FileChanged"         /* -ESTALE: a file changed while it was read */
-#define LATENT_ERROR_INTERNAL "Internal"                /* any other code: a bug, or memory of this process (-ENOMEM) */
-#define LATENT_ERROR_NO_SERVICE "NoService"             /* -ENOTCONN: made by this library only: the bus or the service is not reachable */
+#define LATENT_ERROR_INTERNAL "Internal"                /* any other code: a bug, memory of this process */
+
+/* -ENOTCONN: the bus or the service is not reachable. The service does not know this one. */
+#define LATENT_ERROR_NO_SERVICE "NoService"
 
 /* ---- library ---- */
 
@@ -75,7 +87,8 @@ const char *latent_version(void);
 /* ---- connection ---- */
 
 enum {
-        LATENT_BUS_AUTO = 0, /* the system bus if the service runs there or can be started there, else the user bus */
+        /* The system bus if the service runs there or can be started there, else the user bus. */
+        LATENT_BUS_AUTO = 0,
         LATENT_BUS_SYSTEM = 1,
         LATENT_BUS_USER = 2,
         LATENT_BUS_ADDRESS = 3
@@ -84,27 +97,29 @@ enum {
 typedef struct latent_client_options {
         uint32_t struct_size;
         uint32_t bus;        /* LATENT_BUS_* */
-        const char *address; /* LATENT_BUS_ADDRESS: a D-Bus address of a message bus, e.g. "unix:path=/run/x/bus" */
+        const char *address; /* LATENT_BUS_ADDRESS: of a message bus, e.g. "unix:path=/run/x/bus" */
 } latent_client_options;
 
-/* Connects. options may be NULL. *ret_client: latent_client_free(). The service may be started by the first call that needs it.
- * Errors: NoService, InvalidArgument, Internal. */
+/* Connects. options may be NULL. *ret_client: latent_client_free(). The service may be started by the first
+ * call that needs it. Errors: NoService, InvalidArgument, Internal. */
 int latent_client_new(const latent_client_options *options, latent_client **ret_client, latent_error *error);
 
-/* Closes the connection: the service then cancels this client's jobs, closes its sessions and forgets its private models. Other handles
- * may be freed afterwards, and calls on them fail with Restarted. */
+/* Closes the connection: the service then cancels this client's jobs, closes its sessions and forgets its
+ * private models. Other handles may be freed afterwards, and calls on them fail with Restarted. */
 void latent_client_free(latent_client *client);
 
-/* For event loops: poll this descriptor for latent_client_events() (poll(2) bits), at latest until latent_client_timeout(), then call
- * latent_client_process(). Ask anew before each poll. The descriptor belongs to the client. Negative errno if the connection is lost. */
+/* For event loops: poll this descriptor for latent_client_events() (poll(2) bits), at latest until
+ * latent_client_timeout(), then call latent_client_process(). Ask anew before each poll. The descriptor
+ * belongs to the client. Negative errno if the connection is lost. */
 int latent_client_fd(latent_client *client);
 int latent_client_events(latent_client *client);
 
 /* *ret_usec: how long a poll may last, in microseconds; UINT64_MAX: as long as it likes. */
 int latent_client_timeout(latent_client *client, uint64_t *ret_usec);
 
-/* Takes in whatever arrived, without blocking. Jobs that ended then answer latent_job_wait() at once. Returns 1 if something was taken
- * in, else 0. Errors: NoService (the connection is lost; all jobs have ended with Restarted). */
+/* Takes in whatever arrived, without blocking. Jobs that ended then answer latent_job_wait() at once.
+ * Returns 1 if something was taken in, else 0. Errors: NoService (the connection is lost; all jobs have
+ * ended with Restarted). */
 int latent_client_process(latent_client *client, latent_error *error);
 
 /* ---- what the service says about itself ---- */
@@ -120,28 +135,41 @@ enum {
         LATENT_VALUE_DICT = 7 /* ordered as the service sent it */
 };
 
-/* All accessors accept NULL for the value, which is then of type 0 and has nothing in it, so that look-ups can be chained. What they
- * return belongs to the tree. */
+/* All accessors accept NULL for the value, which is then of type 0 and has nothing in it, so that look-ups
+ * can be chained. What they return belongs to the tree. */
 int latent_value_type(const latent_value *value);
-size_t latent_value_count(const latent_value *value);                              /* elements of a list or dictionary, else 0 */
-const latent_value *latent_value_at(const latent_value *value, size_t index);      /* NULL beyond the end */
-const char *latent_value_key_at(const latent_value *value, size_t index);          /* of a dictionary; NULL beyond the end */
-const latent_value *latent_value_get(const latent_value *value, const char *key);  /* of a dictionary; NULL if absent */
-const char *latent_value_as_string(const latent_value *value);                     /* NULL if it is not a string */
-int latent_value_as_uint(const latent_value *value, uint64_t *ret_value);          /* -EINVAL if it is no integer, -ERANGE */
-int latent_value_as_int(const latent_value *value, int64_t *ret_value);            /* -EINVAL if it is no integer, -ERANGE */
-int latent_value_as_double(const latent_value *value, double *ret_value);          /* any number; -EINVAL */
-int latent_value_as_bool(const latent_value *value);                               /* 0, 1, -EINVAL */
+
+/* How many elements a list or dictionary has, else 0. One of them and its key: NULL beyond the end. */
+size_t latent_value_count(const latent_value *value);
+const latent_value *latent_value_at(const latent_value *value, size_t index);
+const char *latent_value_key_at(const latent_value *value, size_t index);
+
+/* The element of a dictionary under this key; NULL if absent. */
+const latent_value *latent_value_get(const latent_value *value, const char *key);
+
+/* NULL if it is not a string. */
+const char *latent_value_as_string(const latent_value *value);
+
+/* -EINVAL if it is not an integer, -ERANGE if it does not fit. */
+int latent_value_as_uint(const latent_value *value, uint64_t *ret_value);
+int latent_value_as_int(const latent_value *value, int64_t *ret_value);
+
+/* Any number, else -EINVAL. */
+int latent_value_as_double(const latent_value *value, double *ret_value);
+
+/* 0 or 1, else -EINVAL. */
+int latent_value_as_bool(const latent_value *value);
 
 /* Frees a tree that was returned by a ret_ parameter below, and only such a one. */
 void latent_value_free(latent_value *value);
 
-/* A dictionary of the service's properties (org.latentd.Latent1.Manager): Version, State, CacheBytes, ... Errors: NoService,
- * AccessDenied, Internal. */
+/* A dictionary of the service's properties (org.latentd.Latent1.Manager): Version, State, CacheBytes, ...
+ * Errors: NoService, AccessDenied, Internal. */
 int latent_client_status(latent_client *client, latent_value **ret_value, latent_error *error);
 
-/* Lists of dictionaries: "path" and the properties of each object as org.latentd.Latent1.Device, .Model, .Job and .Session name them. Jobs and
- * sessions: of this user. Errors: NoService, AccessDenied, Internal. */
+/* Lists of dictionaries: "path" and the properties of each object as org.latentd.Latent1.Device, .Model,
+ * .Job and .Session name them. Jobs and sessions of this user only. Errors: NoService, AccessDenied,
+ * Internal. */
 int latent_client_devices(latent_client *client, latent_value **ret_value, latent_error *error);
 int latent_client_models(latent_client *client, latent_value **ret_value, latent_error *error);
 int latent_client_jobs(latent_client *client, latent_value **ret_value, latent_error *error);
@@ -153,7 +181,8 @@ int latent_client_regions(latent_client *client, latent_value **ret_value, laten
 /* Frees all weights that no model uses. *ret_bytes: how much. Errors: NoService, AccessDenied, Internal. */
 int latent_client_drop_cache(latent_client *client, uint64_t *ret_bytes, latent_error *error);
 
-/* Cancels any job of this user by its object path. Errors: NotFound, InvalidArgument (no path of a job), NoService. */
+/* Cancels any job of this user by its object path. Errors: NotFound, InvalidArgument (no path of a job),
+ * NoService. */
 int latent_client_cancel_job(latent_client *client, const char *path, latent_error *error);
 
 /* ---- models ---- */
@@ -161,36 +190,42 @@ int latent_client_cancel_job(latent_client *client, const char *path, latent_err
 typedef struct latent_load_options {
         uint32_t struct_size;
         uint32_t reserved;
-        const char *name;      /* latent_model_load_path() only: for people; default: the last part of the path */
-        const char *qkv_order; /* "auto" (default), "interleaved", "stacked": of qkv_proj in files with original names */
+        const char *name; /* latent_model_load_path() only: for people; default: the last part of the path */
+        const char *qkv_order; /* of files with original names: "auto" (default), "interleaved", "stacked" */
         const char *partition; /* "fl2va", "ref2va"; default: from the name */
-        const char *numa;      /* "auto", "default", "interleave", "bind:N"; default: as the service is set up */
+        const char *numa; /* "auto", "default", "interleave", "bind:N"; default: as the service is set up */
 } latent_load_options;
 
-/* Loads a model below the service's ModelPath= by its name there. options may be NULL. *ret_job: latent_job_free(); when it is done,
- * latent_job_model(). A model that is loaded already is done at once. Errors: NotFound, AccessDenied, InvalidArgument, LimitExceeded, NoService;
- * by the job: InvalidFile, InvalidModel, DoesNotFit, NotSupported, IOError, FileChanged, NoWorker, Cancelled. */
-int latent_model_load_name(latent_client *client, const char *name, const latent_load_options *options, latent_job **ret_job,
-                latent_error *error);
+/* Loads a model below the service's ModelPath= by its name there. options may be NULL. *ret_job:
+ * latent_job_free(); when it is done, latent_job_model(). A model that is loaded already is done at once.
+ * Errors: NotFound, AccessDenied, InvalidArgument, LimitExceeded, NoService; by the job: InvalidFile,
+ * InvalidModel, DoesNotFit, NotSupported, IOError, FileChanged, NoWorker, Cancelled. */
+int latent_model_load_name(latent_client *client, const char *name, const latent_load_options *options,
+        latent_job **ret_job, latent_error *error);
 
-/* Loads files that this library opens with the rights of this process: a .safetensors file, or a directory with one checkpoint: config.json if
- * there, and the shards that its one *.safetensors.index.json names, or else its only .safetensors file; of a pipeline directory its
- * transformer/. The model is private to this user and goes when this client is freed and no session uses it; its weights stay in the
- * service's cache while memory lasts. Errors: NotFound, InvalidFile (also: which shards are absent), AccessDenied, IOError and those of
- * latent_model_load_name(). */
-int latent_model_load_path(latent_client *client, const char *path, const latent_load_options *options, latent_job **ret_job,
-                latent_error *error);
+/* Loads files that this library opens with the rights of this process: a .safetensors file, or a directory
+ * with one checkpoint: config.json if there, and the shards that its one *.safetensors.index.json names, or
+ * without an index all its .safetensors files; of a pipeline directory its transformer/. The model is
+ * private to this user and goes when this client is freed and no session uses it; its weights stay in the
+ * service's cache while memory lasts. Errors: NotFound, InvalidFile (also: which shards are absent),
+ * AccessDenied, IOError and those of latent_model_load_name(). */
+int latent_model_load_path(latent_client *client, const char *path, const latent_load_options *options,
+        latent_job **ret_job, latent_error *error);
 
-/* A model that is there, by its object path or its name (the newest of that name). *ret_model: latent_model_free(). Errors: NotFound, NoService. */
-int latent_model_find(latent_client *client, const char *name, latent_model **ret_model, latent_error *error);
+/* A model that is there, by its object path or its name (the newest of that name). *ret_model:
+ * latent_model_free(). Errors: NotFound, NoService. */
+int latent_model_find(
+        latent_client *client, const char *name, latent_model **ret_model, latent_error *error);
 
 /* Its object path; belongs to the handle. */
 const char *latent_model_path(const latent_model *model);
 
-/* A dictionary of its properties (org.latentd.Latent1.Model): Name, State, Layout, Types, Bytes, ... Errors: NotFound, Restarted. */
+/* A dictionary of its properties (org.latentd.Latent1.Model): Name, State, Layout, Types, Bytes, ... Errors:
+ * NotFound, Restarted. */
 int latent_model_properties(latent_model *model, latent_value **ret_value, latent_error *error);
 
-/* Removes it from the service; weights that no other model uses are freed. Errors: Busy (sessions use it), AccessDenied, NotFound, Restarted. */
+/* Removes it from the service; weights that no other model uses are freed. Errors: Busy (sessions use it),
+ * AccessDenied, NotFound, Restarted. */
 int latent_model_unload(latent_model *model, latent_error *error);
 
 /* Frees the handle; the model stays. */
@@ -220,28 +255,34 @@ typedef struct latent_session_options {
         const char *job_class; /* "normal" (default), "batch", "interactive" */
 } latent_session_options;
 
-/* Opens a session and maps its arenas. options may be NULL. *ret_session: latent_session_free(). Errors: NotFound, Busy (model
- * still loading), LimitExceeded, DoesNotFit, NotSupported, InvalidArgument, NoService, Restarted. */
+/* Opens a session and maps its arenas. options may be NULL. *ret_session: latent_session_free(). Errors:
+ * NotFound, Busy (model still loading), LimitExceeded, DoesNotFit, NotSupported, InvalidArgument, NoService,
+ * Restarted. */
 int latent_session_open(latent_client *client, latent_model *model, const latent_session_options *options,
-                latent_session **ret_session, latent_error *error);
+        latent_session **ret_session, latent_error *error);
 
-/* How much room a job's results take at most: the state of a step or trajectory with this many steps (1 for a step), all kept or not. video
- * and audio: type and shape of the inputs. UINT64_MAX if the numbers make no sense. */
-uint64_t latent_output_bytes(const latent_tensor *video, const latent_tensor *audio, uint32_t steps, int keep_steps);
+/* How much room a job's results take at most: the state of a step or trajectory with this many steps (1 for
+ * a step), all kept or not. video and audio: type and shape of the inputs. UINT64_MAX if the numbers make no
+ * sense. */
+uint64_t latent_output_bytes(
+        const latent_tensor *video, const latent_tensor *audio, uint32_t steps, int keep_steps);
 
 /* Its object path; belongs to the handle. */
 const char *latent_session_path(const latent_session *session);
 
-/* The arenas in this process. They stay readable until the session and all its jobs are freed, whatever becomes of the service. */
+/* The arenas in this process. They stay readable until the session and all its jobs are freed, whatever
+ * becomes of the service. */
 void *latent_session_input(latent_session *session);              /* for writing */
 const void *latent_session_output(const latent_session *session); /* read-only memory */
 uint64_t latent_session_input_bytes(const latent_session *session);
 uint64_t latent_session_output_bytes(const latent_session *session);
 
-/* Takes a place in the input arena, aligned to LATENT_ALIGNMENT, behind the last one. tensor: dtype, n_dims and shape are read, offset and
- * size are set. *ret_data: where to write its bytes (not cleared); belongs to the session. Do not write while a job that uses it
- * runs. Errors: InvalidArgument (type, shape), DoesNotFit (the arena is full). */
-int latent_session_allocate(latent_session *session, latent_tensor *tensor, void **ret_data, latent_error *error);
+/* Takes a place in the input arena, aligned to LATENT_ALIGNMENT, behind the last one. tensor: dtype, n_dims
+ * and shape are read, offset and size are set. *ret_data: where to write its bytes (not cleared); belongs to
+ * the session. Do not write while a job that uses it runs. Errors: InvalidArgument (type, shape), DoesNotFit
+ * (the arena is full). */
+int latent_session_allocate(
+        latent_session *session, latent_tensor *tensor, void **ret_data, latent_error *error);
 
 /* Gives all places back. The bytes stay as they are. */
 void latent_session_reset(latent_session *session);
@@ -265,14 +306,16 @@ typedef struct latent_step_options {
         double sigma_video;             /* 0 .. 1, taken as f32 */
         double sigma_audio;
         const char *compute;    /* "auto", "f32", "bf16"; default: the session's */
-        uint64_t output_offset; /* where in the output arena results may start, a multiple of LATENT_ALIGNMENT */
+        uint64_t output_offset; /* where results may start in the output arena: n * LATENT_ALIGNMENT */
         uint64_t output_bytes;  /* how many bytes they may take; 0: the rest of the arena */
 } latent_step_options;
 
-/* One evaluation of the model. *ret_job: latent_job_free(). Results: "video_velocity", "audio_velocity", in the model's own sign (x0 = x +
- * sigma v). Errors: InvalidArgument, InvalidTensor, Busy (the output range), LimitExceeded, Restarted; by the job: InvalidTensor, DoesNotFit,
- * WorkerCrashed, NoWorker, Cancelled, Restarted. */
-int latent_session_step(latent_session *session, const latent_step_options *options, latent_job **ret_job, latent_error *error);
+/* One evaluation of the model. *ret_job: latent_job_free(). Results: "video_velocity", "audio_velocity", in
+ * the model's own sign (x0 = x + sigma v). Errors: InvalidArgument, InvalidTensor, Busy (the output range),
+ * LimitExceeded, Restarted; by the job: InvalidTensor, DoesNotFit, WorkerCrashed, NoWorker, Cancelled,
+ * Restarted. */
+int latent_session_step(latent_session *session, const latent_step_options *options, latent_job **ret_job,
+        latent_error *error);
 
 enum {
         LATENT_SAMPLE_KEEP_STEPS = 1 /* keep the state after every step */
@@ -280,14 +323,15 @@ enum {
 
 typedef struct latent_sample_options {
         uint32_t struct_size;
-        uint32_t flags;                 /* LATENT_SAMPLE_* */
-        const latent_tensor *text;      /* as in latent_step_options */
+        uint32_t flags;            /* LATENT_SAMPLE_* */
+        const latent_tensor *text; /* as in latent_step_options */
         const latent_tensor *text_tags;
-        const latent_tensor *video;     /* F32 [24, T, H, W], the noise */
-        const latent_tensor *audio;     /* F32 [32, 2, A] */
-        const latent_tensor *sigmas_video; /* F32 [n + 1], strictly descending; both or none; they win over the next four */
+        const latent_tensor *video; /* F32 [24, T, H, W], the noise */
+        const latent_tensor *audio; /* F32 [32, 2, A] */
+        /* F32 [n + 1], strictly descending; both or none; they win over the next four. */
+        const latent_tensor *sigmas_video;
         const latent_tensor *sigmas_audio;
-        uint32_t steps;       /* 1 .. 1000: required without sigmas */
+        uint32_t steps; /* 1 .. 1000: required without sigmas */
         uint32_t reserved;
         const char *schedule; /* "simple" (default), "reference" */
         double shift_video;   /* > 0; 0: 12 */
@@ -298,10 +342,10 @@ typedef struct latent_sample_options {
         uint64_t output_bytes;
 } latent_sample_options;
 
-/* A whole trajectory. *ret_job: latent_job_free(). Results: "video", "audio"; with KEEP_STEPS also "step.I.video", "step.I.audio". Errors
- * as latent_session_step(), and NotSupported. */
-int latent_session_sample(latent_session *session, const latent_sample_options *options, latent_job **ret_job,
-                latent_error *error);
+/* A whole trajectory. *ret_job: latent_job_free(). Results: "video", "audio"; with KEEP_STEPS also
+ * "step.I.video", "step.I.audio". Errors as latent_session_step(), and NotSupported. */
+int latent_session_sample(latent_session *session, const latent_sample_options *options,
+        latent_job **ret_job, latent_error *error);
 
 enum {
         LATENT_JOB_QUEUED = 0,
@@ -315,26 +359,29 @@ enum {
 /* How far a job is. Set struct_size before a call that fills one; in a callback the library has set it. */
 typedef struct latent_progress {
         uint32_t struct_size;
-        uint32_t state;        /* LATENT_JOB_* */
-        char phase[32];        /* "read", "check" (load); "queue", "sample" */
-        uint32_t step, steps;  /* finished, of; 0: not known yet */
+        uint32_t state;         /* LATENT_JOB_* */
+        char phase[32];         /* "read", "check" (load); "queue", "sample" */
+        uint32_t step, steps;   /* finished, of; 0: not known yet */
         uint32_t block, blocks; /* of the current step; MiB read for a load */
-        double fraction;       /* 0 .. 1 of the whole job */
-        uint64_t eta_usec;     /* until the end; 0: unknown */
+        double fraction;        /* 0 .. 1 of the whole job */
+        uint64_t eta_usec;      /* until the end; 0: unknown */
 } latent_progress;
 
 typedef void (*latent_progress_fn)(const latent_progress *progress, void *userdata);
 
-/* Waits for the end, at most timeout_usec (0: looks only, UINT64_MAX: for ever). progress may be NULL; it is called from inside this call with
- * the newest news, and may call latent_job_cancel(), but must not free the job or wait. Returns 0: done; 1: not finished yet; negative: it
- * failed, with the name and text of the job's error, or the connection did. A lost signal costs a delay of a second, no more. Signal
- * handlers do not end the wait. */
-int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent_progress_fn progress, void *userdata, latent_error *error);
+/* Waits for the end, at most timeout_usec (0: looks only, UINT64_MAX: for ever). progress may be NULL; it is
+ * called from inside this call with the newest news, and may call latent_job_cancel(), but must not free the
+ * job or wait. Returns 0: done; 1: not finished yet; negative: it failed, with the name and text of the
+ * job's error, or the connection did. A lost signal costs a delay of a second, no more. Signal handlers do
+ * not end the wait. */
+int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent_progress_fn progress, void *userdata,
+        latent_error *error);
 
 /* The newest news that arrived, without asking the service. -EINVAL: struct_size. */
 int latent_job_progress(const latent_job *job, latent_progress *ret_progress);
 
-/* Asks the service to cancel it; the end comes by latent_job_wait(). No error if it has ended already. Errors: NoService, Restarted. */
+/* Asks the service to cancel it; the end comes by latent_job_wait(). No error if it has ended already.
+ * Errors: NoService, Restarted. */
 int latent_job_cancel(latent_job *job, latent_error *error);
 
 /* Its object path; belongs to the handle. */
@@ -343,19 +390,21 @@ const char *latent_job_path(const latent_job *job);
 /* A dictionary of its properties (org.latentd.Latent1.Job). Errors: NotFound, Restarted. */
 int latent_job_properties(latent_job *job, latent_value **ret_value, latent_error *error);
 
-/* The result of a job that is done, a dictionary: rows, numerics, tensors; model, bytes-read of a load. Belongs to the job. NULL before. */
+/* The result of a job that is done, a dictionary: rows, numerics, tensors; model, bytes-read of a load.
+ * Belongs to the job. NULL before. */
 const latent_value *latent_job_result(const latent_job *job);
 
-/* The model of a load that is done. *ret_model: latent_model_free(). Errors: InvalidArgument (not a load, not done). */
+/* The model of a load that is done. *ret_model: latent_model_free(). Errors: InvalidArgument (not a load,
+ * not done). */
 int latent_job_model(latent_job *job, latent_model **ret_model, latent_error *error);
 
 /* Names of the result's tensors; NULL beyond the end. Belongs to the job. */
 const char *latent_job_tensor_name(const latent_job *job, size_t index);
 
-/* A tensor of the result by name. *ret_data: its bytes in the session's output arena, readable until the job is freed; another job with the
- * same output range overwrites them. Errors: NotFound. */
-int latent_job_tensor(const latent_job *job, const char *name, latent_tensor *ret_tensor, const void **ret_data,
-                latent_error *error);
+/* A tensor of the result by name. *ret_data: its bytes in the session's output arena, readable until the job
+ * is freed; another job with the same output range overwrites them. Errors: NotFound. */
+int latent_job_tensor(const latent_job *job, const char *name, latent_tensor *ret_tensor,
+        const void **ret_data, latent_error *error);
 
 /* Frees the handle; the job goes on. */
 void latent_job_free(latent_job *job);

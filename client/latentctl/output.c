@@ -58,8 +58,13 @@ static int open_temporary(Output *o, mode_t mode, latent_error *e) {
 int output_open(const char *path, Output *ret, latent_error *e) {
         CLEANUP(output_done) Output o = {.fd = -EBADF};
         mode_t mode = mode_for_new_file();
+        size_t n = strlen(path);
         struct stat st;
         int r;
+
+        /* rename() would find out, but only when the work is done. */
+        if (n == 0 || path[n - 1] == '/')
+                return error_output(e, n == 0 ? -ENOENT : -EISDIR, path);
 
         /* What a link names is replaced, not the link. */
         o.path = realpath(path, NULL);

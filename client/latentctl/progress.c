@@ -11,6 +11,7 @@
 #define COLUMNS_DEFAULT 80u
 #define COLUMNS_MAX 160u
 #define BAR_MIN 8u
+#define ETA_WIDTH 13u /* kept free so that the bar does not jump */
 
 void progress_init(Progress *p, const Ctl *c, const char *label) {
         *p = (Progress){.label = label, .bar = isatty(STDERR_FILENO) == 1};
@@ -53,7 +54,7 @@ void progress_format(const Progress *p, const latent_progress *n, size_t columns
                 (void) snprintf(time, sizeof(time), "  ETA %s", format_usec(n->eta_usec, eta));
 
         /* The bar takes what the words leave; a narrow terminal gets none, and then the words are cut. */
-        room = strlen(p->label) + strlen(where) + strlen(time) + 14;
+        room = strlen(p->label) + strlen(where) + ETA_WIDTH + 14;
         width = columns > room ? columns - room : 0;
         if (width > 40)
                 width = 40;

@@ -87,22 +87,36 @@ static int check_order(const latent_value *model, const latent_load_options *o, 
                 get_string(model, "Name"), order, o->qkv_order);
 }
 
-static int load_and_wait(const Ctl *c, latent_client *client, const char *name, bool is_path,
-        const latent_load_options *o, latent_model **ret, latent_job **ret_load, latent_error *e) {
+/* Starts the load and waits for it. */
+static int load_job(const Ctl *c, latent_client *client, const char *name, bool is_path,
+        const latent_load_options *o, latent_job **ret, latent_error *e) {
         CLEANUP(latent_job_freep) latent_job *job = NULL;
         int r;
 
         r = is_path ? latent_model_load_path(client, name, o, &job, e)
                     : latent_model_load_name(client, name, o, &job, e);
+        if (r < 0)
+                return r;
+        r = run_wait(c, job, "loading", e);
+        if (r < 0)
+                return r;
+
+        *ret = STEAL_PTR(job);
+        return 0;
+}
+
+static int load_and_wait(const Ctl *c, latent_client *client, const char *name, bool is_path,
+        const latent_load_options *o, latent_model **ret, latent_job **ret_load, latent_error *e) {
+        CLEANUP(latent_job_freep) latent_job *job = NULL;
+        int r;
+
+        r = load_job(c, client, name, is_path, o, &job, e);
         if (r == -ENOENT && !is_path) {
                 latent_error service = *e;
 
                 return ctl_error(e, r, LATENT_ERROR_NOT_FOUND,
-                        "%s is no file or directory here, and no model in use. %s", name, service.text);
+                        "%s is no file or directory here, and the service says: %s", name, service.text);
         }
-        if (r < 0)
-                return r;
-        r = run_wait(c, job, "loading", e);
         if (r < 0)
                 return r;
         r = latent_job_model(job, ret, e);

@@ -11,8 +11,7 @@ typedef struct Arena {
         uint64_t size, used;
 } Arena;
 
-/* Takes size bytes (0 is fine) at the next multiple of LATENT_ALIGNMENT. -ENOSPC leaves the arena as it is.
- */
+/* Takes size bytes (0 is fine) at the next multiple of LATENT_ALIGNMENT. -ENOSPC: nothing is taken. */
 int arena_take(Arena *a, uint64_t size, uint64_t *ret_offset);
 
 /* The bytes of a tensor, from its type and shape. -EINVAL: unknown type, too many dimensions; -EOVERFLOW. */

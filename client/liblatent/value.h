@@ -10,8 +10,7 @@
 /* An empty list or dictionary (LATENT_VALUE_LIST, LATENT_VALUE_DICT). NULL: no memory. */
 latent_value *value_new(int type);
 
-/* Adds a child to a list (key NULL) or a dictionary. Takes child over also on failure; NULL child: -ENOMEM.
- */
+/* Adds a child to a list (key NULL) or a dictionary, taking it over also on failure. NULL child: -ENOMEM. */
 int value_add(latent_value *parent, const char *key, latent_value *child);
 int value_add_string(latent_value *parent, const char *key, const char *string);
 

@@ -24,7 +24,8 @@
 /* What a key's parser gets. `allowed` ends the sentence "... is wrong, expected ". */
 typedef struct ConfigKey {
         const char *name;
-        int (*parse)(const struct ConfigKey *key, const char *value, Config *c); /* 0, -EINVAL, -ERANGE, -ENOMEM */
+        /* 0, -EINVAL, -ERANGE, -ENOENT (no such user), -ENOMEM */
+        int (*parse)(const struct ConfigKey *key, const char *value, Config *c);
         size_t offset;
         uint64_t min, max; /* numbers */
         const char *allowed;
@@ -34,7 +35,8 @@ DEFINE_CLEANUP(Config *, config_free)
 DEFINE_CLEANUP(FILE *, fclose)
 
 int config_parse_boolean(const char *s) {
-        static const char *const yes[] = {"1", "yes", "true", "on"}, *const no[] = {"0", "no", "false", "off"};
+        static const char *const yes[] = {"1", "yes", "true", "on"};
+        static const char *const no[] = {"0", "no", "false", "off"};
 
         for (size_t i = 0; i < ELEMENTSOF(yes); i++) {
                 if (strcmp(s, yes[i]) == 0)
@@ -54,7 +56,8 @@ static int parse_digits(const char *s, const char **end, uint64_t *ret) {
                 return -EINVAL;
 
         for (; isdigit((unsigned char) *s); s++)
-                if (__builtin_mul_overflow(v, 10, &v) || __builtin_add_overflow(v, (uint64_t) (*s - '0'), &v))
+                if (__builtin_mul_overflow(v, 10, &v) ||
+                        __builtin_add_overflow(v, (uint64_t) (*s - '0'), &v))
                         return -ERANGE;
 
         *end = s;
@@ -331,19 +334,28 @@ static const ConfigKey keys[] = {
         {"AllowedUsers", parse_allowed_users, 0, 0, 0, "names of existing users or numbers"},
         {"Worker", parse_worker, 0, 0, 0, "auto, cpu or cuda"},
         {"WorkerStart", parse_worker_start, 0, 0, 0, "auto, socket or spawn"},
-        {"WorkerSocket", parse_path, offsetof(Config, worker_socket), 0, sizeof(((struct sockaddr_un *) NULL)->sun_path) - 1,
-         "an absolute path of at most 107 bytes"},
-        {"WorkerDirectory", parse_path, offsetof(Config, worker_directory), 0, 0, "an absolute directory without \"..\""},
-        {"WorkerRanks", parse_u32, offsetof(Config, worker_ranks), 0, 64, "a number from 0 (one per device) to 64"},
-        {"WorkerThreads", parse_u32, offsetof(Config, worker_threads), 0, 4096, "a number from 0 (all) to 4096"},
+        {"WorkerSocket", parse_path, offsetof(Config, worker_socket), 0,
+                sizeof(((struct sockaddr_un *) NULL)->sun_path) - 1,
+                "an absolute path of at most 107 bytes"},
+        {"WorkerDirectory", parse_path, offsetof(Config, worker_directory), 0, 0,
+                "an absolute directory without \"..\""},
+        {"WorkerRanks", parse_u32, offsetof(Config, worker_ranks), 0, 64,
+                "a number from 0 (one per device) to 64"},
+        {"WorkerThreads", parse_u32, offsetof(Config, worker_threads), 0, 4096,
+                "a number from 0 (all) to 4096"},
         {"CacheRamMax", parse_bytes, offsetof(Config, cache_ram_max), 0, 0, BYTES},
-        {"CacheRamReserve", parse_bytes_or_percent, offsetof(Config, cache_ram_reserve), 0, 0, BYTES ", or 0% to 100%"},
+        {"CacheRamReserve", parse_bytes_or_percent, offsetof(Config, cache_ram_reserve), 0, 0,
+                BYTES ", or 0% to 100%"},
         {"LockMemory", parse_tristate, offsetof(Config, lock_memory), 0, 0, "yes, no or auto"},
-        {"NumaPolicy", parse_numa_policy, offsetof(Config, numa_policy), 0, 0, "auto, default, interleave or bind:NODE"},
-        {"SessionsPerUser", parse_u32, offsetof(Config, sessions_per_user), 1, 65536, "a number from 1 to 65536"},
+        {"NumaPolicy", parse_numa_policy, offsetof(Config, numa_policy), 0, 0,
+                "auto, default, interleave or bind:NODE"},
+        {"SessionsPerUser", parse_u32, offsetof(Config, sessions_per_user), 1, 65536,
+                "a number from 1 to 65536"},
         {"JobsPerUser", parse_u32, offsetof(Config, jobs_per_user), 1, 65536, "a number from 1 to 65536"},
-        {"ArenaBytesPerUser", parse_bytes_or_percent, offsetof(Config, arena_bytes_per_user), 0, 0, BYTES ", or 0% to 100%"},
-        {"LogLevel", parse_log_level, offsetof(Config, log_level), 0, 0, "error, warning, notice, info, debug or 0 to 7"},
+        {"ArenaBytesPerUser", parse_bytes_or_percent, offsetof(Config, arena_bytes_per_user), 0, 0,
+                BYTES ", or 0% to 100%"},
+        {"LogLevel", parse_log_level, offsetof(Config, log_level), 0, 0,
+                "error, warning, notice, info, debug or 0 to 7"},
 };
 
 int config_new(Config **ret) {
@@ -393,10 +405,16 @@ static int unknown_key(const char *file, unsigned line, const char *name, Fault 
         for (size_t i = 0; i < ELEMENTSOF(keys) && n < sizeof(list); i++)
                 n += (size_t) snprintf(list + n, sizeof(list) - n, "%s%s", i > 0 ? ", " : "", keys[i].name);
 
-        return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: there is no key \"%s\". Known keys: %s", file, line, name, list);
+        return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT,
+                "%s:%u: there is no key \"%s\". Known keys: %s", file, line, name, list);
 }
 
-static int set_value(Config *c, const char *file, unsigned line, const char *name, const char *value, Fault *f) {
+static const char *what_is_wrong(int error) {
+        return error == -ERANGE ? "out of range" : error == -ENOENT ? "unknown" : "wrong";
+}
+
+static int set_value(
+        Config *c, const char *file, unsigned line, const char *name, const char *value, Fault *f) {
         const ConfigKey *key = NULL;
         int r;
 
@@ -410,8 +428,9 @@ static int set_value(Config *c, const char *file, unsigned line, const char *nam
         if (r == -ENOMEM)
                 return fault_set(f, r, FAULT_INTERNAL, "%s:%u: out of memory", file, line);
         if (r < 0)
-                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: the value \"%s\" of %s is %s, expected %s", file, line,
-                        value, name, r == -ERANGE ? "out of range" : r == -ENOENT ? "unknown" : "wrong", key->allowed);
+                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT,
+                        "%s:%u: the value \"%s\" of %s is %s, expected %s", file, line, value, name,
+                        what_is_wrong(r), key->allowed);
 
         return 0;
 }
@@ -438,16 +457,17 @@ static int read_line(Config *c, const char *file, unsigned line, char *text, boo
                 *in_section = strcmp(s, "[latentd]") == 0;
                 if (*in_section)
                         return 0;
-                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: unknown section %s, the only one is [latentd]", file,
-                        line, s);
+                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT,
+                        "%s:%u: unknown section %s, the only one is [latentd]", file, line, s);
         }
 
         equals = strchr(s, '=');
         if (!equals || equals == s)
-                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: \"%s\" is not a Key=Value line", file, line, s);
+                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT,
+                        "%s:%u: \"%s\" is not a Key=Value line", file, line, s);
         if (!*in_section)
-                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: \"%s\" stands before the section line [latentd]", file,
-                        line, s);
+                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT,
+                        "%s:%u: \"%s\" stands before the section line [latentd]", file, line, s);
 
         *equals = '\0';
         return set_value(c, file, line, trim(s), trim(equals + 1), f);
@@ -474,9 +494,11 @@ static int read_stream(Config *c, FILE *stream, const char *file, Fault *f) {
 
                 total += (uint64_t) n;
                 if (total > CONFIG_FILE_MAX)
-                        return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s is larger than 1 MiB: not a configuration file", file);
+                        return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT,
+                                "%s is larger than 1 MiB: not a configuration file", file);
                 if (strlen(text) != (size_t) n)
-                        return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: the line holds a NUL byte", file, line);
+                        return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT,
+                                "%s:%u: the line holds a NUL byte", file, line);
                 if (n > 0 && text[n - 1] == '\n')
                         text[n - 1] = '\0';
 

@@ -20,7 +20,8 @@ static void device_read(sd_device *d, const char *address, DeviceInfo *ret) {
 
         if (sd_device_get_driver(d, &driver) >= 0)
                 (void) snprintf(ret->driver, sizeof(ret->driver), "%s", driver);
-        if (sd_device_get_sysattr_value(d, "numa_node", &node) < 0 || sscanf(node, "%d", &ret->numa_node) != 1)
+        if (sd_device_get_sysattr_value(d, "numa_node", &node) < 0 ||
+                sscanf(node, "%d", &ret->numa_node) != 1)
                 ret->numa_node = -1;
 }
 
@@ -63,7 +64,8 @@ int device_enumerate(DeviceInfo **ret, size_t *ret_n) {
         if (r == -ENOMEM)
                 return r;
 
-        for (sd_device *d = r < 0 ? NULL : sd_device_enumerator_get_device_first(e); d; d = sd_device_enumerator_get_device_next(e)) {
+        for (sd_device *d = r < 0 ? NULL : sd_device_enumerator_get_device_first(e); d;
+                d = sd_device_enumerator_get_device_next(e)) {
                 const char *address;
                 DeviceInfo *grown;
 

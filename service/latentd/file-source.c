@@ -16,7 +16,18 @@
 #endif
 
 static const char *const allowed_types[] = {
-        "ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs", "overlay", "nfs", "nfs4",
+        "ext4",
+        "ext3",
+        "ext2",
+        "xfs",
+        "btrfs",
+        "f2fs",
+        "zfs",
+        "bcachefs",
+        "tmpfs",
+        "overlay",
+        "nfs",
+        "nfs4",
 };
 
 DEFINE_CLEANUP(FILE *, fclose)
@@ -31,11 +42,12 @@ static bool is_allowed(const char *type) {
 
 /* What the mount table says about a file. */
 typedef struct Mount {
-        char type[32];                 /* "" if no mount of ours has it */
-        bool has_btrfs, has_overlay;   /* anywhere */
+        char type[32];               /* "" if no mount of ours has it */
+        bool has_btrfs, has_overlay; /* anywhere */
 } Mount;
 
-/* By mount id, which names the mount itself, or else by device number: a container's own mounts of a file system that we have too. */
+/* By mount id, which names the mount itself, or else by device number: a container's own mounts of a file
+ * system that we have too. */
 static int find_mount(const char *mountinfo, const struct statx *stx, Mount *ret) {
         CLEANUP(fclosep) FILE *stream = NULL;
         CLEANUP_FREE char *line = NULL;
@@ -53,7 +65,8 @@ static int find_mount(const char *mountinfo, const struct statx *stx, Mount *ret
                 const char *tail = strstr(line, " - ");
                 char type[32];
 
-                if (!tail || sscanf(tail, " - %31s", type) != 1 || sscanf(line, "%llu %*u %u:%u", &id, &major, &minor) != 3)
+                if (!tail || sscanf(tail, " - %31s", type) != 1 ||
+                        sscanf(line, "%llu %*u %u:%u", &id, &major, &minor) != 3)
                         continue;
 
                 m.has_btrfs = m.has_btrfs || strcmp(type, "btrfs") == 0;
@@ -62,7 +75,8 @@ static int find_mount(const char *mountinfo, const struct statx *stx, Mount *ret
                 if ((stx->stx_mask & STATX_MNT_ID) && id == stx->stx_mnt_id) {
                         (void) snprintf(m.type, sizeof(m.type), "%s", type);
                         by_id = true;
-                } else if (!by_id && m.type[0] == '\0' && major == stx->stx_dev_major && minor == stx->stx_dev_minor)
+                } else if (!by_id && m.type[0] == '\0' && major == stx->stx_dev_major &&
+                           minor == stx->stx_dev_minor)
                         (void) snprintf(m.type, sizeof(m.type), "%s", type);
         }
 
@@ -73,8 +87,9 @@ static int find_mount(const char *mountinfo, const struct statx *stx, Mount *ret
         return 0;
 }
 
-/* btrfs and overlay files have device numbers that stand in no mount table (one for each subvolume or layer). Asked only where such a
- * file system is mounted here and the number is an anonymous one; a FUSE file system of another user answers this in the kernel. */
+/* btrfs and overlay files have device numbers that stand in no mount table (one for each subvolume or
+ * layer). Asked only where such a file system is mounted here and the number is an anonymous one; a FUSE
+ * file system of another user answers this in the kernel. */
 static void find_anonymous(int fd, const struct statx *stx, Mount *m) {
         struct statfs fs;
 
@@ -90,9 +105,13 @@ static void find_anonymous(int fd, const struct statx *stx, Mount *m) {
 }
 
 static const char *kind_of(unsigned mode) {
-        return S_ISDIR(mode) ? "a directory" : S_ISFIFO(mode) ? "a pipe" : S_ISSOCK(mode) ? "a socket"
-                : S_ISCHR(mode) ? "a character device" : S_ISBLK(mode) ? "a block device" : S_ISLNK(mode) ? "a symbolic link"
-                : "not a file";
+        return S_ISDIR(mode)    ? "a directory"
+               : S_ISFIFO(mode) ? "a pipe"
+               : S_ISSOCK(mode) ? "a socket"
+               : S_ISCHR(mode)  ? "a character device"
+               : S_ISBLK(mode)  ? "a block device"
+               : S_ISLNK(mode)  ? "a symbolic link"
+                                : "not a file";
 }
 
 static int check_mode(int fd, const char *name, Fault *f) {
@@ -101,8 +120,8 @@ static int check_mode(int fd, const char *name, Fault *f) {
         if (flags < 0)
                 return fault_set(f, -errno, FAULT_INVALID_ARGUMENT, "%s: not an open descriptor", name);
         if ((flags & O_PATH) || (flags & O_ACCMODE) == O_WRONLY)
-                return fault_set(f, -EACCES, FAULT_ACCESS_DENIED, "%s: the descriptor is not open for reading, open the file with O_RDONLY",
-                        name);
+                return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
+                        "%s: the descriptor is not open for reading, open the file with O_RDONLY", name);
 
         return 0;
 }
@@ -120,7 +139,8 @@ int file_source_check(int fd, const char *name, const char *mountinfo, Fault *f)
         if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_MNT_ID, &stx) < 0)
                 return fault_set(f, -errno, FAULT_IO, "%s: cannot be examined: %s", name, strerror(errno));
         if (!S_ISREG(stx.stx_mode))
-                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s is %s, expected a regular file", name, kind_of(stx.stx_mode));
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s is %s, expected a regular file", name,
+                        kind_of(stx.stx_mode));
 
         r = find_mount(mountinfo, &stx, &m);
         if (r < 0)
@@ -129,11 +149,13 @@ int file_source_check(int fd, const char *name, const char *mountinfo, Fault *f)
 
         if (m.type[0] == '\0')
                 return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
-                        "%s lies on a file system that is not in the service's mount table: copy the file to a local file system", name);
+                        "%s lies on a file system that is not in the service's mount table: copy the file "
+                        "to a local file system",
+                        name);
         if (!is_allowed(m.type))
                 return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
-                        "%s lies on a file system of type %s, from which the service does not read (whoever serves it could stop it for "
-                        "ever): copy the file to a local file system",
+                        "%s lies on a file system of type %s, from which the service does not read (whoever "
+                        "serves it could stop it for ever): copy the file to a local file system",
                         name, m.type);
 
         return 0;
@@ -163,25 +185,26 @@ bool file_source_same(const FileIdentity *a, const FileIdentity *b) {
         return memcmp(a, b, sizeof(*a)) == 0; /* eight-byte fields only: no padding */
 }
 
-/* Reads [0, size) into an aligned buffer. Multiples of a block, since the descriptor may have O_DIRECT set by its owner. */
+/* Reads [0, size) into an aligned buffer. Multiples of a block, since the descriptor may have O_DIRECT set
+ * by its owner. */
 static int read_start(int fd, const char *name, void *buffer, uint64_t capacity, uint64_t size, Fault *f) {
-        uint64_t done = 0;
+        uint64_t at = 0, reached = 0;
 
-        while (done < size) {
-                ssize_t k = pread(fd, (char *) buffer + done, (size_t) (capacity - done), (off_t) done);
+        while (reached < size) {
+                ssize_t k = pread(fd, (char *) buffer + at, (size_t) (capacity - at), (off_t) at);
 
                 if (k < 0 && errno == EINTR)
                         continue;
                 if (k < 0)
-                        return fault_set(f, -errno, FAULT_IO, "%s: reading at byte %llu failed: %s", name, (unsigned long long) done,
-                                strerror(errno));
-                if (k == 0)
-                        return fault_set(f, -ESTALE, FAULT_FILE_CHANGED, "%s was truncated while it was read: %llu bytes expected, %llu found",
-                                name, (unsigned long long) size, (unsigned long long) done);
+                        return fault_set(f, -errno, FAULT_IO, "%s: reading at byte %llu failed: %s", name,
+                                (unsigned long long) at, strerror(errno));
+                if (at + (uint64_t) k <= reached)
+                        return fault_set(f, -ESTALE, FAULT_FILE_CHANGED,
+                                "%s was truncated while it was read: %llu bytes expected, %llu found", name,
+                                (unsigned long long) size, (unsigned long long) reached);
 
-                done += (uint64_t) k;
-                if (done < size)
-                        done -= done % REGION_BLOCK;
+                reached = at + (uint64_t) k;
+                at = reached - reached % REGION_BLOCK;
         }
 
         return 0;
@@ -231,7 +254,8 @@ static int check_small(const char *name, uint64_t size, Fault *f) {
         if (size == 0)
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s is empty", name);
         if (size > FILE_SOURCE_OTHER_MAX)
-                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s has %llu bytes: files other than .safetensors may have at most %u", name,
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
+                        "%s has %llu bytes: files other than .safetensors may have at most %u", name,
                         (unsigned long long) size, FILE_SOURCE_OTHER_MAX);
 
         return 0;
@@ -280,8 +304,8 @@ int file_source_open(int fd, FileSource *ret) {
         char path[sizeof("/proc/self/fd/") + 11];
         int flags, own;
 
-        /* Our own description: nobody else sees the flag. Needs read permission, which a passed descriptor need not imply. O_NONBLOCK: a
-         * lease of the file's owner must not hold us up. */
+        /* Our own description: nobody else sees the flag. Needs read permission, which a passed descriptor
+         * need not imply. O_NONBLOCK: a lease of the file's owner must not hold us up. */
         (void) snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
         own = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_DIRECT);
         if (own >= 0) {

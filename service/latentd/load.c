@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One load: prepare (header, O_DIRECT) - admit - piece by piece populate, read, checksum - finish (identity again, trailer). load_step()
- * looks at what is there and starts what can be started; every job and read ends in it. Loop thread, except for *_work(). */
+/* One load: prepare (header, O_DIRECT) - admit - piece by piece populate, read, checksum - finish (identity
+ * again, trailer). load_step() looks at what is there and starts what can be started; every job and read
+ * ends in it. Loop thread, except for *_work(). */
 #include "service/latentd/store-internal.h"
 
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "service/latentd/memory.h"
 #include "service/shared/cleanup.h"
 
-/* What one pool thread populates at a time: a header check of somebody else waits no longer than for this. */
-#define SLICE_BYTES (UINT64_C(128) << 20)
+/* What one pool thread populates at a time (about 15 ms with small pages): the kernel holds the lock of the
+ * address space meanwhile, for which a malloc() on the loop may have to wait. */
+#define SLICE_BYTES (UINT64_C(16) << 20)
 
 /* Memory given back by this process is free at once, but a worker that had it mapped needs a moment. */
 #define RETRY_USEC (2 * UINT64_C(1000000))
@@ -78,18 +79,19 @@ static int lock_region(Load *l) {
 
         if (l->store->config->lock_memory == TRISTATE_NO)
                 return 0;
-        if (mlock(l->region->map, l->region->size) == 0) {
+
+        m->lock_error = region_lock(l->region);
+        if (m->lock_error == 0) {
                 m->locked_bytes = l->region->size;
                 return 0;
         }
-
-        m->lock_error = -errno;
         if (l->store->config->lock_memory == TRISTATE_AUTO)
                 return 0;
 
         return fault_set(&l->fault, -EPERM, FAULT_DOES_NOT_FIT,
-                "%s: %.1f MiB cannot be locked (%s): raise LimitMEMLOCK= of latentd.service, or set LockMemory=auto", l->name,
-                MIB(l->region->size), strerror(-m->lock_error));
+                "%s: %.1f MiB cannot be locked (%s): raise LimitMEMLOCK= of latentd.service, or set "
+                "LockMemory=auto",
+                l->name, MIB(l->region->size), strerror(-m->lock_error));
 }
 
 static int finish_work(void *userdata) {
@@ -102,9 +104,11 @@ static int finish_work(void *userdata) {
 
         r = file_source_identity(l->fd, &now);
         if (r < 0)
-                return fault_set(&l->fault, r, FAULT_IO, "%s: cannot be examined: %s", l->name, strerror(-r));
+                return fault_set(
+                        &l->fault, r, FAULT_IO, "%s: cannot be examined: %s", l->name, strerror(-r));
         if (!file_source_same(&now, &l->identity))
-                return fault_set(&l->fault, -ESTALE, FAULT_FILE_CHANGED, "%s changed while it was read: load it again", l->name);
+                return fault_set(&l->fault, -ESTALE, FAULT_FILE_CHANGED,
+                        "%s changed while it was read: load it again", l->name);
 
         r = lock_region(l);
         if (r < 0)
@@ -169,13 +173,15 @@ static void read_failed(Load *l, int error) {
         case -ECANCELED:
                 return;
         case -ESTALE:
-                (void) fault_set(&f, error, FAULT_FILE_CHANGED, "%s was truncated while it was read: %" PRIu64 " bytes expected", l->name,
+                (void) fault_set(&f, error, FAULT_FILE_CHANGED,
+                        "%s was truncated while it was read: %" PRIu64 " bytes expected", l->name,
                         l->identity.size);
                 break;
         case -ETIMEDOUT:
                 l->leaked = true;
                 l->region->state = REGION_DEAD;
-                (void) fault_set(&f, error, FAULT_IO, "%s: the disk or server gave no data for %u s, the load was given up", l->name,
+                (void) fault_set(&f, error, FAULT_IO,
+                        "%s: the disk or server gave no data for %u s, the load was given up", l->name,
                         (unsigned) (LOADER_STALL_USEC / 1000000));
                 break;
         default:
@@ -213,10 +219,11 @@ static void read_more(Load *l) {
                 return;
 
         l->read_begin = l->read_next;
-        r = loader_read(l->store->loader, &l->source, l->region->map, l->read_begin, piece_end(l, l->read_begin), l->identity.size, on_read, l,
-                &l->reading);
+        r = loader_read(l->store->loader, &l->source, l->region->map, l->read_begin,
+                piece_end(l, l->read_begin), l->identity.size, on_read, l, &l->reading);
         if (r < 0) {
-                (void) fault_set(&f, r, FAULT_INTERNAL, "%s: reading cannot be started: %s", l->name, strerror(-r));
+                (void) fault_set(
+                        &f, r, FAULT_INTERNAL, "%s: reading cannot be started: %s", l->name, strerror(-r));
                 load_fail(l, r, &f);
                 return;
         }
@@ -231,16 +238,17 @@ static int does_not_fit(Load *l, uint64_t need, uint64_t available, const char *
         Fault f = {};
 
         (void) fault_set(&f, -ENOMEM, FAULT_DOES_NOT_FIT,
-                "%s needs %.1f MiB of memory%s, %.1f MiB can be had (limit: %s; reserve %.1f MiB; cache %.1f MiB): unload models, or free or "
+                "%s needs %.1f MiB of memory%s, %.1f MiB can be had (limit: %s; reserve %.1f MiB; cache "
+                "%.1f MiB): unload models, or free or "
                 "allow more memory",
-                l->name, MIB(l->memory_bytes), need < l->memory_bytes ? " (the rest was there before)" : "", MIB(available), limit,
-                MIB(s->config->cache_ram_reserve), MIB(s->held_bytes));
+                l->name, MIB(l->memory_bytes), need < l->memory_bytes ? " (the rest was there before)" : "",
+                MIB(available), limit, MIB(s->config->cache_ram_reserve), MIB(s->held_bytes));
         load_fail(l, -ENOMEM, &f);
         return -ENOMEM;
 }
 
-/* Whether `need` bytes may be taken when `taken` are already promised to others. 1: yes; 0: later (unused regions are on their way out);
- * negative: the load has failed. */
+/* Whether `need` bytes may be taken when `taken` are already promised to others. 1: yes; 0: later (unused
+ * regions are on their way out); negative: the load has failed. */
 static int admit(Load *l, uint64_t need, uint64_t taken) {
         Store *s = l->store;
         uint64_t available, missing, now = store_now_usec();
@@ -251,7 +259,8 @@ static int admit(Load *l, uint64_t need, uint64_t taken) {
         if (r < 0) {
                 Fault f = {};
 
-                (void) fault_set(&f, r, FAULT_INTERNAL, "free memory cannot be determined: %s", strerror(-r));
+                (void) fault_set(
+                        &f, r, FAULT_INTERNAL, "free memory cannot be determined: %s", strerror(-r));
                 load_fail(l, r, &f);
                 return r;
         }
@@ -282,8 +291,9 @@ static int admit_all(Load *l) {
         Load *other;
         int r;
 
-        TAILQ_FOREACH(other, &l->store->loads, entry)
+        TAILQ_FOREACH(other, &l->store->loads, entry) {
                 taken += other->promised;
+        }
 
         r = admit(l, l->memory_bytes, taken);
         if (r > 0)
@@ -297,8 +307,9 @@ static int admit_piece(Load *l, uint64_t bytes) {
         Load *other;
         int r;
 
-        TAILQ_FOREACH(other, &l->store->loads, entry)
+        TAILQ_FOREACH(other, &l->store->loads, entry) {
                 taken += other->granted;
+        }
 
         r = admit(l, bytes, taken);
         if (r > 0)
@@ -335,8 +346,9 @@ static void on_populate(void *userdata, int result) {
         } else if (result != -ECANCELED) {
                 Fault f = {};
 
-                (void) fault_set(&f, result, result == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL, "%s: %.1f MiB of memory could not be had: %s",
-                        l->name, MIB(bytes), strerror(-result));
+                (void) fault_set(&f, result, result == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL,
+                        "%s: %.1f MiB of memory could not be had: %s", l->name, MIB(bytes),
+                        strerror(-result));
                 load_fail(l, result, &f);
         }
         if (l->n_slices == 0)
@@ -354,7 +366,8 @@ static void populate_more(Load *l) {
                 return;
 
         end = piece_end(l, begin);
-        memory_end = end == l->data_bytes ? l->memory_bytes : end; /* the trailer comes with the last piece */
+        memory_end =
+                end == l->data_bytes ? l->memory_bytes : end; /* the trailer comes with the last piece */
         if (admit_piece(l, memory_end - begin) <= 0)
                 return;
 
@@ -404,7 +417,8 @@ static void begin_region(Load *l) {
         l->data_bytes = region_data_bytes(l->identity.size);
         l->memory_bytes = region_memory_bytes(l->identity.size);
         if (l->memory_bytes == 0) {
-                (void) fault_set(&f, -EFBIG, FAULT_INVALID_FILE, "%s has %" PRIu64 " bytes: too large", l->name, l->identity.size);
+                (void) fault_set(&f, -EFBIG, FAULT_INVALID_FILE, "%s has %" PRIu64 " bytes: too large",
+                        l->name, l->identity.size);
                 load_fail(l, -EFBIG, &f);
                 return;
         }
@@ -413,8 +427,8 @@ static void begin_region(Load *l) {
 
         r = region_new(l->store->next_id++, &l->identity, &l->policy, &l->region);
         if (r < 0) {
-                (void) fault_set(&f, r, FAULT_INTERNAL, "%s: no memory object of %.1f MiB can be made: %s", l->name, MIB(l->memory_bytes),
-                        strerror(-r));
+                (void) fault_set(&f, r, FAULT_INTERNAL, "%s: no memory object of %.1f MiB can be made: %s",
+                        l->name, MIB(l->memory_bytes), strerror(-r));
                 load_fail(l, r, &f);
                 return;
         }
@@ -447,7 +461,8 @@ static void load_end(Load *l) {
 
         if (l->complete)
                 store_region_unref(s, l->region);
-        store_give_back(s, l->complete || l->leaked ? NULL : l->region, l->leaked ? NULL : &l->source, l->fd);
+        store_give_back(
+                s, l->complete || l->leaked ? NULL : l->region, l->leaked ? NULL : &l->source, l->fd);
 
         free(l->name);
         free(l);
@@ -466,7 +481,8 @@ static void load_step(Load *l) {
                         populate_more(l);
                         read_more(l);
 
-                        if (!l->finishing && l->result == 0 && l->read_next == l->data_bytes && !l->reading && l->n_checksums == 0)
+                        if (!l->finishing && l->result == 0 && l->read_next == l->data_bytes &&
+                                !l->reading && l->n_checksums == 0)
                                 l->finishing = submit(l, finish_work, on_finish, l) >= 0;
                 }
                 stopped = l->result < 0 || l->cancelled;
@@ -535,10 +551,12 @@ void load_leave(Load *l, StoreRequest *r) {
 Load *load_find(Store *s, const FileIdentity *identity, const NumaPolicy *policy) {
         Load *l;
 
-        TAILQ_FOREACH(l, &s->loads, entry)
-                if (!l->cancelled && l->result == 0 && !l->complete && file_source_same(&l->identity, identity) &&
-                    l->policy.kind == policy->kind && (policy->kind != NUMA_BIND || l->policy.node == policy->node))
+        TAILQ_FOREACH(l, &s->loads, entry) {
+                if (!l->cancelled && l->result == 0 && !l->complete &&
+                        file_source_same(&l->identity, identity) && l->policy.kind == policy->kind &&
+                        (policy->kind != NUMA_BIND || l->policy.node == policy->node))
                         return l;
+        }
 
         return NULL;
 }
@@ -546,13 +564,15 @@ Load *load_find(Store *s, const FileIdentity *identity, const NumaPolicy *policy
 void load_retry_all(Store *s) {
         Load *l;
 
-        TAILQ_FOREACH(l, &s->loads, entry)
+        TAILQ_FOREACH(l, &s->loads, entry) {
                 l->retry = l->waiting;
+        }
 
         do {
-                TAILQ_FOREACH(l, &s->loads, entry)
+                TAILQ_FOREACH(l, &s->loads, entry) {
                         if (l->retry)
                                 break;
+                }
                 if (l) {
                         l->retry = l->waiting = false;
                         load_step(l); /* may free it */

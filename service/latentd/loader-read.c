@@ -72,8 +72,8 @@ void loader_read_answer(LoaderRequest *q, int result) {
                 return;
         }
 
-        /* Fewer bytes than asked for are right at the end of the file alone; otherwise go on behind them. An attempt that brings nothing new
-         * found the end of a file that is shorter than it was. */
+        /* Fewer bytes than asked for are right at the end of the file alone; otherwise go on behind them. An
+         * attempt that brings nothing new found the end of a file that is shorter than it was. */
         reached = q->offset + (uint64_t) result;
         if (reached <= q->got) {
                 if (r->error == 0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* One range of a file on its way into memory, cut into requests: what to ask for next and what an answer means. No system calls, no
- * threads: the loader thread alone touches it, except for the atomics. */
+/* One range of a file on its way into memory, cut into requests: what to ask for next and what an answer
+ * means. No system calls, no threads: the loader thread alone touches it, except for the atomics. */
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -12,16 +12,16 @@
 #include "service/latentd/file-source.h"
 #include "service/latentd/loader.h"
 
-#define LOADER_DEPTH 32u                        /* requests in flight, over all reads */
+#define LOADER_DEPTH 32u /* requests in flight, over all reads */
 #define LOADER_REQUEST_BYTES (UINT64_C(1) << 20)
 
 typedef struct LoaderRequest {
         struct LoaderRead *read;
         uint64_t offset; /* where the next attempt starts */
         uint64_t end;
-        uint64_t got;    /* everything before it has arrived */
-        bool direct;     /* the attempt was made with O_DIRECT */
-        bool again;      /* to be submitted again */
+        uint64_t got; /* everything before it has arrived */
+        bool direct;  /* the attempt was made with O_DIRECT */
+        bool again;   /* to be submitted again */
         bool in_flight;
 } LoaderRequest;
 
@@ -46,7 +46,8 @@ struct LoaderRead {
         TAILQ_ENTRY(LoaderRead) loop_entry; /* loop: all that are not finished */
 };
 
-/* The next request, with offset, end and direct set and counted as in flight; NULL if there is nothing to ask for now. */
+/* The next request, with offset, end and direct set and counted as in flight; NULL if there is nothing to
+ * ask for now. */
 LoaderRequest *loader_read_next(LoaderRead *r);
 
 /* The answer of read(2) to it: bytes or a negative errno. Sets r->error where that ends the read. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads: the loop calls what loader.h declares, the loader thread is everything from loader_thread() down. They meet in the two
- * lists under `lock` and in the atomics of a LoaderRead. */
+/* Threads: the loop calls what loader.h declares, the loader thread is everything from loader_thread() down.
+ * They meet in the two lists under `lock` and in the atomics of a LoaderRead. */
 #include "service/latentd/loader.h"
 
 #include <poll.h>
@@ -78,9 +78,10 @@ static bool exchange_lists(Loader *l) {
 
         /* Answers to abandoned reads may never come. */
         if (stop)
-                TAILQ_FOREACH(r, &l->active, entry)
+                TAILQ_FOREACH(r, &l->active, entry) {
                         if (!atomic_load(&r->abandoned))
                                 stop = false;
+                }
         l->exited = stop;
         (void) pthread_mutex_unlock(&l->lock);
 
@@ -116,12 +117,14 @@ static void submit_request(Loader *l, LoaderRequest *q) {
         struct io_uring_sqe *sqe = io_uring_get_sqe(&l->ring);
 
         if (!sqe) {
-                /* The submission ring is as large as everything that is ever prepared between two submissions. */
+                /* The submission ring is as large as everything that is ever prepared between two
+                 * submissions. */
                 answer_request(q, -EAGAIN);
                 return;
         }
 
-        io_uring_prep_read(sqe, q->read->source.fd, q->read->map + q->offset, (unsigned) (q->end - q->offset), q->offset);
+        io_uring_prep_read(sqe, q->read->source.fd, q->read->map + q->offset,
+                (unsigned) (q->end - q->offset), q->offset);
         io_uring_sqe_set_data(sqe, q);
 }
 
@@ -130,14 +133,15 @@ static void submit_requests(Loader *l) {
         unsigned n_reads = 0, share;
         LoaderRead *r;
 
-        TAILQ_FOREACH(r, &l->active, entry)
+        TAILQ_FOREACH(r, &l->active, entry) {
                 if (!atomic_load(&r->abandoned))
                         n_reads++;
+        }
         if (n_reads == 0)
                 return;
 
         share = LOADER_DEPTH / n_reads > 0 ? LOADER_DEPTH / n_reads : 1;
-        TAILQ_FOREACH(r, &l->active, entry)
+        TAILQ_FOREACH(r, &l->active, entry) {
                 while (!atomic_load(&r->abandoned) && atomic_load(&r->n_in_flight) < share) {
                         LoaderRequest *q = next_request(r);
 
@@ -145,6 +149,7 @@ static void submit_requests(Loader *l) {
                                 break;
                         submit_request(l, q);
                 }
+        }
 }
 
 static void arm_wake(Loader *l) {
@@ -194,7 +199,8 @@ static void run_ring(Loader *l) {
 
                 r = io_uring_submit_and_wait(&l->ring, 1);
                 if (r < 0 && r != -EINTR)
-                        /* EAGAIN, EBUSY: the kernel is short of memory for requests; what is in flight will free some. */
+                        /* EAGAIN, EBUSY: the kernel is short of memory for requests; what is in flight will
+                         * free some. */
                         (void) nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
                 take_answers(l);
         }
@@ -218,8 +224,9 @@ static void run_pread(Loader *l) {
                 bool any = false;
                 LoaderRead *r;
 
-                TAILQ_FOREACH(r, &l->active, entry)
+                TAILQ_FOREACH(r, &l->active, entry) {
                         any = read_one(r) || any;
+                }
 
                 if (!any && TAILQ_EMPTY(&l->active))
                         (void) poll(&p, 1, -1);
@@ -240,10 +247,15 @@ static void *loader_thread(void *userdata) {
 
 /* ---- loop ---- */
 
+static int final_result(const LoaderRead *r) {
+        return r->error < 0 ? r->error : atomic_load(&r->cancelled) ? -ECANCELED : 0;
+}
+
 static void finish_read(LoaderRead *r, int result) {
         uint64_t now = now_usec();
 
-        r->done(r->userdata, result, atomic_load(&r->bytes), r->started_usec > 0 ? now - r->started_usec : 0);
+        r->done(r->userdata, result, atomic_load(&r->bytes),
+                r->started_usec > 0 ? now - r->started_usec : 0);
 }
 
 static void take_finished(Loader *l) {
@@ -259,7 +271,7 @@ static void take_finished(Loader *l) {
 
                 if (!atomic_load(&r->abandoned)) {
                         TAILQ_REMOVE(&l->unfinished, r, loop_entry);
-                        finish_read(r, r->error < 0 ? r->error : atomic_load(&r->cancelled) ? -ECANCELED : 0);
+                        finish_read(r, final_result(r));
                 }
                 free(r);
         }
@@ -293,7 +305,8 @@ static int arm_stall(Loader *l) {
         if (r < 0)
                 return r;
 
-        return sd_event_source_set_enabled(l->stall_source, TAILQ_EMPTY(&l->unfinished) ? SD_EVENT_OFF : SD_EVENT_ONESHOT);
+        return sd_event_source_set_enabled(
+                l->stall_source, TAILQ_EMPTY(&l->unfinished) ? SD_EVENT_OFF : SD_EVENT_ONESHOT);
 }
 
 static int on_stall(sd_event_source *s, uint64_t usec, void *userdata) {
@@ -303,7 +316,8 @@ static int on_stall(sd_event_source *s, uint64_t usec, void *userdata) {
 
         for (r = TAILQ_FIRST(&l->unfinished); r; r = next) {
                 next = TAILQ_NEXT(r, loop_entry);
-                if (atomic_load(&r->n_in_flight) > 0 && atomic_load(&r->progress_usec) + l->stall_usec <= now)
+                if (atomic_load(&r->n_in_flight) > 0 &&
+                        atomic_load(&r->progress_usec) + l->stall_usec <= now)
                         abandon_read(l, r);
         }
 
@@ -356,7 +370,8 @@ int loader_new(sd_event *event, uint64_t stall_usec, Loader **ret) {
         if (r < 0)
                 return r;
 
-        /* Room for every request and the wake-up. Refused by sysctl, seccomp or a memory limit: pread() does it too. */
+        /* Room for every request and the wake-up. Refused by sysctl, seccomp or a memory limit: pread() does
+         * it too. */
         l->ring_error = io_uring_queue_init(2 * LOADER_DEPTH, &l->ring, 0);
 
         r = start_thread(l);
@@ -391,8 +406,9 @@ Loader *loader_free(Loader *l) {
         if (!l)
                 return NULL;
 
-        TAILQ_FOREACH(r, &l->unfinished, loop_entry)
+        TAILQ_FOREACH(r, &l->unfinished, loop_entry) {
                 loader_cancel(r);
+        }
 
         joined = join_thread(l);
         (void) sd_event_source_disable_unref(l->done_source);
@@ -408,7 +424,8 @@ Loader *loader_free(Loader *l) {
 
         if (l->ring_error == 0)
                 io_uring_queue_exit(&l->ring);
-        while ((r = TAILQ_FIRST(&l->active))) { /* abandoned: the memory they read into stays, they need not */
+        /* Abandoned ones: the memory they read into stays, they need not. */
+        while ((r = TAILQ_FIRST(&l->active))) {
                 TAILQ_REMOVE(&l->active, r, entry);
                 free(r);
         }
@@ -425,12 +442,12 @@ int loader_ring_error(const Loader *l) {
         return l->ring_error;
 }
 
-int loader_read(Loader *l, const FileSource *source, void *map, uint64_t begin, uint64_t end, uint64_t file_size, LoaderDone done,
-        void *userdata, LoaderRead **ret) {
+int loader_read(Loader *l, const FileSource *source, void *map, uint64_t begin, uint64_t end,
+        uint64_t file_size, LoaderDone done, void *userdata, LoaderRead **ret) {
         LoaderRead *r;
 
-        if ((uintptr_t) map % REGION_BLOCK != 0 || begin % REGION_BLOCK != 0 || end % REGION_BLOCK != 0 || begin >= file_size ||
-            begin >= end || end - REGION_BLOCK >= file_size)
+        if ((uintptr_t) map % REGION_BLOCK != 0 || begin % REGION_BLOCK != 0 || end % REGION_BLOCK != 0 ||
+                begin >= file_size || begin >= end || end - REGION_BLOCK >= file_size)
                 return -EINVAL;
 
         r = calloc(1, sizeof(*r));

@@ -70,7 +70,8 @@ static int memory_available(const char *root, uint64_t *ret) {
         return 0;
 }
 
-/* One number of a group's file; "max" is no limit. -ENOENT without the file (the root group, no memory controller). */
+/* One number of a group's file; "max" is no limit. -ENOENT without the file (the root group, no memory
+ * controller). */
 static int read_group_number(const char *directory, const char *file, uint64_t *ret) {
         char path[PATH_MAX], text[64];
         unsigned long long v;
@@ -161,8 +162,9 @@ static void apply_groups(const char *root, uint64_t *bytes, char *limit, size_t 
         for (;;) {
                 char *slash;
 
-                if (snprintf(directory, sizeof(directory), "%s/sys/fs/cgroup%s", root, group) < (int) sizeof(directory) &&
-                    apply_group(directory, bytes))
+                if (snprintf(directory, sizeof(directory), "%s/sys/fs/cgroup%s", root, group) <
+                                (int) sizeof(directory) &&
+                        apply_group(directory, bytes))
                         (void) snprintf(limit, limit_size, "cgroup %s", group[0] != '\0' ? group : "/");
 
                 slash = strrchr(group, '/');

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* How much memory may still be taken. There is no ENOMEM past a cgroup limit, the kernel kills: so ask first. */
+/* How much memory may still be taken. There is no ENOMEM past a cgroup limit, the kernel kills: so ask
+ * first. */
 
 #include <stdint.h>
 
@@ -9,13 +10,15 @@
 #include "service/shared/fault.h"
 
 typedef struct MemoryHeadroom {
-        uint64_t bytes;    /* may be taken now, reserve already subtracted */
-        char limit[96];    /* what limits it: "MemAvailable", "CacheRamMax", "cgroup /a/b" */
+        uint64_t bytes; /* may be taken now, reserve already subtracted */
+        char limit[96]; /* what limits it: "MemAvailable", "CacheRamMax", "cgroup /a/b" */
 } MemoryHeadroom;
 
-/* Minimum over MemAvailable and, for every cgroup v2 ancestor, its limit (memory.max, memory.high) minus what it holds (memory.current
- * without memory.stat's inactive_file, which the kernel gives up before it kills), minus CacheRamReserve. CacheRamMax - used replaces
- * the MemAvailable term and, being a size that the administrator chose, has no reserve taken off. Never below 0. root: "" for the
- * system, else the root of a made tree with proc/meminfo, proc/self/cgroup and sys/fs/cgroup (tests). used: bytes the cache and
- * the arenas hold already. Reads only files of procfs and cgroupfs: short enough for the loop. -ENODATA: no MemAvailable. */
+/* Minimum over MemAvailable and, for every cgroup v2 ancestor, its limit (memory.max, memory.high) minus
+ * what it holds (memory.current without memory.stat's inactive_file, which the kernel gives up before it
+ * kills), minus CacheRamReserve. CacheRamMax - used replaces the MemAvailable term and, being a size that
+ * the administrator chose, has no reserve taken off. Never below 0. root: "" for the system, else the root
+ * of a made tree with proc/meminfo, proc/self/cgroup and sys/fs/cgroup (tests). used: bytes the cache and
+ * the arenas hold already. Reads only files of procfs and cgroupfs: short enough for the loop. -ENODATA: no
+ * MemAvailable. */
 int memory_headroom(const Config *c, const char *root, uint64_t used, MemoryHeadroom *ret);

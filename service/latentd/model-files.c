@@ -20,7 +20,8 @@
 
 static const char suffix_weights[] = ".safetensors", suffix_index[] = ".safetensors.index.json";
 
-/* All paths are relative to one ModelPath= directory, opened from there each time: links may lead anywhere below it. */
+/* All paths are relative to one ModelPath= directory, opened from there each time: links may lead anywhere
+ * below it. */
 typedef struct Root {
         int fd;
         const char *path;
@@ -129,15 +130,20 @@ static int open_failed(const Root *root, const char *path, int error, Fault *f) 
         switch (error) {
         case -EXDEV:
         case -ELOOP:
-                return fault_set(f, -EACCES, FAULT_ACCESS_DENIED, "%s/%s leads out of its ModelPath= directory through a link", root->path, path);
+                return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
+                        "%s/%s leads out of its ModelPath= directory through a link", root->path, path);
         case -EACCES:
         case -EPERM:
                 return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
-                        "%s/%s may not be read by the service: give its user read permission, or pass the opened files", root->path, path);
+                        "%s/%s may not be read by the service: give its user read permission, or pass the "
+                        "opened files",
+                        root->path, path);
         case -ENXIO:
-                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s is not a regular file", root->path, path);
+                return fault_set(
+                        f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s is not a regular file", root->path, path);
         default:
-                return fault_set(f, error, FAULT_IO, "%s/%s cannot be opened: %s", root->path, path, strerror(-error));
+                return fault_set(f, error, FAULT_IO, "%s/%s cannot be opened: %s", root->path, path,
+                        strerror(-error));
         }
 }
 
@@ -150,9 +156,11 @@ static int add_file(ModelFiles *m, const Root *root, const char *path, int fd_ta
         if (fstat(fd, &st) < 0)
                 return open_failed(root, path, -errno, f);
         if (!S_ISREG(st.st_mode))
-                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s is not a regular file", root->path, path);
+                return fault_set(
+                        f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s is not a regular file", root->path, path);
         if (m->n_files >= MODEL_FILES_MAX)
-                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s: a model may have at most %d files", root->path, path, MODEL_FILES_MAX);
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s: a model may have at most %d files",
+                        root->path, path, MODEL_FILES_MAX);
 
         grown = reallocarray(m->files, m->n_files + 1, sizeof(ModelFile));
         if (!grown)
@@ -189,7 +197,8 @@ static int add_named(ModelFiles *m, const Root *root, const char *directory, con
 }
 
 /* Every name at once, so that one look tells what has to be downloaded again. */
-static int add_all(ModelFiles *m, const Root *root, const char *directory, const Names *names, const char *index, Fault *f) {
+static int add_all(ModelFiles *m, const Root *root, const char *directory, const Names *names,
+        const char *index, Fault *f) {
         char list[512];
         Names absent = {};
         int r = 0;
@@ -203,8 +212,8 @@ static int add_all(ModelFiles *m, const Root *root, const char *directory, const
         if (r >= 0 && absent.n > 0) {
                 names_join(&absent, list, sizeof(list));
                 r = fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
-                        "%s/%s/%s names %zu files, %zu of them are not there: %s. An incomplete download?", root->path, directory, index,
-                        names->n, absent.n, list);
+                        "%s/%s/%s names %zu files, %zu of them are not there: %s. An incomplete download?",
+                        root->path, directory, index, names->n, absent.n, list);
         }
 
         names_done(&absent);
@@ -240,7 +249,8 @@ static int add_indexed(ModelFiles *m, const Root *root, const char *directory, c
 
         r = add_named(m, root, directory, index, f);
         if (r == -ENOENT)
-                r = fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s/%s is a link to a file that is not there", root->path, directory, index);
+                r = fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
+                        "%s/%s/%s is a link to a file that is not there", root->path, directory, index);
         if (r >= 0)
                 r = read_index(&m->files[m->n_files - 1], index, &shards, f);
         if (r >= 0)
@@ -260,14 +270,17 @@ static int check_disjoint(const ModelFiles *m, size_t first, const char *directo
 
                 r = file_source_identity(m->files[i].fd, &identity);
                 if (r >= 0)
-                        r = file_source_read_header(m->files[i].fd, m->files[i].name, identity.size, &headers[i], f);
+                        r = file_source_read_header(
+                                m->files[i].fd, m->files[i].name, identity.size, &headers[i], f);
 
                 for (size_t k = first; k < i && r >= 0; k++)
                         for (size_t t = 0; t < headers[i]->n_tensors && r >= 0; t++)
                                 if (st_header_find(headers[k], headers[i]->tensors[t].name))
                                         r = fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
-                                                "%s holds more than one checkpoint: %s and %s both have the tensor %s. Name one file", directory,
-                                                m->files[k].name, m->files[i].name, headers[i]->tensors[t].name);
+                                                "%s holds more than one checkpoint: %s and %s both have the "
+                                                "tensor %s. Name one file",
+                                                directory, m->files[k].name, m->files[i].name,
+                                                headers[i]->tensors[t].name);
         }
 
         for (size_t i = first; i < m->n_files; i++)
@@ -312,19 +325,22 @@ static int list_directory(int fd, Names *ret_weights, Names *ret_indexes, bool *
         return r;
 }
 
-static int add_checkpoint(ModelFiles *m, const Root *root, const char *directory, const Names *weights, const Names *indexes, Fault *f) {
+static int add_checkpoint(ModelFiles *m, const Root *root, const char *directory, const Names *weights,
+        const Names *indexes, Fault *f) {
         size_t first;
         char list[512];
         int r;
 
         if (indexes->n > 1) {
                 names_join(indexes, list, sizeof(list));
-                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s holds more than one checkpoint: %s. Keep one index there", root->path,
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
+                        "%s/%s holds more than one checkpoint: %s. Keep one index there", root->path,
                         directory, list);
         }
         if (indexes->n == 0 && weights->n == 0)
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
-                        "%s/%s holds no checkpoint: expected a .safetensors file, an index of shards, or a folder transformer/ with one",
+                        "%s/%s holds no checkpoint: expected a .safetensors file, an index of shards, or a "
+                        "folder transformer/ with one",
                         root->path, directory);
 
         r = add_named(m, root, directory, "config.json", f);
@@ -338,7 +354,8 @@ static int add_checkpoint(ModelFiles *m, const Root *root, const char *directory
         for (size_t i = 0; i < weights->n; i++) {
                 r = add_named(m, root, directory, weights->names[i], f);
                 if (r < 0)
-                        return r == -ENOENT ? fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s/%s is a link to a file that is not there",
+                        return r == -ENOENT ? fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
+                                                      "%s/%s/%s is a link to a file that is not there",
                                                       root->path, directory, weights->names[i])
                                             : r;
         }
@@ -346,7 +363,8 @@ static int add_checkpoint(ModelFiles *m, const Root *root, const char *directory
         return weights->n > 1 ? check_disjoint(m, first, directory, f) : 0;
 }
 
-static int add_directory(ModelFiles *m, const Root *root, const char *directory, int fd, bool below, Fault *f) {
+static int add_directory(
+        ModelFiles *m, const Root *root, const char *directory, int fd, bool below, Fault *f) {
         Names weights = {}, indexes = {};
         bool transformer = false;
         char path[PATH_MAX];
@@ -361,7 +379,8 @@ static int add_directory(ModelFiles *m, const Root *root, const char *directory,
                 r = join(directory, "transformer", path, sizeof(path));
                 if (r >= 0) {
                         inner = open_beneath(root->fd, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK);
-                        r = inner < 0 ? open_failed(root, path, inner, f) : add_directory(m, root, path, inner, true, f);
+                        r = inner < 0 ? open_failed(root, path, inner, f)
+                                      : add_directory(m, root, path, inner, true, f);
                 }
         } else
                 r = add_checkpoint(m, root, directory, &weights, &indexes, f);
@@ -387,22 +406,27 @@ static int open_in_root(const Root *root, const char *name, ModelFiles *m, Fault
         if (S_ISDIR(st.st_mode))
                 return add_directory(m, root, name, fd, false, f);
         if (S_ISREG(st.st_mode) && !has_suffix(name, suffix_weights))
-                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s is not a .safetensors file", root->path, name);
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s is not a .safetensors file",
+                        root->path, name);
 
         return add_file(m, root, name, STEAL_FD(fd), f);
 }
 
 static int check_name(const char *name, Fault *f) {
         if (name[0] == '\0' || strlen(name) >= PATH_MAX)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "the model's name is %s", name[0] == '\0' ? "empty" : "too long");
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "the model's name is %s",
+                        name[0] == '\0' ? "empty" : "too long");
         if (name[0] == '/')
                 return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
-                        "%s is an absolute path: the service opens only names below its ModelPath= directories; pass opened files instead", name);
+                        "%s is an absolute path: the service opens only names below its ModelPath= "
+                        "directories; pass opened files instead",
+                        name);
 
         for (const char *p = name; p; p = strchr(p, '/')) {
                 p += strspn(p, "/");
                 if (strncmp(p, "..", 2) == 0 && (p[2] == '/' || p[2] == '\0'))
-                        return fault_set(f, -EACCES, FAULT_ACCESS_DENIED, "%s: \"..\" is not allowed in a model's name", name);
+                        return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
+                                "%s: \"..\" is not allowed in a model's name", name);
         }
 
         return 0;
@@ -413,7 +437,8 @@ static int not_found(const Config *c, const char *name, Fault *f) {
         char list[512];
 
         if (!c->model_path || !c->model_path[0])
-                return fault_set(f, -ENOENT, FAULT_NOT_FOUND, "there is no model \"%s\": no ModelPath= is set in latentd.conf", name);
+                return fault_set(f, -ENOENT, FAULT_NOT_FOUND,
+                        "there is no model \"%s\": no ModelPath= is set in latentd.conf", name);
 
         for (where.names = c->model_path; where.names[where.n]; where.n++)
                 ;
@@ -434,7 +459,7 @@ int model_files_open(const Config *c, const char *name, ModelFiles *ret, Fault *
                 Root root = {.fd = fd, .path = *p};
 
                 if (fd < 0)
-                        continue; /* an unplugged disk must not hide the other directories; not_found() lists it */
+                        continue; /* an unplugged disk must not hide the other directories */
 
                 r = open_in_root(&root, name, &m, f);
                 if (r >= 0) {

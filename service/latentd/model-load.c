@@ -127,6 +127,8 @@ static void waiters_progress(Model *m, const char *phase) {
                 j->blocks = (uint32_t) ((m->bytes + MIB - 1) / MIB);
                 if (done == m->bytes)
                         j->block = j->blocks;
+                if (done > 0)
+                        j->eta_usec = (uint64_t) ((double) (m->bytes - done) / (double) done * (double) (job_clock_usec() - j->started_usec));
                 j->fraction = m->bytes > 0 ? (double) done / (double) m->bytes : 0.0;
                 job_progress(j);
         }
@@ -161,9 +163,9 @@ static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read
         Model *m = p->model;
 
         p->request = NULL;
-        while (r < 0 && strcmp(f->name, FAULT_DOES_NOT_FIT) == 0 && idle_model_gives_way(m))
-                if (store_get(m->manager->store, p->fd, p->name, &m->numa, on_region, p, &p->request, NULL) >= 0)
-                        return;
+        if (r < 0 && strcmp(f->name, FAULT_DOES_NOT_FIT) == 0 && idle_model_gives_way(m) &&
+            store_get(m->manager->store, p->fd, p->name, &m->numa, on_region, p, &p->request, NULL) >= 0)
+                return;
 
         if (r < 0) {
                 model_fail(m, r, f);

@@ -74,8 +74,8 @@ static void *pool_thread(void *userdata) {
         }
 }
 
-/* Calls the done functions of what is finished now; what they submit and finishes meanwhile waits for the next turn of
- * the loop, so that the pool cannot starve it. */
+/* Calls the done functions of what is finished now; what they submit and finishes meanwhile waits for the
+ * next turn of the loop, so that the pool cannot starve it. */
 static void call_done(Pool *p) {
         PoolList list = STAILQ_HEAD_INITIALIZER(list);
         PoolItem *item;

@@ -11,6 +11,10 @@
 
 DEFINE_CLEANUP(Region *, region_free)
 
+/* The kernel holds the lock of the whole address space while it unmaps or locks: in steps, so that the loop
+ * gets its turn. */
+#define STEP_BYTES (UINT64_C(64) << 20)
+
 _Static_assert(sizeof(RegionTrailer) <= REGION_BLOCK, "the trailer is one page");
 
 static uint64_t round_up(uint64_t n) {
@@ -71,12 +75,25 @@ Region *region_free(Region *r) {
         if (!r)
                 return NULL;
 
-        if (r->map)
-                (void) munmap(r->map, r->size);
+        for (uint64_t at = 0; r->map && at < r->size; at += STEP_BYTES)
+                (void) munmap((char *) r->map + at, r->size - at < STEP_BYTES ? r->size - at : STEP_BYTES);
         if (r->fd >= 0)
                 (void) close(r->fd);
         free(r);
         return NULL;
+}
+
+int region_lock(const Region *r) {
+        for (uint64_t at = 0; at < r->size; at += STEP_BYTES)
+                if (mlock((char *) r->map + at, r->size - at < STEP_BYTES ? r->size - at : STEP_BYTES) < 0) {
+                        int k = -errno;
+
+                        if (at > 0)
+                                (void) munlock(r->map, at);
+                        return k;
+                }
+
+        return 0;
 }
 
 int region_populate(Region *r, uint64_t begin, uint64_t end) {
@@ -107,7 +124,8 @@ void region_checksum(Region *r, uint64_t begin, uint64_t end) {
                 memset(map + r->identity.size, 0, data - r->identity.size);
 
         for (uint64_t at = begin; at < end; at += REGION_CRC_BLOCK)
-                crc_table(r)[at / REGION_CRC_BLOCK] = crc32c(0, map + at, end - at < REGION_CRC_BLOCK ? end - at : REGION_CRC_BLOCK);
+                crc_table(r)[at / REGION_CRC_BLOCK] =
+                        crc32c(0, map + at, end - at < REGION_CRC_BLOCK ? end - at : REGION_CRC_BLOCK);
 }
 
 void region_write_trailer(Region *r) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A weight region: one memfd with the bytes of one file at their own offsets, padded to REGION_BLOCK, followed by a trailer: one
- * header page (RegionTrailer) and the CRC-32C of each MiB of the padded data; `complete` is written last. Describes itself: no manifest. */
+/* A weight region: one memfd with the bytes of one file at their own offsets, padded to REGION_BLOCK,
+ * followed by a trailer: one header page (RegionTrailer) and the CRC-32C of each MiB of the padded data;
+ * `complete` is written last. Describes itself: no manifest. */
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -47,9 +48,9 @@ typedef struct Region {
         FileIdentity identity;
         NumaPolicy policy;
         int fd;
-        uint64_t size;   /* of the memfd */
-        void *map;       /* the broker's own mapping, while it has one */
-        uint64_t populated, read; /* bytes so far: of the memfd, of the file */
+        uint64_t size;                    /* of the memfd */
+        void *map;                        /* the broker's own mapping, while it has one */
+        uint64_t populated, read;         /* bytes so far: of the memfd, of the file */
         uint64_t populate_usec, crc_usec; /* summed over the threads that did it */
         uint64_t read_usec;
         uint64_t huge_bytes; /* all of it or nothing: whether most of it is huge pages */
@@ -64,15 +65,21 @@ typedef struct Region {
 uint64_t region_data_bytes(uint64_t file_size);
 uint64_t region_memory_bytes(uint64_t file_size);
 
-/* memfd, mapping and policy; takes no memory yet, so that the loop may do it. policy is applied at best. state is LOADING. */
+/* memfd, mapping and policy; takes no memory yet, so that the loop may do it. policy is applied at best.
+ * state is LOADING. */
 int region_new(uint64_t id, const FileIdentity *identity, const NumaPolicy *policy, Region **ret);
 /* Unmaps and closes: in proportion to size, pool threads only. */
 Region *region_free(Region *r);
 
-/* The next three write only to the region's memory; pool threads. begin is a multiple of REGION_CRC_BLOCK; end too, or data_bytes. */
+/* Locks all pages, or none and a negative errno. Pool threads. */
+int region_lock(const Region *r);
+
+/* The next three write only to the region's memory; pool threads. begin is a multiple of REGION_CRC_BLOCK;
+ * end too, or data_bytes. */
 int region_populate(Region *r, uint64_t begin, uint64_t end); /* end: of the memfd */
-void region_checksum(Region *r, uint64_t begin, uint64_t end); /* zeroes what lies behind the end of the file, then the table */
-void region_write_trailer(Region *r);                          /* `complete` last */
+void region_checksum(Region *r, uint64_t begin,
+        uint64_t end);                /* zeroes what lies behind the end of the file, then the table */
+void region_write_trailer(Region *r); /* `complete` last */
 
 const RegionTrailer *region_trailer(const Region *r);
 const uint32_t *region_crc_table(const Region *r);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* What store.c (requests, regions, memory) and load.c (the loads) share. Loop thread only, except for what a field says. */
+/* What store.c (requests, regions, memory) and load.c (the loads) share. Loop thread only, except for what a
+ * field says. */
 
 #include <stdatomic.h>
 #include <sys/queue.h>
@@ -20,9 +21,9 @@ struct StoreRequest {
         NumaPolicy policy;
         StoreDone done;
         void *userdata;
-        FileIdentity identity; /* written on the pool, read after that job's done */
-        bool cancelled;        /* while that job runs */
-        Load *load;            /* joined */
+        FileIdentity identity;           /* written on the pool, read after that job's done */
+        bool cancelled;                  /* while that job runs */
+        Load *load;                      /* joined */
         TAILQ_ENTRY(StoreRequest) entry; /* in the store's `identifying` or the load's list */
 };
 
@@ -32,7 +33,8 @@ struct Store {
         const Config *config;
         Loader *loader;
         const char *root;     /* of proc and sys; "" but for tests */
-        uint64_t piece_bytes; /* memory is admitted, populated and read in such pieces; a multiple of REGION_CRC_BLOCK */
+        uint64_t piece_bytes; /* memory is admitted, populated and read in such pieces; a multiple of
+                                 REGION_CRC_BLOCK */
         sd_event_source *retry_source;
 
         Region *regions;
@@ -58,12 +60,12 @@ struct Load {
         TAILQ_ENTRY(Load) entry;
 
         bool prepared, cancelled, finishing, complete;
-        bool waiting, retry;     /* for memory */
-        uint64_t retry_until;    /* memory that was given back may take a moment to be seen */
-        bool leaked;             /* late answers may come: the region and the source's descriptor are left as they are */
-        int result;              /* the first error */
+        bool waiting, retry;  /* for memory */
+        uint64_t retry_until; /* memory that was given back may take a moment to be seen */
+        bool leaked; /* late answers may come: the region and the source's descriptor are left as they are */
+        int result;  /* the first error */
         Fault fault;
-        atomic_bool stop;        /* pool jobs that have not begun need not */
+        atomic_bool stop; /* pool jobs that have not begun need not */
 
         uint64_t memory_bytes, data_bytes;
         uint64_t promised; /* bytes of memory admitted and not yet populated */

@@ -47,8 +47,9 @@ void store_remove_region(Store *s, Region *r) {
 
 static Region *find_region(Store *s, const FileIdentity *identity, const NumaPolicy *policy) {
         for (Region *r = s->regions; r; r = r->next)
-                if (r->state == REGION_COMPLETE && file_source_same(&r->identity, identity) && r->policy.kind == policy->kind &&
-                    (policy->kind != NUMA_BIND || r->policy.node == policy->node))
+                if (r->state == REGION_COMPLETE && file_source_same(&r->identity, identity) &&
+                        r->policy.kind == policy->kind &&
+                        (policy->kind != NUMA_BIND || r->policy.node == policy->node))
                         return r;
 
         return NULL;
@@ -139,8 +140,8 @@ uint64_t store_evict(Store *s, uint64_t bytes) {
 
                 for (Region *r = s->regions; r; r = r->next)
                         if (r->state == REGION_COMPLETE && r->n_ref == 0 && !r->keep &&
-                            (!oldest || r->last_used_usec < oldest->last_used_usec ||
-                             (r->last_used_usec == oldest->last_used_usec && r->id < oldest->id)))
+                                (!oldest || r->last_used_usec < oldest->last_used_usec ||
+                                        (r->last_used_usec == oldest->last_used_usec && r->id < oldest->id)))
                                 oldest = r;
                 if (!oldest)
                         break;
@@ -190,7 +191,8 @@ static int identify_work(void *userdata) {
 static void request_failed(StoreRequest *r, int error) {
         Fault f = {};
 
-        (void) fault_set(&f, error, error == -ENOMEM ? FAULT_INTERNAL : FAULT_IO, "%s: %s", r->name, strerror(-error));
+        (void) fault_set(&f, error, error == -ENOMEM ? FAULT_INTERNAL : FAULT_IO, "%s: %s", r->name,
+                strerror(-error));
         store_finish_request(r, error, NULL, 0, &f);
 }
 
@@ -219,7 +221,8 @@ static void on_identified(void *userdata, int result) {
         store_release(s);
 }
 
-int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, StoreDone done, void *userdata, StoreRequest **ret, Fault *f) {
+int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, StoreDone done, void *userdata,
+        StoreRequest **ret, Fault *f) {
         StoreRequest *r;
         int k;
 
@@ -339,8 +342,9 @@ static void drop_requests(Store *s) {
         StoreRequest *r;
         Load *l;
 
-        TAILQ_FOREACH(r, &s->identifying, entry)
+        TAILQ_FOREACH(r, &s->identifying, entry) {
                 r->cancelled = true;
+        }
 
         /* A load that ends at once takes itself out of the list. */
         for (l = TAILQ_FIRST(&s->loads); l;) {

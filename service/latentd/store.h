@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The weight cache: all regions by (file identity, NUMA policy), one copy whoever asks. Loop thread only; the work runs on the
- * loader thread and the pool. */
+/* The weight cache: all regions by (file identity, NUMA policy), one copy whoever asks. Loop thread only;
+ * the work runs on the loader thread and the pool. */
 
 #include <systemd/sd-event.h>
 
@@ -14,21 +14,26 @@
 typedef struct Store Store;
 typedef struct StoreRequest StoreRequest;
 
-/* On the loop, exactly once per request unless it is cancelled. r == 0: region is complete and the caller owns one reference
- * (store_region_unref); bytes_read says what this request had to read (0: it was there). r < 0: fault says why. */
+/* On the loop, exactly once per request unless it is cancelled. r == 0: region is complete and the caller
+ * owns one reference (store_region_unref); bytes_read says what this request had to read (0: it was there).
+ * r < 0: fault says why. */
 typedef void (*StoreDone)(void *userdata, int r, Region *region, uint64_t bytes_read, const Fault *f);
 
 int store_new(sd_event *event, Pool *pool, const Config *config, Store **ret);
-/* Calls no done function any more. Before pool_free(), which gives the memory back. Regions go even if references are left. */
+/* Calls no done function any more. Before pool_free(), which gives the memory back. Regions go even if
+ * references are left. */
 Store *store_free(Store *s);
 
-/* Asks for the bytes of an open regular file. fd is duplicated. name is for messages only ("file" in faults). Steps: identity; hit or join a
- * running load; else the header of a .safetensors file is checked before any allocation, admission, populate, read, checksum, identity again. Answers
- * arguments at once (-EINVAL, InvalidFile for what is not a regular file on a local file system in our own mount table; -ENOMEM),
- * everything else through done, never from inside this call. */
-int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, StoreDone done, void *userdata, StoreRequest **ret, Fault *f);
+/* Asks for the bytes of an open regular file. fd is duplicated. name is for messages only ("file" in
+ * faults). Steps: identity; hit or join a running load; else the header of a .safetensors file is checked
+ * before any allocation, admission, populate, read, checksum, identity again. Answers arguments at once
+ * (-EINVAL, InvalidFile for what is not a regular file on a local file system in our own mount table;
+ * -ENOMEM), everything else through done, never from inside this call. */
+int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, StoreDone done, void *userdata,
+        StoreRequest **ret, Fault *f);
 
-/* No done call will come. A load that nobody waits for any more is stopped and its memory freed. NULL is fine. */
+/* No done call will come. A load that nobody waits for any more is stopped and its memory freed. NULL is
+ * fine. */
 StoreRequest *store_request_cancel(StoreRequest *r);
 /* Bytes read and to read so far, for progress. */
 void store_request_progress(const StoreRequest *r, uint64_t *ret_done, uint64_t *ret_total);
@@ -36,14 +41,14 @@ void store_request_progress(const StoreRequest *r, uint64_t *ret_done, uint64_t 
 Region *store_region_ref(Region *r);
 void store_region_unref(Store *s, Region *r); /* the region stays in the cache until evicted */
 
-/* Frees regions without users (not kept ones), least recently used first, until `bytes` are freed or none is left. Returns bytes. The memory
- * itself goes on the pool. */
+/* Frees regions without users (not kept ones), least recently used first, until `bytes` are freed or none is
+ * left. Returns bytes. The memory itself goes on the pool. */
 uint64_t store_evict(Store *s, uint64_t bytes);
 /* Drops this region now if it is complete and has no users, kept or not. Bytes freed or 0. */
 uint64_t store_drop(Store *s, Region *r);
 
-Region *store_first(Store *s); /* iterate by ->next */
-uint64_t store_bytes(const Store *s); /* of memory held, loads and dead regions included */
+Region *store_first(Store *s);             /* iterate by ->next */
+uint64_t store_bytes(const Store *s);      /* of memory held, loads and dead regions included */
 uint64_t store_bytes_read(const Store *s); /* since start */
 
 /* What the arenas hold, for CacheRamMax=: to be told after each change. */

@@ -10,7 +10,7 @@
 typedef enum LinkState {
         LINK_IDLE,   /* no worker */
         LINK_DELAY,  /* one is wanted; the timer starts it */
-        LINK_HELLO,  /* started, has not said Hello */
+        LINK_HELLO,  /* started, has not said Hello or not acknowledged WELCOME */
         LINK_READY,
         LINK_ENDING, /* told or made to end, or seen ending: not gone yet */
 } LinkState;
@@ -49,6 +49,7 @@ struct WorkerLink {
 
         WorkerProcess process;
         bool eof, reaped, hung;
+        bool greeted; /* HELLO: it has said Hello */
         bool was_ready, was_busy; /* ENDING: when it began */
         char end_reason[200]; /* behind "the worker "; "" while not known */
         WireHello hello;

@@ -220,7 +220,7 @@ static void start(WorkerLink *w) {
 
         w->epoch++;
         w->starts++;
-        w->eof = w->reaped = w->expected = false;
+        w->eof = w->reaped = w->expected = w->greeted = false;
         w->end_reason[0] = '\0';
         w->state = LINK_HELLO;
         arm(w, job_clock_usec() + w->hello_usec);
@@ -383,13 +383,23 @@ static void on_hello(WorkerLink *w, const WireHello *m) {
         }
 
         w->hello = *m;
-        w->state = LINK_READY;
-        w->wanted = false;
-        disarm(w);
+        w->greeted = true;
         log_info("A worker is there: %s, %" PRIu32 " devices, numerics %s, pid %" PRIi32 ".", m->backend, m->n_devices, m->numerics_id,
                         m->pid);
         welcome(w);
-        manager_devices_present(w->manager, m);
+}
+
+/* It has acknowledged WELCOME: its ranks run. One that cannot run them ends before, and counts as one that did not start. */
+static void on_welcome_ack(WorkerLink *w) {
+        if (worker_send_on_ack(w) < 0) {
+                worker_link_drop(w, "broke the protocol: ACK for nothing");
+                return;
+        }
+
+        w->state = LINK_READY;
+        w->wanted = false;
+        disarm(w);
+        manager_devices_present(w->manager, &w->hello);
         manager_set_state(w->manager, NULL);
         worker_feed_on_ready(w);
         queue_dispatch(w->manager->queue);
@@ -450,10 +460,12 @@ static void on_work_message(WorkerLink *w, const WireMessage *m) {
 
 static void on_message(WorkerLink *w, const WireMessage *m) {
         if (w->state == LINK_HELLO) {
-                if (m->header.type == WIRE_HELLO && m->header.epoch == 0)
+                if (!w->greeted && m->header.type == WIRE_HELLO && m->header.epoch == 0)
                         on_hello(w, &m->hello);
+                else if (w->greeted && m->header.type == WIRE_ACK && m->header.epoch == w->epoch)
+                        on_welcome_ack(w);
                 else
-                        worker_link_drop(w, "broke the protocol: its first message is not HELLO");
+                        worker_link_drop(w, "broke the protocol: it does not begin with HELLO and the ACK of WELCOME");
                 return;
         }
 

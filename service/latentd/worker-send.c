@@ -75,7 +75,7 @@ void worker_send(WorkerLink *w, const WireMessage *m, int fd) {
         Outgoing *o;
         int r;
 
-        if (w->state != LINK_READY)
+        if (w->state != LINK_READY && w->state != LINK_HELLO)
                 return; /* dropped meanwhile */
 
         o = malloc(sizeof(*o) + m->header.size);

@@ -10,8 +10,8 @@
 
 #include "service/shared/cleanup.h"
 
-/* More than the one descriptor that a message may carry, so that too many are seen, counted and closed by us. What does
- * not even fit here is closed by the kernel, which then sets MSG_CTRUNC. */
+/* More than the one descriptor that a message may carry, so that too many are seen, counted and closed by
+ * us. What does not even fit here is closed by the kernel, which then sets MSG_CTRUNC. */
 #define FDS_SEEN_MAX 4
 
 typedef struct TypeInfo {
@@ -21,26 +21,26 @@ typedef struct TypeInfo {
 } TypeInfo;
 
 static const TypeInfo types[WIRE_TYPE_MAX] = {
-        [WIRE_HELLO] = { "HELLO", sizeof(WireHello), false },
-        [WIRE_ACK] = { "ACK", sizeof(WireAck), false },
-        [WIRE_MODEL_READY] = { "MODEL_READY", sizeof(WireModelReady), false },
-        [WIRE_JOB_READY] = { "JOB_READY", sizeof(WireJobReady), false },
-        [WIRE_PROGRESS] = { "PROGRESS", sizeof(WireProgress), false },
-        [WIRE_STEP_DONE] = { "STEP_DONE", sizeof(WireStepDone), false },
-        [WIRE_ERROR] = { "ERROR", sizeof(WireError), false },
-        [WIRE_WELCOME] = { "WELCOME", sizeof(WireWelcome), false },
-        [WIRE_MODEL_OPEN] = { "MODEL_OPEN", sizeof(WireModelOpen), false },
-        [WIRE_REGION] = { "REGION", sizeof(WireRegion), true },
-        [WIRE_MODEL_COMMIT] = { "MODEL_COMMIT", sizeof(WireModelCommit), false },
-        [WIRE_MODEL_CLOSE] = { "MODEL_CLOSE", sizeof(WireModelClose), false },
-        [WIRE_ARENA] = { "ARENA", sizeof(WireArena), true },
-        [WIRE_ARENA_CLOSE] = { "ARENA_CLOSE", sizeof(WireArenaClose), false },
-        [WIRE_JOB_OPEN] = { "JOB_OPEN", sizeof(WireJobOpen), false },
-        [WIRE_PLAN] = { "PLAN", sizeof(WirePlan), false },
-        [WIRE_STEP] = { "STEP", sizeof(WireStep), false },
-        [WIRE_JOB_CLOSE] = { "JOB_CLOSE", sizeof(WireJobClose), false },
-        [WIRE_CANCEL] = { "CANCEL", sizeof(WireCancel), false },
-        [WIRE_DIE] = { "DIE", sizeof(WireDie), false },
+        [WIRE_HELLO] = {"HELLO", sizeof(WireHello), false},
+        [WIRE_ACK] = {"ACK", sizeof(WireAck), false},
+        [WIRE_MODEL_READY] = {"MODEL_READY", sizeof(WireModelReady), false},
+        [WIRE_JOB_READY] = {"JOB_READY", sizeof(WireJobReady), false},
+        [WIRE_PROGRESS] = {"PROGRESS", sizeof(WireProgress), false},
+        [WIRE_STEP_DONE] = {"STEP_DONE", sizeof(WireStepDone), false},
+        [WIRE_ERROR] = {"ERROR", sizeof(WireError), false},
+        [WIRE_WELCOME] = {"WELCOME", sizeof(WireWelcome), false},
+        [WIRE_MODEL_OPEN] = {"MODEL_OPEN", sizeof(WireModelOpen), false},
+        [WIRE_REGION] = {"REGION", sizeof(WireRegion), true},
+        [WIRE_MODEL_COMMIT] = {"MODEL_COMMIT", sizeof(WireModelCommit), false},
+        [WIRE_MODEL_CLOSE] = {"MODEL_CLOSE", sizeof(WireModelClose), false},
+        [WIRE_ARENA] = {"ARENA", sizeof(WireArena), true},
+        [WIRE_ARENA_CLOSE] = {"ARENA_CLOSE", sizeof(WireArenaClose), false},
+        [WIRE_JOB_OPEN] = {"JOB_OPEN", sizeof(WireJobOpen), false},
+        [WIRE_PLAN] = {"PLAN", sizeof(WirePlan), false},
+        [WIRE_STEP] = {"STEP", sizeof(WireStep), false},
+        [WIRE_JOB_CLOSE] = {"JOB_CLOSE", sizeof(WireJobClose), false},
+        [WIRE_CANCEL] = {"CANCEL", sizeof(WireCancel), false},
+        [WIRE_DIE] = {"DIE", sizeof(WireDie), false},
 };
 
 static const TypeInfo *type_info(uint16_t type) {
@@ -69,7 +69,7 @@ uint32_t wire_init(WireMessage *m, WireType type, uint64_t epoch, uint64_t job, 
         if (size == 0)
                 return 0;
 
-        m->header = (WireHeader) {
+        m->header = (WireHeader){
                 .size = size,
                 .type = (uint16_t) type,
                 .version = WIRE_VERSION,
@@ -95,8 +95,8 @@ int wire_send(int socket, const WireMessage *m, int fd) {
                 char bytes[CMSG_SPACE(sizeof(int))];
                 struct cmsghdr align;
         } control = {};
-        struct iovec iov = { .iov_base = (void *) m, .iov_len = m->header.size };
-        struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
+        struct iovec iov = {.iov_base = (void *) m, .iov_len = m->header.size};
+        struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1};
         ssize_t n;
 
         /* A message that the other side would take for a protocol error never leaves. */
@@ -160,30 +160,32 @@ static int check_message(const WireMessage *m, size_t n, int flags, unsigned n_f
 
         if (flags & (MSG_TRUNC | MSG_CTRUNC))
                 return fault_set(f, -EBADMSG, FAULT_INTERNAL,
-                                "A message was cut off (%s): more than %u bytes or more descriptors than one.",
-                                (flags & MSG_TRUNC) ? "data" : "descriptors", WIRE_MESSAGE_MAX);
+                        "A message was cut off (%s): more than %u bytes or more descriptors than one.",
+                        (flags & MSG_TRUNC) ? "data" : "descriptors", WIRE_MESSAGE_MAX);
 
         if (n < sizeof(WireHeader))
-                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "A message of %zu bytes is shorter than a header (%zu).", n,
-                                sizeof(WireHeader));
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL,
+                        "A message of %zu bytes is shorter than a header (%zu).", n, sizeof(WireHeader));
 
         /* First of all the version: what else stands in the header depends on it. */
         if (m->header.version != WIRE_VERSION)
                 return fault_set(f, -EBADMSG, FAULT_INTERNAL,
-                                "The other side speaks protocol version %u, this program %u: restart both after an upgrade.",
-                                m->header.version, WIRE_VERSION);
+                        "The other side speaks protocol version %u, this program %u: restart both after an "
+                        "upgrade.",
+                        m->header.version, WIRE_VERSION);
 
         t = type_info(m->header.type);
         if (!t)
-                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "A message has the unknown type %u.", m->header.type);
+                return fault_set(
+                        f, -EBADMSG, FAULT_INTERNAL, "A message has the unknown type %u.", m->header.type);
 
         if (n != t->size || m->header.size != t->size)
-                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "%s has %zu bytes and says %u, expected %u.", t->name, n,
-                                m->header.size, t->size);
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "%s has %zu bytes and says %u, expected %u.",
+                        t->name, n, m->header.size, t->size);
 
         if (n_fds != (t->with_fd ? 1u : 0u))
-                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "%s carries %u descriptors, expected %u.", t->name, n_fds,
-                                t->with_fd ? 1u : 0u);
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "%s carries %u descriptors, expected %u.",
+                        t->name, n_fds, t->with_fd ? 1u : 0u);
 
         return 0;
 }
@@ -252,7 +254,7 @@ int wire_receive(int socket, WireMessage *ret, int *ret_fd, Fault *f) {
                 struct cmsghdr align;
         } control;
         WireMessage m;
-        struct iovec iov = { .iov_base = &m, .iov_len = sizeof(m) };
+        struct iovec iov = {.iov_base = &m, .iov_len = sizeof(m)};
         struct msghdr h = {
                 .msg_iov = &iov,
                 .msg_iovlen = 1,
@@ -271,14 +273,15 @@ int wire_receive(int socket, WireMessage *ret, int *ret_fd, Fault *f) {
                 if (errno == EINTR)
                         continue;
                 if (errno == ECONNRESET && !reset) {
-                        /* The peer died with unread messages of ours. The kernel says so once, before it gives out what the
-                         * peer had sent: those messages count. */
+                        /* The peer died with unread messages of ours. The kernel says so once, before it
+                         * gives out what the peer had sent: those messages count. */
                         reset = true;
                         continue;
                 }
                 if (errno == EAGAIN || errno == EWOULDBLOCK)
                         return -EAGAIN;
-                return fault_set(f, -errno, FAULT_INTERNAL, "Receiving a message failed: %s.", strerror(errno));
+                return fault_set(
+                        f, -errno, FAULT_INTERNAL, "Receiving a message failed: %s.", strerror(errno));
         }
 
         n_fds = collect_fds(&h, fds);

@@ -17,7 +17,12 @@
  * Credits: the broker has at most WIRE_CREDITS messages (other than CANCEL and DIE) that the worker has not yet answered with
  * ACK; the worker sends ACK when it has taken a message in (for STEP: queued it). Neither side ever blocks in a send: what
  * does not go out waits in a queue for POLLOUT, except PROGRESS, which is dropped.
- * Epoch: the broker counts worker starts; both sides drop messages of another epoch (HELLO has 0). */
+ * Epoch: the broker counts worker starts; both sides drop messages of another epoch (HELLO has 0). 1 .. UINT32_MAX: the commit
+ * word has room for 32 bits.
+ * What the worker does beyond this: a REGION or ARENA that cannot be used is no protocol error, the fault answers MODEL_COMMIT or
+ * JOB_OPEN; a PLAN that is wrong answers STEP. A refused model or job is gone; closing what is not there is no error. The
+ * ACK of a close says that nothing of it is in use any more; ARENA_CLOSE ends the session's jobs. A PLAN may only come
+ * while no STEP of its job waits for an answer. A cancelled job answers every STEP with "Cancelled". */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -138,7 +143,7 @@ typedef struct WireModelReady {
         WireHeader header;
         uint32_t layers, refiner_layers, heads, head_dim, hidden, ffn, text_dim;
         uint32_t n_tensors;
-        char layout[24];     /* "diffusers", "original" */
+        char layout[24];     /* as H3Model: "diffusers", "original", "comfy", each also with "-sharded" */
         char qkv_order[16];  /* "split", "interleaved", "stacked" */
         char partition[16];  /* "", "fl2va", "ref2va" */
         char types[64];      /* "BF16 F32", by bytes, largest first */
@@ -188,7 +193,7 @@ typedef enum WireSchedule {
 } WireSchedule;
 
 enum {
-        WIRE_JOB_KEEP_STEPS = 1u << 0,
+        WIRE_JOB_KEEP_STEPS = 1u << 0, /* SAMPLE only */
         WIRE_JOB_RESUME = 1u << 1, /* the output arena holds a valid commit word of this job: go on from there */
 };
 
@@ -211,7 +216,8 @@ typedef struct WireJobOpen {
         WireTensor sigmas_video, sigmas_audio; /* GIVEN */
 } WireJobOpen;
 
-/* The commit word lies at commit_offset of the output arena (8 bytes, atomic, written last). State k (after k steps; 0 is
+/* Numbers of the commit word, slots and outputs count from the start of the output arena, output_used from output_offset.
+ * The commit word lies at commit_offset of the output arena (8 bytes, atomic, written last). State k (after k steps; 0 is
  * the start) lies in slot k % n_slots at slot_offset + (k % n_slots) * slot_stride; video and audio are relative to their slot.
  * A STEP job has one slot, holding the velocities, and steps = 1. */
 typedef struct WireJobReady {
@@ -319,6 +325,6 @@ const char *wire_type_name(uint16_t type); /* "HELLO"; "?" */
 int wire_send(int socket, const WireMessage *m, int fd);
 
 /* Receives one message, never blocks. 1: a valid message in *ret (version, size and type checked, strings NUL-terminated by
- * force, padding zeroed), *ret_fd its descriptor (O_CLOEXEC) or -EBADF; 0: end of file; -EAGAIN; -EBADMSG: protocol error, the text in f. Descriptors of
- * refused messages are closed. */
+ * force, padding zeroed), *ret_fd its descriptor (O_CLOEXEC) or -EBADF; 0: end of file; -EAGAIN; -EBADMSG: protocol error,
+ * the text in f; other errors of recvmsg(). Descriptors of refused messages are closed, outputs untouched then. */
 int wire_receive(int socket, WireMessage *ret, int *ret_fd, Fault *f);

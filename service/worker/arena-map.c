@@ -47,11 +47,13 @@ int arena_pair_add(ArenaPair *a, const WireArena *w, int fd, Fault *f) {
         int r;
 
         if (w->kind != WIRE_ARENA_INPUT && w->kind != WIRE_ARENA_OUTPUT)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "ARENA is of the unknown kind %" PRIu32 ".", w->kind);
+                return fault_set(
+                        f, -EPROTO, FAULT_INTERNAL, "ARENA is of the unknown kind %" PRIu32 ".", w->kind);
 
         if (x->given)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "Session %" PRIu64 " was given a second %s arena.", a->session,
-                                output ? "output" : "input");
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "Session %" PRIu64 " was given a second %s arena.", a->session,
+                        output ? "output" : "input");
         x->given = true;
 
         r = memfd_check(fd, w->size);
@@ -59,7 +61,8 @@ int arena_pair_add(ArenaPair *a, const WireArena *w, int fd, Fault *f) {
                 r = memfd_map(fd, w->size, output ? PROT_READ | PROT_WRITE : PROT_READ, &x->map);
         if (r < 0) {
                 (void) fault_set(&a->fault, r, r == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL,
-                                "The %s arena of %" PRIu64 " bytes cannot be used: %s.", output ? "output" : "input", w->size, strerror(-r));
+                        "The %s arena of %" PRIu64 " bytes cannot be used: %s.", output ? "output" : "input",
+                        w->size, strerror(-r));
                 return 0;
         }
 

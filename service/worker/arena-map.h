@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A session's two arenas, mapped. Counted: a job holds its session's arenas, so that ARENA_CLOSE never pulls memory from under
- * a running step. */
+/* A session's two arenas, mapped. Counted: a job holds its session's arenas, so that ARENA_CLOSE never pulls
+ * memory from under a running step. */
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -10,7 +10,8 @@
 #include "service/shared/wire.h"
 
 typedef struct Arena {
-        void *map; /* input: PROT_READ, written by a hostile client at any time; output: read-write, written by us alone */
+        void *map; /* input: PROT_READ, written by a hostile client at any time; output: read-write, written
+                      by us alone */
         uint64_t size;
         bool given; /* an ARENA message came, good or not */
 } Arena;
@@ -26,6 +27,7 @@ int arena_pair_new(uint64_t session, ArenaPair **ret);
 ArenaPair *arena_pair_ref(ArenaPair *a);
 ArenaPair *arena_pair_unref(ArenaPair *a);
 
-/* Maps one arena. A descriptor that does not hold what the message says, or a map that fails, is remembered in a->fault (0); -EPROTO: the
- * message breaks the protocol (kind unknown, or given twice). fd stays the caller's. */
+/* Maps one arena. A descriptor that does not hold what the message says, or a map that fails, is remembered
+ * in a->fault (0); -EPROTO: the message breaks the protocol (kind unknown, or given twice). fd stays the
+ * caller's. */
 int arena_pair_add(ArenaPair *a, const WireArena *w, int fd, Fault *f);

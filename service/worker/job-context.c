@@ -47,28 +47,36 @@ static int check_numbers(const WireJobOpen *w, Fault *f) {
         uint32_t flags = WIRE_JOB_RESUME | (w->kind == WIRE_JOB_SAMPLE ? WIRE_JOB_KEEP_STEPS : 0);
 
         if (w->kind != WIRE_JOB_STEP && w->kind != WIRE_JOB_SAMPLE)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The job is of the unknown kind %" PRIu32 ".", w->kind);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job is of the unknown kind %" PRIu32 ".", w->kind);
         if (w->compute > WIRE_COMPUTE_BF16)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The job has the unknown compute type %" PRIu32 ".", w->compute);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job has the unknown compute type %" PRIu32 ".", w->compute);
         if (w->flags & ~flags)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The job has the flags 0x%" PRIx32 ", of which only 0x%" PRIx32
-                                " are known for its kind.", w->flags, flags);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job has the flags 0x%" PRIx32 ", of which only 0x%" PRIx32
+                        " are known for its kind.",
+                        w->flags, flags);
         if (w->kind == WIRE_JOB_STEP)
                 return 0;
 
         if (w->sampler != WIRE_SAMPLER_EULER)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The job has the unknown sampler %" PRIu32 ".", w->sampler);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job has the unknown sampler %" PRIu32 ".", w->sampler);
         if (w->schedule > WIRE_SCHEDULE_REFERENCE)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The job has the unknown schedule %" PRIu32 ".", w->schedule);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job has the unknown schedule %" PRIu32 ".", w->schedule);
         if (w->schedule == WIRE_SCHEDULE_GIVEN && w->steps != 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                "The job gives its sigmas and a number of steps (%" PRIu32 "): give one of them.", w->steps);
+                        "The job gives its sigmas and a number of steps (%" PRIu32 "): give one of them.",
+                        w->steps);
         return 0;
 }
 
 static int copy_text(Job *j, const WireJobOpen *w, uint8_t **ret_tags, Fault *f) {
-        TensorRule text = { .name = "text", .type = ST_BF16, .n_dims = 2, .shape = { 0, j->model->h3->config.text_dim } };
-        TensorRule tags = { .name = "text_tags", .type = ST_U8, .n_dims = 1 };
+        TensorRule text = {
+                .name = "text", .type = ST_BF16, .n_dims = 2, .shape = {0, j->model->h3->config.text_dim}};
+        TensorRule tags = {.name = "text_tags", .type = ST_U8, .n_dims = 1};
         CLEANUP_FREE uint8_t *t = NULL;
         int r;
 
@@ -93,7 +101,9 @@ static int copy_text(Job *j, const WireJobOpen *w, uint8_t **ret_tags, Fault *f)
         for (uint64_t i = 0; i < j->text_rows; i++)
                 if (t[i] > 1)
                         return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                                        "Tensor text_tags has %u at [%" PRIu64 "], expected 0 (vision row) or 1 (text row).", t[i], i);
+                                "Tensor text_tags has %u at [%" PRIu64
+                                "], expected 0 (vision row) or 1 (text row).",
+                                t[i], i);
 
         *ret_tags = STEAL_PTR(t);
         return 0;
@@ -101,8 +111,8 @@ static int copy_text(Job *j, const WireJobOpen *w, uint8_t **ret_tags, Fault *f)
 
 static int copy_latents(Job *j, const WireJobOpen *w, Fault *f) {
         const H3Config *c = &j->model->h3->config;
-        TensorRule video = { .name = "video", .type = ST_F32, .n_dims = 4, .shape = { c->video_channels } };
-        TensorRule audio = { .name = "audio", .type = ST_F32, .n_dims = 3, .shape = { c->audio_channels, 2 } };
+        TensorRule video = {.name = "video", .type = ST_F32, .n_dims = 4, .shape = {c->video_channels}};
+        TensorRule audio = {.name = "audio", .type = ST_F32, .n_dims = 3, .shape = {c->audio_channels, 2}};
         int r;
 
         r = tensor_copy(&w->video, &video, &j->arenas->input, (void **) &j->state.video, f);
@@ -129,8 +139,10 @@ static int copy_latents(Job *j, const WireJobOpen *w, Fault *f) {
 }
 
 static int copy_sigmas(Job *j, const WireJobOpen *w, Fault *f) {
-        TensorRule video = { .name = "sigmas_video", .type = ST_F32, .n_dims = 1, .elements_max = H3_STEPS_MAX + 1 };
-        TensorRule audio = { .name = "sigmas_audio", .type = ST_F32, .n_dims = 1, .elements_max = H3_STEPS_MAX + 1 };
+        TensorRule video = {
+                .name = "sigmas_video", .type = ST_F32, .n_dims = 1, .elements_max = H3_STEPS_MAX + 1};
+        TensorRule audio = {
+                .name = "sigmas_audio", .type = ST_F32, .n_dims = 1, .elements_max = H3_STEPS_MAX + 1};
         int r;
 
         r = tensor_copy(&w->sigmas_video, &video, &j->arenas->input, (void **) &j->sigmas_video, f);
@@ -143,8 +155,9 @@ static int copy_sigmas(Job *j, const WireJobOpen *w, Fault *f) {
 
         if (w->sigmas_video.shape[0] != w->sigmas_audio.shape[0])
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                                "sigmas_video has %" PRIu64 " values, sigmas_audio %" PRIu64 ": both streams take the same number of steps.",
-                                w->sigmas_video.shape[0], w->sigmas_audio.shape[0]);
+                        "sigmas_video has %" PRIu64 " values, sigmas_audio %" PRIu64
+                        ": both streams take the same number of steps.",
+                        w->sigmas_video.shape[0], w->sigmas_audio.shape[0]);
 
         r = h3_schedule_check("sigmas_video", j->sigmas_video, w->sigmas_video.shape[0], f);
         if (r < 0)
@@ -159,13 +172,14 @@ static int copy_sigmas(Job *j, const WireJobOpen *w, Fault *f) {
 }
 
 static int make_sigmas(Job *j, const WireJobOpen *w, Fault *f) {
-        H3ScheduleKind kind = w->schedule == WIRE_SCHEDULE_SIMPLE ? H3_SCHEDULE_SIMPLE : H3_SCHEDULE_REFERENCE;
+        H3ScheduleKind kind =
+                w->schedule == WIRE_SCHEDULE_SIMPLE ? H3_SCHEDULE_SIMPLE : H3_SCHEDULE_REFERENCE;
         uint32_t n_video, n_audio;
         int r;
 
         if (w->steps == 0 || w->steps > H3_STEPS_MAX)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The job has %" PRIu32 " steps, expected 1 to %d.", w->steps,
-                                H3_STEPS_MAX);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job has %" PRIu32 " steps, expected 1 to %d.", w->steps, H3_STEPS_MAX);
 
         j->sigmas_video = calloc(w->steps + 1u, sizeof(float));
         j->sigmas_audio = calloc(w->steps + 1u, sizeof(float));
@@ -183,18 +197,20 @@ static int make_sigmas(Job *j, const WireJobOpen *w, Fault *f) {
         /* Merged neighbours depend on the shift. */
         if (n_video != n_audio)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                "With %" PRIu32 " steps and shifts %g and %g the schedule has %" PRIu32 " video and %" PRIu32
-                                " audio evaluations: choose fewer steps or closer shifts.",
-                                w->steps, (double) w->shift_video, (double) w->shift_audio, n_video, n_audio);
+                        "With %" PRIu32 " steps and shifts %g and %g the schedule has %" PRIu32
+                        " video and %" PRIu32 " audio evaluations: choose fewer steps or closer shifts.",
+                        w->steps, (double) w->shift_video, (double) w->shift_audio, n_video, n_audio);
 
         j->steps = n_video;
         return 0;
 }
 
 static int set_step_sigmas(Job *j, const WireJobOpen *w, Fault *f) {
-        if (!(w->sigma_video >= 0.0f && w->sigma_video <= 1.0f) || !(w->sigma_audio >= 0.0f && w->sigma_audio <= 1.0f))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The sigmas are %g (video) and %g (audio), expected 0 to 1.",
-                                (double) w->sigma_video, (double) w->sigma_audio);
+        if (!(w->sigma_video >= 0.0f && w->sigma_video <= 1.0f) ||
+                !(w->sigma_audio >= 0.0f && w->sigma_audio <= 1.0f))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The sigmas are %g (video) and %g (audio), expected 0 to 1.",
+                        (double) w->sigma_video, (double) w->sigma_audio);
 
         j->sigmas_video = malloc(sizeof(float));
         j->sigmas_audio = malloc(sizeof(float));
@@ -238,12 +254,14 @@ static bool align_up(uint64_t x, uint64_t *ret) {
 static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
         uint64_t video, audio, slots, used, end;
 
-        if (w->output_offset % SLOT_ALIGN != 0 || __builtin_add_overflow(w->output_offset, w->output_size, &end) ||
-            end > j->arenas->output.size)
+        if (w->output_offset % SLOT_ALIGN != 0 ||
+                __builtin_add_overflow(w->output_offset, w->output_size, &end) ||
+                end > j->arenas->output.size)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                "The place for results, %" PRIu64 " bytes at offset %" PRIu64 ", is not at a multiple of %" PRIu64
-                                " inside the output arena of %" PRIu64 " bytes.",
-                                w->output_size, w->output_offset, SLOT_ALIGN, j->arenas->output.size);
+                        "The place for results, %" PRIu64 " bytes at offset %" PRIu64
+                        ", is not at a multiple of %" PRIu64 " inside the output arena of %" PRIu64
+                        " bytes.",
+                        w->output_size, w->output_offset, SLOT_ALIGN, j->arenas->output.size);
 
         if (w->kind == WIRE_JOB_STEP)
                 j->n_slots = 1;
@@ -251,15 +269,17 @@ static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
                 j->n_slots = (w->flags & WIRE_JOB_KEEP_STEPS) ? j->steps + 1 : 2;
 
         if (!align_up(j->video.size, &video) || !align_up(j->audio.size, &audio) ||
-            __builtin_add_overflow(video, audio, &j->slot_stride) || __builtin_mul_overflow(j->slot_stride, (uint64_t) j->n_slots, &slots) ||
-            __builtin_add_overflow(slots, SLOT_ALIGN, &used))
-                return fault_set(f, -EOVERFLOW, FAULT_DOES_NOT_FIT, "The results of %" PRIu32 " slots have more bytes than can be counted.",
-                                j->n_slots);
+                __builtin_add_overflow(video, audio, &j->slot_stride) ||
+                __builtin_mul_overflow(j->slot_stride, (uint64_t) j->n_slots, &slots) ||
+                __builtin_add_overflow(slots, SLOT_ALIGN, &used))
+                return fault_set(f, -EOVERFLOW, FAULT_DOES_NOT_FIT,
+                        "The results of %" PRIu32 " slots have more bytes than can be counted.", j->n_slots);
 
         if (used > w->output_size)
                 return fault_set(f, -ENOSPC, FAULT_DOES_NOT_FIT,
-                                "The results need %" PRIu64 " bytes of the output arena, %" PRIu64 " are given: make the arena larger.", used,
-                                w->output_size);
+                        "The results need %" PRIu64 " bytes of the output arena, %" PRIu64
+                        " are given: make the arena larger.",
+                        used, w->output_size);
 
         j->commit_offset = w->output_offset;
         j->slot_offset = w->output_offset + SLOT_ALIGN;
@@ -274,7 +294,8 @@ static _Atomic uint64_t *commit_word(const Job *j) {
 }
 
 static char *slot_of(const Job *j, uint32_t state) {
-        return (char *) j->arenas->output.map + j->slot_offset + (uint64_t) (state % j->n_slots) * j->slot_stride;
+        return (char *) j->arenas->output.map + j->slot_offset +
+               (uint64_t) (state % j->n_slots) * j->slot_stride;
 }
 
 static void write_slot(const Job *j, uint32_t state, const Latents *l) {
@@ -294,7 +315,8 @@ static int allocate(const Job *j, Latents *ret) {
         return ret->video && ret->audio ? 0 : -ENOMEM;
 }
 
-/* Reads the committed state over the noise. A worker that died wrote it: its numbers are checked like an input's. */
+/* Reads the committed state over the noise. A worker that died wrote it: its numbers are checked like an
+ * input's. */
 static int resume(Job *j, Fault *f) {
         uint64_t word = atomic_load_explicit(commit_word(j), memory_order_acquire);
         uint32_t epoch, done;
@@ -303,10 +325,13 @@ static int resume(Job *j, Fault *f) {
 
         r = wire_commit_unpack(word, &epoch, &done);
         if (r < 0)
-                return fault_set(f, r, FAULT_INVALID_ARGUMENT, "The job cannot be resumed: its output holds no committed state.");
+                return fault_set(f, r, FAULT_INVALID_ARGUMENT,
+                        "The job cannot be resumed: its output holds no committed state.");
         if (done > j->steps)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                "The job cannot be resumed: its output says %" PRIu32 " steps of %" PRIu32 " are done.", done, j->steps);
+                        "The job cannot be resumed: its output says %" PRIu32 " steps of %" PRIu32
+                        " are done.",
+                        done, j->steps);
 
         j->committed = done;
         if (j->kind == WIRE_JOB_STEP)
@@ -315,15 +340,18 @@ static int resume(Job *j, Fault *f) {
         slot = slot_of(j, done);
         memcpy(j->state.video, slot + j->video.offset, (size_t) j->video.size);
         memcpy(j->state.audio, slot + j->audio.offset, (size_t) j->audio.size);
-        r = tensor_check_finite("video of the committed state", ST_F32, j->state.video, j->video.n_dims, j->video.shape, f);
+        r = tensor_check_finite(
+                "video of the committed state", ST_F32, j->state.video, j->video.n_dims, j->video.shape, f);
         if (r < 0)
                 return r;
 
-        return tensor_check_finite("audio of the committed state", ST_F32, j->state.audio, j->audio.n_dims, j->audio.shape, f);
+        return tensor_check_finite(
+                "audio of the committed state", ST_F32, j->state.audio, j->audio.n_dims, j->audio.shape, f);
 }
 
 static void start(Job *j) {
-        /* What an earlier job left here must not look like a commit of this one while its slot 0 is half written. */
+        /* What an earlier job left here must not look like a commit of this one while its slot 0 is half
+         * written. */
         atomic_store_explicit(commit_word(j), 0, memory_order_release);
         if (j->kind == WIRE_JOB_SAMPLE)
                 write_slot(j, 0, &j->state);
@@ -335,8 +363,8 @@ static int check_arenas(const ArenaPair *a, Fault *f) {
                 return -EINVAL;
         }
         if (!a->input.map || !a->output.map)
-                return fault_set(f, -EINVAL, FAULT_INTERNAL, "Session %" PRIu64 " has no %s arena.", a->session,
-                                a->input.map ? "output" : "input");
+                return fault_set(f, -EINVAL, FAULT_INTERNAL, "Session %" PRIu64 " has no %s arena.",
+                        a->session, a->input.map ? "output" : "input");
         return 0;
 }
 
@@ -373,7 +401,8 @@ static int fill(Job *j, const WireJobOpen *w, Fault *f) {
         return (w->flags & WIRE_JOB_RESUME) ? resume(j, f) : 0;
 }
 
-int job_new(const WireJobOpen *w, ModelEntry *model, ArenaPair *arenas, uint64_t epoch, Job **ret, Fault *f) {
+int job_new(
+        const WireJobOpen *w, ModelEntry *model, ArenaPair *arenas, uint64_t epoch, Job **ret, Fault *f) {
         CLEANUP(job_unrefp) Job *j = NULL;
         int r;
 
@@ -401,14 +430,17 @@ int job_new(const WireJobOpen *w, ModelEntry *model, ArenaPair *arenas, uint64_t
         r = fill(j, w, f);
         if (r == -ENOMEM)
                 (void) fault_set(f, r, FAULT_DOES_NOT_FIT,
-                                "There is no memory for the job's own copies: about %" PRIu64 " bytes for %" PRIu64 " bytes of inputs.",
-                                3 * (w->video.size + w->audio.size) + w->text.size, w->video.size + w->audio.size + w->text.size);
+                        "There is no memory for the job's own copies: about %" PRIu64 " bytes for %" PRIu64
+                        " bytes of inputs.",
+                        3 * (w->video.size + w->audio.size) + w->text.size,
+                        w->video.size + w->audio.size + w->text.size);
         if (r < 0)
                 return r;
 
         if (!(w->flags & WIRE_JOB_RESUME))
                 start(j);
-        write_commit(j, j->committed); /* also a resumed one: from here on the word carries this worker's epoch */
+        write_commit(
+                j, j->committed); /* also a resumed one: from here on the word carries this worker's epoch */
         *ret = STEAL_PTR(j);
         return 0;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A job that was accepted: private copies of its inputs, its state, and where its results lie in the output arena.
+/* A job that was accepted: private copies of its inputs, its state, and where its results lie in the output
+ * arena.
  *
  * Made by the link thread, stepped by rank 0's thread, freed by whoever has the last reference. */
 
@@ -30,7 +31,7 @@ typedef struct Job {
         ArenaPair *arenas;
 
         /* inputs, never changed after job_new() */
-        uint16_t *text; /* bf16 [text_rows, text_dim] */
+        uint16_t *text;                /* bf16 [text_rows, text_dim] */
         uint64_t text_rows, text_size; /* size in bytes */
         H3Layout *layout;
         uint64_t n_video, n_audio; /* elements */
@@ -50,8 +51,8 @@ typedef struct Job {
         uint64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS */
 
         /* written by the link thread while no step is pending */
-        Plan *plan;        /* NULL before PLAN */
-        Fault plan_fault;  /* why the last PLAN was refused: STEP answers with it */
+        Plan *plan;         /* NULL before PLAN */
+        Fault plan_fault;   /* why the last PLAN was refused: STEP answers with it */
         bool plan_admitted; /* by rank 0's thread: its memory was found */
 
         atomic_uint n_pending; /* steps queued or running */
@@ -61,8 +62,9 @@ typedef struct Job {
         bool closed;          /* nothing of this job may reach the output arena any more */
 } Job;
 
-/* JOB_OPEN: checks everything, copies what is used. Only when nothing is wrong any more, state 0 and the commit word are written (RESUME: the
- * committed state is read, the commit word renewed). On failure f says why and the output arena is as it was. -EINVAL, -ENOMEM, ... */
+/* JOB_OPEN: checks everything, copies what is used. Only when nothing is wrong any more, state 0 and the
+ * commit word are written (RESUME: the committed state is read, the commit word renewed). On failure f says
+ * why and the output arena is as it was. -EINVAL, -ENOMEM, ... */
 int job_new(const WireJobOpen *w, ModelEntry *model, ArenaPair *arenas, uint64_t epoch, Job **ret, Fault *f);
 Job *job_ref(Job *j);
 Job *job_unref(Job *j);
@@ -70,9 +72,10 @@ Job *job_unref(Job *j);
 /* Fills everything of ret behind the header. */
 void job_describe(const Job *j, WireJobReady *ret);
 
-/* Publishes the result of one more step: latents go to the next slot, then the commit word. -ECANCELED if the job was closed meanwhile:
- * then nothing was written. */
+/* Publishes the result of one more step: latents go to the next slot, then the commit word. -ECANCELED if
+ * the job was closed meanwhile: then nothing was written. */
 int job_commit(Job *j, const Latents *result);
 
-/* JOB_CLOSE: a running step stops at its next block, and nothing is written to the output arena after this returned. */
+/* JOB_CLOSE: a running step stops at its next block, and nothing is written to the output arena after this
+ * returned. */
 void job_close(Job *j);

@@ -10,7 +10,8 @@
 #define SHAPE_TEXT_MAX (WIRE_DIMS_MAX * 22 + 3)
 
 /* "[24, *, 4]"; wildcard: 0 is "any size". */
-static const char *format_dims(const uint64_t *dims, uint32_t n, bool wildcard, char buf[static SHAPE_TEXT_MAX]) {
+static const char *format_dims(
+        const uint64_t *dims, uint32_t n, bool wildcard, char buf[static SHAPE_TEXT_MAX]) {
         size_t at = 0;
 
         buf[at++] = '[';
@@ -42,29 +43,35 @@ static int check_shape(const WireTensor *w, const TensorRule *rule, uint64_t *re
                      !__builtin_mul_overflow(n, w->shape[i], &n);
 
         if (!ok)
-                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR, "Tensor %s has the shape %s, expected %s.", rule->name,
-                                format_dims(w->shape, w->n_dims, false, have), format_dims(rule->shape, rule->n_dims, true, want));
+                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                        "Tensor %s has the shape %s, expected %s.", rule->name,
+                        format_dims(w->shape, w->n_dims, false, have),
+                        format_dims(rule->shape, rule->n_dims, true, want));
 
         if (rule->elements_max > 0 && n > rule->elements_max)
-                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR, "Tensor %s has %" PRIu64 " elements, at most %" PRIu64 " are allowed.",
-                                rule->name, n, rule->elements_max);
+                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                        "Tensor %s has %" PRIu64 " elements, at most %" PRIu64 " are allowed.", rule->name,
+                        n, rule->elements_max);
 
         *ret_elements = n;
         return 0;
 }
 
-static int check_place(const WireTensor *w, const TensorRule *rule, uint64_t elements, uint64_t arena_size, Fault *f) {
+static int check_place(
+        const WireTensor *w, const TensorRule *rule, uint64_t elements, uint64_t arena_size, Fault *f) {
         uint64_t size, end;
 
         if (__builtin_mul_overflow(elements, st_type_size(rule->type), &size) || size != w->size)
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                                "Tensor %s is given %" PRIu64 " bytes, its shape needs %" PRIu64 " elements of %" PRIu64 " bytes.", rule->name,
-                                w->size, elements, st_type_size(rule->type));
+                        "Tensor %s is given %" PRIu64 " bytes, its shape needs %" PRIu64
+                        " elements of %" PRIu64 " bytes.",
+                        rule->name, w->size, elements, st_type_size(rule->type));
 
         if (__builtin_add_overflow(w->offset, w->size, &end) || end > arena_size)
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                                "Tensor %s lies outside its arena: %" PRIu64 " bytes at offset %" PRIu64 ", the arena has %" PRIu64 ".",
-                                rule->name, w->size, w->offset, arena_size);
+                        "Tensor %s lies outside its arena: %" PRIu64 " bytes at offset %" PRIu64
+                        ", the arena has %" PRIu64 ".",
+                        rule->name, w->size, w->offset, arena_size);
         return 0;
 }
 
@@ -76,8 +83,8 @@ int tensor_copy(const WireTensor *w, const TensorRule *rule, const Arena *arena,
         if (w->dtype != (uint32_t) rule->type) {
                 const char *name = w->dtype < ST_TYPE_MAX ? st_type_name((StType) w->dtype) : NULL;
 
-                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR, "Tensor %s has the type %s, expected %s.", rule->name,
-                                name ? name : "(unknown)", st_type_name(rule->type));
+                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR, "Tensor %s has the type %s, expected %s.",
+                        rule->name, name ? name : "(unknown)", st_type_name(rule->type));
         }
 
         r = check_shape(w, rule, &elements, f);
@@ -90,8 +97,9 @@ int tensor_copy(const WireTensor *w, const TensorRule *rule, const Arena *arena,
 
         copy = malloc((size_t) w->size);
         if (!copy)
-                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT, "There is no memory for a copy of tensor %s: %" PRIu64 " bytes.",
-                                rule->name, w->size);
+                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
+                        "There is no memory for a copy of tensor %s: %" PRIu64 " bytes.", rule->name,
+                        w->size);
 
         memcpy(copy, (const char *) arena->map + w->offset, (size_t) w->size);
         *ret = copy;
@@ -114,7 +122,8 @@ static bool is_special(StType type, const void *values, uint64_t i, bool *ret_na
         }
 }
 
-int tensor_check_finite(const char *name, StType type, const void *values, uint32_t n_dims, const uint64_t *shape, Fault *f) {
+int tensor_check_finite(const char *name, StType type, const void *values, uint32_t n_dims,
+        const uint64_t *shape, Fault *f) {
         uint64_t n = 1, place[WIRE_DIMS_MAX] = {};
         char text[SHAPE_TEXT_MAX];
 
@@ -133,8 +142,9 @@ int tensor_check_finite(const char *name, StType type, const void *values, uint3
                         place[d - 1] = i % shape[d - 1];
                         i /= shape[d - 1];
                 }
-                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR, "Tensor %s has %s at %s: only finite numbers are allowed.", name,
-                                nan ? "NaN" : "Inf", format_dims(place, n_dims, false, text));
+                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                        "Tensor %s has %s at %s: only finite numbers are allowed.", name,
+                        nan ? "NaN" : "Inf", format_dims(place, n_dims, false, text));
         }
         return 0;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Tensors out of an arena that its client may change at any time: the place is checked, the bytes are copied, and the
- * copy is what is looked at afterwards. */
+/* Tensors out of an arena that its client may change at any time: the place is checked, the bytes are
+ * copied, and the copy is what is looked at afterwards. */
 
 #include <stdint.h>
 
@@ -18,12 +18,13 @@ typedef struct TensorRule {
         uint64_t elements_max;         /* 0: what fits the arena */
 } TensorRule;
 
-/* Checks type, shape and place of w, and copies it: *ret is the caller's to free. Shapes are in w. -EINVAL with
- * InvalidTensor, -ENOMEM with DoesNotFit. */
+/* Checks type, shape and place of w, and copies it: *ret is the caller's to free. Shapes are in w. -EINVAL
+ * with InvalidTensor, -ENOMEM with DoesNotFit. */
 int tensor_copy(const WireTensor *w, const TensorRule *rule, const Arena *arena, void **ret, Fault *f);
 
 /* Looks for NaN and Inf in F32 or BF16 values: -EINVAL with InvalidTensor naming the first one's place. */
-int tensor_check_finite(const char *name, StType type, const void *values, uint32_t n_dims, const uint64_t *shape, Fault *f);
+int tensor_check_finite(
+        const char *name, StType type, const void *values, uint32_t n_dims, const uint64_t *shape, Fault *f);
 
 /* w says "none": no dimensions, no bytes. */
 bool tensor_is_absent(const WireTensor *w);

@@ -19,10 +19,11 @@ struct Outgoing {
 
 struct Link {
         int socket;
-        int wake; /* eventfd: the queue got its first entry, or `failed` was set */
+        int wake;               /* eventfd: the queue got its first entry, or `failed` was set */
         _Atomic uint64_t epoch; /* 0: no WELCOME yet */
 
-        pthread_mutex_t lock; /* of all below, and around every send, so that the order of messages is that of the calls */
+        pthread_mutex_t lock; /* of all below, and around every send, so that the order of messages is that
+                                 of the calls */
         STAILQ_HEAD(, Outgoing) queue;
         unsigned n_acks; /* in the queue */
         int failed;      /* a message was lost: link_run() ends with this */
@@ -143,8 +144,8 @@ void link_flush(Link *l) {
         (void) pthread_mutex_unlock(&l->lock);
 }
 
-/* The messages that are answered by something else later are acknowledged as soon as they are here, the others when they took
- * effect: the ACK of a close means that nothing of it is in use. */
+/* The messages that are answered by something else later are acknowledged as soon as they are here, the
+ * others when they took effect: the ACK of a close means that nothing of it is in use. */
 static bool is_acknowledged_first(uint16_t type) {
         return type == WIRE_MODEL_COMMIT || type == WIRE_JOB_OPEN || type == WIRE_STEP;
 }
@@ -163,13 +164,15 @@ static void acknowledge(Link *l, const WireHeader *h) {
 static int check_credit(Link *l, Fault *f) {
         unsigned n;
 
-        /* An ACK that is still here is one that the broker has not seen: with a credit's worth of them it may not send. */
+        /* An ACK that is still here is one that the broker has not seen: with a credit's worth of them it
+         * may not send. */
         (void) pthread_mutex_lock(&l->lock);
         n = l->n_acks;
         (void) pthread_mutex_unlock(&l->lock);
 
         if (n >= WIRE_CREDITS)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "The broker sends without reading: %u messages are not acknowledged.", n);
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "The broker sends without reading: %u messages are not acknowledged.", n);
         return 0;
 }
 
@@ -179,11 +182,12 @@ static int handle(Link *l, const WireMessage *m, int *fd, LinkFunc func, void *u
         int r;
 
         if (h->type < WIRE_WELCOME)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "The broker sent %s, which only a worker sends.", wire_type_name(h->type));
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "The broker sent %s, which only a worker sends.", wire_type_name(h->type));
 
         if ((epoch == 0) != (h->type == WIRE_WELCOME))
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "The broker sent %s %s WELCOME.", wire_type_name(h->type),
-                                epoch == 0 ? "before" : "after");
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "The broker sent %s %s WELCOME.",
+                        wire_type_name(h->type), epoch == 0 ? "before" : "after");
 
         if (epoch != 0 && h->epoch != epoch) {
                 log_debug("Dropped %s of another epoch.", wire_type_name(h->type));
@@ -230,8 +234,8 @@ static int receive_all(Link *l, LinkFunc func, void *userdata, Fault *f) {
 int link_run(Link *l, LinkFunc func, void *userdata, Fault *f) {
         for (;;) {
                 struct pollfd p[] = {
-                        { .fd = l->socket, .events = POLLIN },
-                        { .fd = l->wake, .events = POLLIN },
+                        {.fd = l->socket, .events = POLLIN},
+                        {.fd = l->wake, .events = POLLIN},
                 };
                 uint64_t count;
                 int r;
@@ -242,7 +246,8 @@ int link_run(Link *l, LinkFunc func, void *userdata, Fault *f) {
                         p[0].events |= POLLOUT;
                 (void) pthread_mutex_unlock(&l->lock);
                 if (r < 0)
-                        return fault_set(f, r, FAULT_INTERNAL, "Sending a message failed: %s.", strerror(-r));
+                        return fault_set(
+                                f, r, FAULT_INTERNAL, "Sending a message failed: %s.", strerror(-r));
 
                 if (poll(p, ELEMENTSOF(p), -1) < 0) {
                         if (errno == EINTR)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The worker's end of the socket: receives on one thread, sends from any, acknowledges. Never blocks in a send: what does not
- * go out at once waits in a queue that the receiving thread empties on POLLOUT. */
+/* The worker's end of the socket: receives on one thread, sends from any, acknowledges. Never blocks in a
+ * send: what does not go out at once waits in a queue that the receiving thread empties on POLLOUT. */
 
 #include <stdint.h>
 
@@ -10,8 +10,8 @@
 
 typedef struct Link Link;
 
-/* A valid message of this epoch. *fd is its descriptor or -EBADF; a handler that keeps it sets *fd to -EBADF. < 0 with f ends
- * link_run(). */
+/* A valid message of this epoch. *fd is its descriptor or -EBADF; a handler that keeps it sets *fd to
+ * -EBADF. < 0 with f ends link_run(). */
 typedef int (*LinkFunc)(void *userdata, const WireMessage *m, int *fd, Fault *f);
 
 /* socket stays the caller's. -ENOMEM, -errno. */
@@ -22,7 +22,8 @@ Link *link_free(Link *l);
 void link_set_epoch(Link *l, uint64_t epoch);
 uint64_t link_epoch(const Link *l);
 
-/* Any thread. A peer that is gone is no error here: the reaper sees it. Failure (no memory) ends link_run(). */
+/* Any thread. A peer that is gone is no error here: the reaper sees it. Failure (no memory) ends link_run().
+ */
 void link_send(Link *l, const WireMessage *m);
 
 /* The same for a message that may be lost: dropped unless it goes out at once. */

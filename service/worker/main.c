@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The worker program: takes over the socket that it was started with, shuts itself in, serves the broker until that is gone. */
+/* The worker program: takes over the socket that it was started with, shuts itself in, serves the broker
+ * until that is gone. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,8 +31,8 @@ static int help(const Backend *b) {
                "LISTEN_FDS=1; it ends when that connection ends.\n\n"
                "  -h, --help     show this text\n"
                "      --version  show the version\n\n"
-               "Environment: LATENTD_LOG_LEVEL=error|warning|notice|info|debug (default info).\n",
-               b->program);
+               "Environment: LATENT_LOG_LEVEL=error|warning|notice|info|debug (default info).\n",
+                b->program);
         return 0;
 }
 
@@ -39,8 +40,8 @@ static int help(const Backend *b) {
 static int parse_arguments(const Backend *b, int argc, char **argv) {
         enum { ARG_VERSION = 0x100 };
         static const struct option options[] = {
-                { "help", no_argument, NULL, 'h' },
-                { "version", no_argument, NULL, ARG_VERSION },
+                {"help", no_argument, NULL, 'h'},
+                {"version", no_argument, NULL, ARG_VERSION},
                 {},
         };
 
@@ -50,7 +51,8 @@ static int parse_arguments(const Backend *b, int argc, char **argv) {
                 switch (c) {
                 case -1:
                         if (optind < argc) {
-                                fprintf(stderr, "%s: unexpected argument \"%s\"; try --help.\n", b->program, argv[optind]);
+                                fprintf(stderr, "%s: unexpected argument \"%s\"; try --help.\n", b->program,
+                                        argv[optind]);
                                 return -EINVAL;
                         }
                         return 1;
@@ -84,14 +86,16 @@ static int get_int_option(int fd, int option) {
         return value;
 }
 
-/* Root, our own user (a broker that spawned us) or the service's: who else holds the other end is no broker. */
+/* Root, our own user (a broker that spawned us) or the service's: who else holds the other end is no broker.
+ */
 static int check_peer(int fd, Fault *f) {
         struct ucred peer;
         socklen_t n = sizeof(peer);
         const struct passwd *user;
 
         if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) < 0 || n != sizeof(peer))
-                return fault_set(f, -errno, FAULT_INTERNAL, "The broker's user cannot be asked: %s.", strerror(errno));
+                return fault_set(f, -errno, FAULT_INTERNAL, "The broker's user cannot be asked: %s.",
+                        strerror(errno));
 
         if (peer.uid == 0 || peer.uid == getuid())
                 return 0;
@@ -101,9 +105,10 @@ static int check_peer(int fd, Fault *f) {
                 return 0;
 
         return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
-                        "The connection comes from uid %lu, expected root, uid %lu or the user latentd: set SocketUser= of "
-                        "latent-worker.socket to the user that latentd runs as.",
-                        (unsigned long) peer.uid, (unsigned long) getuid());
+                "The connection comes from uid %lu, expected root, uid %lu or the user latentd: set "
+                "SocketUser= of "
+                "latent-worker.socket to the user that latentd runs as.",
+                (unsigned long) peer.uid, (unsigned long) getuid());
 }
 
 static int take_socket(Fault *f) {
@@ -112,19 +117,24 @@ static int take_socket(Fault *f) {
         int flags;
 
         if (!environment_gives_socket() || get_int_option(LISTEN_FD, SO_DOMAIN) != AF_UNIX ||
-            get_int_option(LISTEN_FD, SO_TYPE) != SOCK_SEQPACKET || getpeername(LISTEN_FD, (struct sockaddr *) &peer, &n) < 0)
+                get_int_option(LISTEN_FD, SO_TYPE) != SOCK_SEQPACKET ||
+                getpeername(LISTEN_FD, (struct sockaddr *) &peer, &n) < 0)
                 return fault_set(f, -ENOTCONN, FAULT_INVALID_ARGUMENT,
-                                "This program is not started by hand: latentd starts it, or systemd through latent-worker.socket "
-                                "(Accept=yes). Expected a connected SOCK_SEQPACKET unix socket as descriptor %d and LISTEN_FDS=1.",
-                                LISTEN_FD);
+                        "This program is not started by hand: latentd starts it, or systemd through "
+                        "latent-worker.socket "
+                        "(Accept=yes). Expected a connected SOCK_SEQPACKET unix socket as descriptor %d and "
+                        "LISTEN_FDS=1.",
+                        LISTEN_FD);
 
         (void) unsetenv("LISTEN_FDS");
         (void) unsetenv("LISTEN_PID");
         (void) unsetenv("LISTEN_FDNAMES");
 
         flags = fcntl(LISTEN_FD, F_GETFL);
-        if (flags < 0 || fcntl(LISTEN_FD, F_SETFL, flags | O_NONBLOCK) < 0 || fcntl(LISTEN_FD, F_SETFD, FD_CLOEXEC) < 0)
-                return fault_set(f, -errno, FAULT_INTERNAL, "The socket cannot be set up: %s.", strerror(errno));
+        if (flags < 0 || fcntl(LISTEN_FD, F_SETFL, flags | O_NONBLOCK) < 0 ||
+                fcntl(LISTEN_FD, F_SETFD, FD_CLOEXEC) < 0)
+                return fault_set(
+                        f, -errno, FAULT_INTERNAL, "The socket cannot be set up: %s.", strerror(errno));
 
         return check_peer(LISTEN_FD, f);
 }
@@ -133,8 +143,10 @@ static int take_socket(Fault *f) {
 static int shut_in(Fault *f) {
         const struct rlimit none = {};
 
-        if (setrlimit(RLIMIT_CORE, &none) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-                return fault_set(f, -errno, FAULT_INTERNAL, "The process cannot be protected: %s.", strerror(errno));
+        if (setrlimit(RLIMIT_CORE, &none) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 ||
+                prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+                return fault_set(
+                        f, -errno, FAULT_INTERNAL, "The process cannot be protected: %s.", strerror(errno));
         return 0;
 }
 
@@ -142,17 +154,20 @@ static int filter_system_calls(Fault *f) {
         int r;
 
         if (!seccomp_is_supported()) {
-                log_debug("This build runs without a filter of system calls (sanitizer, or an architecture without one).");
+                log_debug("This build runs without a filter of system calls (sanitizer, or an architecture "
+                          "without one).");
                 return 0;
         }
 
         r = seccomp_apply();
         if (r == -EOPNOTSUPP) {
-                log_warning("This kernel has no seccomp: the worker runs without its filter of system calls.");
+                log_warning(
+                        "This kernel has no seccomp: the worker runs without its filter of system calls.");
                 return 0;
         }
         if (r < 0)
-                return fault_set(f, r, FAULT_INTERNAL, "The filter of system calls cannot be set: %s.", strerror(-r));
+                return fault_set(
+                        f, r, FAULT_INTERNAL, "The filter of system calls cannot be set: %s.", strerror(-r));
         return 0;
 }
 
@@ -179,7 +194,8 @@ static int serve(const Backend *b, Fault *f) {
 
         r = reaper_start(LISTEN_FD);
         if (r < 0)
-                return fault_set(f, r, FAULT_INTERNAL, "The reaper thread cannot be started: %s.", strerror(-r));
+                return fault_set(
+                        f, r, FAULT_INTERNAL, "The reaper thread cannot be started: %s.", strerror(-r));
 
         return worker_run(f);
 }
@@ -201,7 +217,7 @@ int main(int argc, char **argv) {
                 return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 
         log_open(b->program);
-        level_name = getenv("LATENTD_LOG_LEVEL");
+        level_name = getenv("LATENT_LOG_LEVEL");
         if (level_name && log_level_from_string(level_name, &level) >= 0)
                 log_set_max_level(level);
 

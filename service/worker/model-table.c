@@ -89,16 +89,21 @@ int model_table_open(ModelTable *t, const WireModelOpen *w, Fault *f) {
         H3QkvOrder order;
 
         if (find_slot(t, w->header.job))
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "Model %" PRIu64 " is open already.", w->header.job);
+                return fault_set(
+                        f, -EPROTO, FAULT_INTERNAL, "Model %" PRIu64 " is open already.", w->header.job);
         if (!slot)
                 return fault_set(f, -EPROTO, FAULT_INTERNAL, "More than %d models are open.", MODELS_MAX);
         if (w->n_files == 0 || w->n_files > MODEL_FILES_MAX)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "MODEL_OPEN announces %" PRIu32 " files, expected 1 to %d.", w->n_files,
-                                MODEL_FILES_MAX);
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "MODEL_OPEN announces %" PRIu32 " files, expected 1 to %d.", w->n_files,
+                        MODEL_FILES_MAX);
         if (qkv_order_from_wire(w->qkv_order, &order) < 0)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "MODEL_OPEN has the unknown QKV order %" PRIu32 ".", w->qkv_order);
-        if (strcmp(w->partition, "") != 0 && strcmp(w->partition, "fl2va") != 0 && strcmp(w->partition, "ref2va") != 0)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "MODEL_OPEN has the unknown partition \"%s\".", w->partition);
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "MODEL_OPEN has the unknown QKV order %" PRIu32 ".", w->qkv_order);
+        if (strcmp(w->partition, "") != 0 && strcmp(w->partition, "fl2va") != 0 &&
+                strcmp(w->partition, "ref2va") != 0)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "MODEL_OPEN has the unknown partition \"%s\".",
+                        w->partition);
 
         m = calloc(1, sizeof(*m));
         if (!m)
@@ -117,7 +122,8 @@ int model_table_open(ModelTable *t, const WireModelOpen *w, Fault *f) {
         return 0;
 }
 
-/* Maps a region the way a worker with a GPU must: writable, which is what pinning asks for, and read-only from then on. */
+/* Maps a region the way a worker with a GPU must: writable, which is what pinning asks for, and read-only
+ * from then on. */
 static int map_region(int fd, uint64_t region_size, void **ret) {
         void *map;
         int r;
@@ -146,28 +152,33 @@ int model_table_add_region(ModelTable *t, const WireRegion *w, int *fd, Fault *f
         int r;
 
         if (!slot || (*slot)->h3)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "REGION is for model %" PRIu64 ", which is not being opened.", w->header.job);
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "REGION is for model %" PRIu64 ", which is not being opened.", w->header.job);
 
         m = *slot;
         if (m->n_regions >= m->n_files || w->index != m->n_regions)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "REGION %" PRIu32 " came where %" PRIu32 " of %" PRIu32 " was next.", w->index,
-                                m->n_regions, m->n_files);
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "REGION %" PRIu32 " came where %" PRIu32 " of %" PRIu32 " was next.", w->index,
+                        m->n_regions, m->n_files);
         if (w->name[0] == '\0' || strchr(w->name, '/'))
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "REGION has a name that is no file name: \"%s\".", w->name);
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "REGION has a name that is no file name: \"%s\".", w->name);
 
         x = &m->regions[m->n_regions++];
-        *x = (Region) { .fd = -EBADF };
+        *x = (Region){.fd = -EBADF};
         (void) snprintf(x->name, sizeof(x->name), "%s", w->name);
         if (w->size > w->region_size) {
-                (void) fault_set(&m->fault, -EINVAL, FAULT_INTERNAL, "The file %s has %" PRIu64 " bytes, its region only %" PRIu64 ".", x->name,
-                                w->size, w->region_size);
+                (void) fault_set(&m->fault, -EINVAL, FAULT_INTERNAL,
+                        "The file %s has %" PRIu64 " bytes, its region only %" PRIu64 ".", x->name, w->size,
+                        w->region_size);
                 return 0;
         }
 
         r = map_region(*fd, w->region_size, &x->map);
         if (r < 0) {
                 (void) fault_set(&m->fault, r, r == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL,
-                                "The region of the file %s (%" PRIu64 " bytes) cannot be used: %s.", x->name, w->region_size, strerror(-r));
+                        "The region of the file %s (%" PRIu64 " bytes) cannot be used: %s.", x->name,
+                        w->region_size, strerror(-r));
                 return 0;
         }
 
@@ -178,7 +189,7 @@ int model_table_add_region(ModelTable *t, const WireRegion *w, int *fd, Fault *f
 }
 
 static int open_h3(ModelEntry *m, Fault *f) {
-        H3ModelOptions options = { .qkv_order = m->qkv_order };
+        H3ModelOptions options = {.qkv_order = m->qkv_order};
         CLEANUP_FREE H3File *files = NULL;
         int r;
 
@@ -187,18 +198,21 @@ static int open_h3(ModelEntry *m, Fault *f) {
                 return -ENODATA;
         }
         if (m->n_regions != m->n_files)
-                return fault_set(f, -ENODATA, FAULT_INTERNAL, "The model was committed with %" PRIu32 " of %" PRIu32 " files.", m->n_regions,
-                                m->n_files);
+                return fault_set(f, -ENODATA, FAULT_INTERNAL,
+                        "The model was committed with %" PRIu32 " of %" PRIu32 " files.", m->n_regions,
+                        m->n_files);
 
         files = calloc(m->n_files, sizeof(*files));
         if (!files)
                 return -ENOMEM;
         for (uint32_t i = 0; i < m->n_files; i++)
-                files[i] = (H3File) { .name = m->regions[i].name, .bytes = m->regions[i].map, .size = m->regions[i].size };
+                files[i] = (H3File){
+                        .name = m->regions[i].name, .bytes = m->regions[i].map, .size = m->regions[i].size};
 
         r = h3_model_open(files, m->n_files, &options, &m->h3, f);
         if (r == -ENOMEM)
-                (void) fault_set(f, r, FAULT_DOES_NOT_FIT, "There is no memory for the model's tables (some MB beside its regions).");
+                (void) fault_set(f, r, FAULT_DOES_NOT_FIT,
+                        "There is no memory for the model's tables (some MB beside its regions).");
         return r;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The models of this worker: their files' regions, mapped, and what was found in them. Counted: a job holds its model. The table
- * is the link thread's; the last reference may go on any thread. */
+/* The models of this worker: their files' regions, mapped, and what was found in them. Counted: a job holds
+ * its model. The table is the link thread's; the last reference may go on any thread. */
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -14,8 +14,8 @@
 #define MODEL_FILES_MAX 256
 
 typedef struct Region {
-        int fd; /* kept open as long as the model, as the protocol says */
-        void *map; /* PROT_READ; file bytes at their own offsets from 0 */
+        int fd;               /* kept open as long as the model, as the protocol says */
+        void *map;            /* PROT_READ; file bytes at their own offsets from 0 */
         uint64_t size;        /* of the file */
         uint64_t region_size; /* of the map */
         char name[256];
@@ -30,7 +30,7 @@ typedef struct ModelEntry {
         uint32_t n_files, n_regions;
         Region *regions; /* [n_files], n_regions filled */
         H3Model *h3;     /* NULL before the commit */
-        Fault fault;     /* the first region that could not be mapped, and why: MODEL_COMMIT answers with it */
+        Fault fault; /* the first region that could not be mapped, and why: MODEL_COMMIT answers with it */
 } ModelEntry;
 
 ModelEntry *model_entry_ref(ModelEntry *m);
@@ -44,12 +44,12 @@ typedef struct ModelTable {
 /* MODEL_OPEN. -EPROTO: id taken, table full, numbers out of range; -ENOMEM. */
 int model_table_open(ModelTable *t, const WireModelOpen *w, Fault *f);
 
-/* REGION: takes *fd over. What is wrong with the memory is remembered for the commit (0); -EPROTO: unknown model, wrong index, a name that is no
- * base name. */
+/* REGION: takes *fd over. What is wrong with the memory is remembered for the commit (0); -EPROTO: unknown
+ * model, wrong index, a name that is no base name. */
 int model_table_add_region(ModelTable *t, const WireRegion *w, int *fd, Fault *f);
 
-/* MODEL_COMMIT: parses the files and fills everything of ret behind the header. On failure (as h3_model_open(), or -ENOENT, -ENODATA) the
- * model is gone from the table and its memory given back. */
+/* MODEL_COMMIT: parses the files and fills everything of ret behind the header. On failure (as
+ * h3_model_open(), or -ENOENT, -ENODATA) the model is gone from the table and its memory given back. */
 int model_table_commit(ModelTable *t, uint64_t id, WireModelReady *ret, Fault *f);
 
 /* MODEL_CLOSE; an unknown id is no error: a refused model is closed already. */

@@ -8,7 +8,8 @@
 #include "service/shared/cleanup.h"
 
 /* One list of ranges: [0, total) without gaps. tile: all cuts but the last are multiples of it. */
-static int check_ranges(const char *what, const H3Range *ranges, uint32_t ranks, uint64_t total, uint32_t tile, Fault *f) {
+static int check_ranges(
+        const char *what, const H3Range *ranges, uint32_t ranks, uint64_t total, uint32_t tile, Fault *f) {
         uint64_t at = 0;
 
         for (uint32_t i = 0; i < ranks; i++) {
@@ -16,36 +17,41 @@ static int check_ranges(const char *what, const H3Range *ranges, uint32_t ranks,
 
                 if (x->begin != at || x->end < x->begin || x->end > total)
                         return fault_set(f, -EINVAL, FAULT_INTERNAL,
-                                        "The plan gives rank %" PRIu32 " the %s [%" PRIu64 ", %" PRIu64 "), expected a range from %" PRIu64
-                                        " that ends at %" PRIu64 " or before.",
-                                        i, what, x->begin, x->end, at, total);
+                                "The plan gives rank %" PRIu32 " the %s [%" PRIu64 ", %" PRIu64
+                                "), expected a range from %" PRIu64 " that ends at %" PRIu64 " or before.",
+                                i, what, x->begin, x->end, at, total);
 
                 if (x->end != total && x->end % tile != 0)
                         return fault_set(f, -EINVAL, FAULT_INTERNAL,
-                                        "The plan cuts the %s at %" PRIu64 ", which is no multiple of the tile of %" PRIu32 ".", what, x->end,
-                                        tile);
+                                "The plan cuts the %s at %" PRIu64
+                                ", which is no multiple of the tile of %" PRIu32 ".",
+                                what, x->end, tile);
                 at = x->end;
         }
 
         if (at != total)
-                return fault_set(f, -EINVAL, FAULT_INTERNAL, "The plan covers %" PRIu64 " of %" PRIu64 " %s.", at, total, what);
+                return fault_set(f, -EINVAL, FAULT_INTERNAL,
+                        "The plan covers %" PRIu64 " of %" PRIu64 " %s.", at, total, what);
         return 0;
 }
 
 static int check_numbers(const WirePlan *w, uint64_t rows, uint32_t ranks, Fault *f) {
         if (w->ranks != ranks || ranks == 0 || ranks > WIRE_RANKS_MAX)
-                return fault_set(f, -EINVAL, FAULT_INTERNAL, "The plan is for %" PRIu32 " ranks, this worker has %" PRIu32 ".", w->ranks,
-                                ranks);
+                return fault_set(f, -EINVAL, FAULT_INTERNAL,
+                        "The plan is for %" PRIu32 " ranks, this worker has %" PRIu32 ".", w->ranks, ranks);
 
         if (w->row_tile == 0)
                 return fault_set(f, -EINVAL, FAULT_INTERNAL, "The plan has a row tile of 0.");
 
         if (w->chunks == 0 || w->chunks > rows)
-                return fault_set(f, -EINVAL, FAULT_INTERNAL, "The plan has %" PRIu32 " chunks for %" PRIu64 " rows.", w->chunks, rows);
+                return fault_set(f, -EINVAL, FAULT_INTERNAL,
+                        "The plan has %" PRIu32 " chunks for %" PRIu64 " rows.", w->chunks, rows);
 
         for (uint32_t i = ranks; i < WIRE_RANKS_MAX; i++)
-                if (w->rows[i].begin != 0 || w->rows[i].end != 0 || w->heads[i].begin != 0 || w->heads[i].end != 0)
-                        return fault_set(f, -EINVAL, FAULT_INTERNAL, "The plan has an entry for rank %" PRIu32 " of %" PRIu32 ".", i, ranks);
+                if (w->rows[i].begin != 0 || w->rows[i].end != 0 || w->heads[i].begin != 0 ||
+                        w->heads[i].end != 0)
+                        return fault_set(f, -EINVAL, FAULT_INTERNAL,
+                                "The plan has an entry for rank %" PRIu32 " of %" PRIu32 ".", i, ranks);
 
         return 0;
 }
@@ -63,8 +69,8 @@ int plan_new(const WirePlan *w, uint64_t rows, uint32_t heads, uint32_t ranks, P
                 return -ENOMEM;
 
         for (uint32_t i = 0; i < ranks; i++) {
-                p->rows[i] = (H3Range) { w->rows[i].begin, w->rows[i].end };
-                p->heads[i] = (H3Range) { w->heads[i].begin, w->heads[i].end };
+                p->rows[i] = (H3Range){w->rows[i].begin, w->rows[i].end};
+                p->heads[i] = (H3Range){w->heads[i].begin, w->heads[i].end};
         }
 
         r = check_ranges("rows", p->rows, ranks, rows, w->row_tile, f);
@@ -75,7 +81,7 @@ int plan_new(const WirePlan *w, uint64_t rows, uint32_t heads, uint32_t ranks, P
         if (r < 0)
                 return r;
 
-        p->h3 = (H3Plan) {
+        p->h3 = (H3Plan){
                 .ranks = ranks,
                 .row_tile = w->row_tile,
                 .chunks = w->chunks,

@@ -109,14 +109,16 @@ static int start_ranks(RankGroup *g) {
         return r;
 }
 
-int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc func, void *userdata, RankGroup **ret, Fault *f) {
+int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc func, void *userdata,
+        RankGroup **ret, Fault *f) {
         RankGroup *g;
         int r;
 
         if (ranks == 0 || ranks > RANKS_SUPPORTED)
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                                "%" PRIu32 " ranks were asked for, this version of the worker runs %u: set WorkerRanks=%u.", ranks,
-                                RANKS_SUPPORTED, RANKS_SUPPORTED);
+                        "%" PRIu32
+                        " ranks were asked for, this version of the worker runs %u: set WorkerRanks=%u.",
+                        ranks, RANKS_SUPPORTED, RANKS_SUPPORTED);
 
         g = calloc(1, sizeof(*g));
         if (!g)
@@ -133,7 +135,8 @@ int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc 
         r = start_ranks(g);
         if (r < 0) {
                 (void) rank_group_free(g);
-                return fault_set(f, r, FAULT_INTERNAL, "The rank threads cannot be started: %s.", strerror(-r));
+                return fault_set(
+                        f, r, FAULT_INTERNAL, "The rank threads cannot be started: %s.", strerror(-r));
         }
 
         *ret = g;
@@ -173,7 +176,8 @@ int rank_group_queue(RankGroup *g, Job *j, uint32_t step) {
         if (g->n_tasks >= STEPS_QUEUED_MAX)
                 r = -ENOBUFS;
         else {
-                g->tasks[(g->first + g->n_tasks++) % STEPS_QUEUED_MAX] = (Task) { .job = job_ref(j), .step = step };
+                g->tasks[(g->first + g->n_tasks++) % STEPS_QUEUED_MAX] =
+                        (Task){.job = job_ref(j), .step = step};
                 (void) pthread_cond_broadcast(&g->changed);
         }
         (void) pthread_mutex_unlock(&g->lock);

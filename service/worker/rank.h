@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The rank threads of a worker and the steps that wait for them. Each rank has its own thread and device context; rank 0
- * takes the steps, one after the other, in the order they came. */
+/* The rank threads of a worker and the steps that wait for them. Each rank has its own thread and device
+ * context; rank 0 takes the steps, one after the other, in the order they came. */
 
 #include <stdint.h>
 
@@ -17,9 +17,10 @@ typedef struct RankGroup RankGroup;
 /* Called on rank 0's thread. */
 typedef void (*RankFunc)(void *userdata, LkContext *context, Job *j, uint32_t step);
 
-/* Starts the threads; threads: CPU threads over all ranks, 0 = all. -EOPNOTSUPP (NotSupported): more ranks than this version
- * runs; what context_new() or pthread_create() returned, with f. */
-int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc func, void *userdata, RankGroup **ret, Fault *f);
+/* Starts the threads; threads: CPU threads over all ranks, 0 = all. -EOPNOTSUPP (NotSupported): more ranks
+ * than this version runs; what context_new() or pthread_create() returned, with f. */
+int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc func, void *userdata,
+        RankGroup **ret, Fault *f);
 
 /* Waits for a running step; queued ones are dropped. */
 RankGroup *rank_group_free(RankGroup *g);

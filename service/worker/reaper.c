@@ -23,10 +23,10 @@ static void *reaper_thread(void *userdata) {
 
         (void) prctl(PR_SET_NAME, "reaper");
         for (;;) {
-                struct pollfd p = { .fd = socket, .events = POLLRDHUP };
+                struct pollfd p = {.fd = socket, .events = POLLRDHUP};
 
-                /* No POLLIN: messages are the link thread's. POLLHUP, POLLERR and POLLNVAL come unasked. POLLERR alone may
-                 * be a peer that died with unread messages; it is gone too. */
+                /* No POLLIN: messages are the link thread's. POLLHUP, POLLERR and POLLNVAL come unasked.
+                 * POLLERR alone may be a peer that died with unread messages; it is gone too. */
                 if (poll(&p, 1, -1) > 0 && p.revents)
                         reaper_kill_process();
         }

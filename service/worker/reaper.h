@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The thread that ends the process when its broker is gone, whatever the other threads hang in (a driver call, a long
- * block): nobody holds memory as an orphan. It touches nothing but the socket. */
+/* The thread that ends the process when its broker is gone, whatever the other threads hang in (a driver
+ * call, a long block): nobody holds memory as an orphan. It touches nothing but the socket. */
 
 /* Starts it. socket must stay open. Negative errno. */
 int reaper_start(int socket);

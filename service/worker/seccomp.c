@@ -17,20 +17,20 @@
 #include "service/shared/cleanup.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#  define SANITIZED 1
+#define SANITIZED 1
 #elif defined(__has_feature)
-#  if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
-#    define SANITIZED 1
-#  endif
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define SANITIZED 1
+#endif
 #endif
 #ifndef SANITIZED
-#  define SANITIZED 0
+#define SANITIZED 0
 #endif
 
 #if defined(__x86_64__)
-#  define FILTER_ARCH AUDIT_ARCH_X86_64
+#define FILTER_ARCH AUDIT_ARCH_X86_64
 #elif defined(__aarch64__)
-#  define FILTER_ARCH AUDIT_ARCH_AARCH64
+#define FILTER_ARCH AUDIT_ARCH_AARCH64
 #endif
 
 bool seccomp_is_supported(void) {
@@ -58,27 +58,87 @@ typedef struct Filter {
 /* Calls that are fine with any arguments. */
 static const int allowed[] = {
         /* memory */
-        SYS_brk, SYS_madvise, SYS_mremap, SYS_munmap, SYS_membarrier,
+        SYS_brk,
+        SYS_madvise,
+        SYS_mremap,
+        SYS_munmap,
+        SYS_membarrier,
         /* files that are open */
-        SYS_close, SYS_fcntl, SYS_fstat, SYS_fstatfs, SYS_lseek, SYS_newfstatat, SYS_pread64, SYS_read, SYS_readv, SYS_statx, SYS_write,
+        SYS_close,
+        SYS_fcntl,
+        SYS_fstat,
+        SYS_fstatfs,
+        SYS_lseek,
+        SYS_newfstatat,
+        SYS_pread64,
+        SYS_read,
+        SYS_readv,
+        SYS_statx,
+        SYS_write,
         SYS_writev,
         /* the socket */
-        SYS_ppoll, SYS_recvmsg, SYS_sendmsg,
+        SYS_ppoll,
+        SYS_recvmsg,
+        SYS_sendmsg,
         /* threads, signals, time */
-        SYS_clock_getres, SYS_clock_gettime, SYS_clock_nanosleep, SYS_exit, SYS_exit_group, SYS_futex, SYS_get_robust_list, SYS_getcpu,
-        SYS_getpid, SYS_getrandom, SYS_gettid, SYS_gettimeofday, SYS_nanosleep, SYS_restart_syscall, SYS_rseq, SYS_rt_sigaction,
-        SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_getaffinity, SYS_sched_yield, SYS_set_robust_list, SYS_sigaltstack, SYS_sysinfo,
+        SYS_clock_getres,
+        SYS_clock_gettime,
+        SYS_clock_nanosleep,
+        SYS_exit,
+        SYS_exit_group,
+        SYS_futex,
+        SYS_get_robust_list,
+        SYS_getcpu,
+        SYS_getpid,
+        SYS_getrandom,
+        SYS_gettid,
+        SYS_gettimeofday,
+        SYS_nanosleep,
+        SYS_restart_syscall,
+        SYS_rseq,
+        SYS_rt_sigaction,
+        SYS_rt_sigprocmask,
+        SYS_rt_sigreturn,
+        SYS_sched_getaffinity,
+        SYS_sched_yield,
+        SYS_set_robust_list,
+        SYS_sigaltstack,
+        SYS_sysinfo,
         SYS_uname,
 #ifdef __x86_64__
-        SYS_pause, SYS_poll, SYS_time,
+        SYS_pause,
+        SYS_poll,
+        SYS_time,
 #endif
 };
 
-/* Calls that nothing of ours makes and that an intruder would: the process ends. All that is in no list is refused. */
+/* Calls that nothing of ours makes and that an intruder would: the process ends. All that is in no list is
+ * refused. */
 static const int deadly[] = {
-        SYS_execve, SYS_execveat, SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_mount, SYS_umount2, SYS_pivot_root,
-        SYS_chroot, SYS_setns, SYS_unshare, SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_kexec_load, SYS_bpf,
-        SYS_perf_event_open, SYS_add_key, SYS_request_key, SYS_keyctl, SYS_userfaultfd, SYS_open_by_handle_at, SYS_swapon, SYS_swapoff,
+        SYS_execve,
+        SYS_execveat,
+        SYS_ptrace,
+        SYS_process_vm_readv,
+        SYS_process_vm_writev,
+        SYS_mount,
+        SYS_umount2,
+        SYS_pivot_root,
+        SYS_chroot,
+        SYS_setns,
+        SYS_unshare,
+        SYS_init_module,
+        SYS_finit_module,
+        SYS_delete_module,
+        SYS_kexec_load,
+        SYS_bpf,
+        SYS_perf_event_open,
+        SYS_add_key,
+        SYS_request_key,
+        SYS_keyctl,
+        SYS_userfaultfd,
+        SYS_open_by_handle_at,
+        SYS_swapon,
+        SYS_swapoff,
         SYS_reboot,
 };
 
@@ -87,7 +147,7 @@ static void emit(Filter *p, uint16_t code, uint32_t k, uint8_t if_true, uint8_t 
                 p->full = true;
                 return;
         }
-        p->code[p->n++] = (struct sock_filter) { .code = code, .jt = if_true, .jf = if_false, .k = k };
+        p->code[p->n++] = (struct sock_filter){.code = code, .jt = if_true, .jf = if_false, .k = k};
 }
 
 static void load(Filter *p, size_t offset) {
@@ -98,8 +158,8 @@ static void answer(Filter *p, uint32_t action) {
         emit(p, BPF_RET | BPF_K, action, 0, 0);
 }
 
-/* The number of the call is loaded before and after each of these. Both architectures are little endian: the low half of an argument
- * comes first, and flags have no other. */
+/* The number of the call is loaded before and after each of these. Both architectures are little endian: the
+ * low half of an argument comes first, and flags have no other. */
 static size_t argument(unsigned i) {
         return offsetof(struct seccomp_data, args) + i * sizeof(uint64_t);
 }
@@ -138,7 +198,8 @@ static void allow_either(Filter *p, int call, unsigned i, uint32_t a, uint32_t b
 }
 
 static void make_filter(Filter *p) {
-        const uint32_t writes = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC | O_APPEND | (O_TMPFILE & ~O_DIRECTORY);
+        const uint32_t writes =
+                O_WRONLY | O_RDWR | O_CREAT | O_TRUNC | O_APPEND | (O_TMPFILE & ~O_DIRECTORY);
         uint32_t self = (uint32_t) getpid();
 
         load(p, offsetof(struct seccomp_data, arch));
@@ -155,7 +216,8 @@ static void make_filter(Filter *p) {
         for (size_t i = 0; i < ELEMENTSOF(deadly); i++)
                 on_call(p, deadly[i], SECCOMP_RET_KILL_PROCESS);
 
-        /* A thread, never a process. clone3 has its flags in memory, where a filter cannot look: libc then takes clone. */
+        /* A thread, never a process. clone3 has its flags in memory, where a filter cannot look: libc then
+         * takes clone. */
         on_call(p, SYS_clone3, SECCOMP_RET_ERRNO | ENOSYS);
         allow_with(p, SYS_clone, 0, CLONE_THREAD);
 
@@ -192,7 +254,7 @@ int seccomp_apply(void) {
         if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
                 return -errno;
 
-        program = (struct sock_fprog) { .len = (unsigned short) filter.n, .filter = filter.code };
+        program = (struct sock_fprog){.len = (unsigned short) filter.n, .filter = filter.code};
         if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) < 0)
                 return errno == EINVAL || errno == ENOSYS ? -EOPNOTSUPP : -errno;
 

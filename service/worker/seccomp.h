@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The worker's own filter of system calls, for after the start: what a step needs, and nothing that opens sockets, starts
- * programs, writes files or looks into other processes. It holds also where no service manager set one. */
+/* The worker's own filter of system calls, for after the start: what a step needs, and nothing that opens
+ * sockets, starts programs, writes files or looks into other processes. It holds also where no service
+ * manager set one. */
 
 #include <stdbool.h>
 
 /* Whether this build can be filtered: sanitizers need calls that the filter refuses. */
 bool seccomp_is_supported(void);
 
-/* Filters the calling thread and the threads it starts from now on, for good; sets no_new_privs. Call it before there are others.
- * -EOPNOTSUPP: this build or this machine's architecture has no filter, or the kernel knows none. Other negative errno. */
+/* Filters the calling thread and the threads it starts from now on, for good; sets no_new_privs. Call it
+ * before there are others. -EOPNOTSUPP: this build or this machine's architecture has no filter, or the
+ * kernel knows none. Other negative errno. */
 int seccomp_apply(void);

@@ -20,7 +20,7 @@ static uint64_t now_usec(void) {
 static void text_cache_clear(TextCache *c) {
         free(c->text);
         free(c->refined);
-        *c = (TextCache) {};
+        *c = (TextCache){};
 }
 
 void step_runner_done(StepRunner *s) {
@@ -51,7 +51,7 @@ static int refine_text(StepRunner *s, const H3Rank *rank, const Job *j, const vo
                 if (r < 0)
                         return r;
 
-                *c = (TextCache) {
+                *c = (TextCache){
                         .serial = j->model->serial,
                         .compute = j->compute,
                         .text = STEAL_PTR(text),
@@ -103,11 +103,12 @@ static int check_state(const Job *j, uint32_t step, Fault *f) {
                 return fault_set(f, -EINVAL, FAULT_INTERNAL, "STEP came before PLAN.");
 
         if (j->committed >= j->steps)
-                return fault_set(f, -EINVAL, FAULT_INTERNAL, "STEP %" PRIu32 " was asked for, but all %" PRIu32 " steps are done.", step,
-                                j->steps);
+                return fault_set(f, -EINVAL, FAULT_INTERNAL,
+                        "STEP %" PRIu32 " was asked for, but all %" PRIu32 " steps are done.", step,
+                        j->steps);
         if (step != j->committed)
-                return fault_set(f, -EINVAL, FAULT_INTERNAL, "STEP %" PRIu32 " was asked for, but step %" PRIu32 " is next.", step,
-                                j->committed);
+                return fault_set(f, -EINVAL, FAULT_INTERNAL,
+                        "STEP %" PRIu32 " was asked for, but step %" PRIu32 " is next.", step, j->committed);
         return 0;
 }
 
@@ -130,8 +131,8 @@ static int step_memory(const Job *j, uint64_t *ret) {
         return 0;
 }
 
-/* Once per plan. There is no ENOMEM for memory that was promised and is touched later: the kernel would end the process, and with it
- * the work of others. */
+/* Once per plan. There is no ENOMEM for memory that was promised and is touched later: the kernel would end
+ * the process, and with it the work of others. */
 static int admit(const Backend *b, Job *j, Fault *f) {
         uint64_t need, have;
         int r;
@@ -141,22 +142,24 @@ static int admit(const Backend *b, Job *j, Fault *f) {
 
         r = step_memory(j, &need);
         if (r < 0)
-                return fault_set(f, r, FAULT_DOES_NOT_FIT, "The memory of a step of %" PRIu64 " rows cannot be counted: %s.", j->layout->rows,
-                                strerror(-r));
+                return fault_set(f, r, FAULT_DOES_NOT_FIT,
+                        "The memory of a step of %" PRIu64 " rows cannot be counted: %s.", j->layout->rows,
+                        strerror(-r));
 
         have = b->memory_available();
         if (have > 0 && need > have)
                 return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
-                                "A step of %" PRIu64 " rows needs %" PRIu64 " bytes of memory, %" PRIu64 " are free.", j->layout->rows, need,
-                                have);
+                        "A step of %" PRIu64 " rows needs %" PRIu64 " bytes of memory, %" PRIu64
+                        " are free.",
+                        j->layout->rows, need, have);
 
         j->plan_admitted = true;
         return 0;
 }
 
 static int compute(StepRunner *s, const H3Rank *rank, Job *j, uint32_t step, Fault *f) {
-        Run run = { .runner = s, .job = j, .step = step };
-        H3StepHooks hooks = { .on_block = on_block, .userdata = &run };
+        Run run = {.runner = s, .job = j, .step = step};
+        H3StepHooks hooks = {.on_block = on_block, .userdata = &run};
         H3StepInput in = {
                 .compute = j->compute,
                 .layout = j->layout,
@@ -179,8 +182,10 @@ static const Latents *update(Job *j, uint32_t step) {
         if (j->kind == WIRE_JOB_STEP)
                 return &j->velocity;
 
-        h3_euler(j->state.video, j->velocity.video, j->sigmas_video[step], j->sigmas_video[step + 1], j->n_video, j->next.video);
-        h3_euler(j->state.audio, j->velocity.audio, j->sigmas_audio[step], j->sigmas_audio[step + 1], j->n_audio, j->next.audio);
+        h3_euler(j->state.video, j->velocity.video, j->sigmas_video[step], j->sigmas_video[step + 1],
+                j->n_video, j->next.video);
+        h3_euler(j->state.audio, j->velocity.audio, j->sigmas_audio[step], j->sigmas_audio[step + 1],
+                j->n_audio, j->next.audio);
         return &j->next;
 }
 
@@ -189,20 +194,22 @@ static int explain(const Job *j, int error, Fault *f) {
         uint64_t need = 0;
 
         if (error == -ECANCELED) {
-                *f = (Fault) {};
+                *f = (Fault){};
                 return fault_set(f, error, FAULT_CANCELLED, "The job was cancelled.");
         }
         if (error == -ENOMEM && strcmp(f->name, FAULT_DOES_NOT_FIT) != 0) {
-                *f = (Fault) {};
+                *f = (Fault){};
                 (void) step_memory(j, &need);
-                return fault_set(f, error, FAULT_DOES_NOT_FIT, "There is no memory for a step of %" PRIu64 " rows: it needs %" PRIu64
-                                " bytes.", j->layout->rows, need);
+                return fault_set(f, error, FAULT_DOES_NOT_FIT,
+                        "There is no memory for a step of %" PRIu64 " rows: it needs %" PRIu64 " bytes.",
+                        j->layout->rows, need);
         }
-        return fault_set(f, error, FAULT_INTERNAL, "The step failed: %s (errno %d).", strerror(-error), -error);
+        return fault_set(
+                f, error, FAULT_INTERNAL, "The step failed: %s (errno %d).", strerror(-error), -error);
 }
 
 int step_run(StepRunner *s, LkContext *context, Job *j, uint32_t step, uint64_t *ret_usec, Fault *f) {
-        H3Rank rank = { .index = 0, .ops = s->backend->ops, .context = context };
+        H3Rank rank = {.index = 0, .ops = s->backend->ops, .context = context};
         uint64_t begin = now_usec();
         const Latents *result;
         int r;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* One step of a job on this group's ranks: text once per prompt, the forward pass, the sampler's update, the commit. Runs on
- * rank 0's thread. */
+/* One step of a job on this group's ranks: text once per prompt, the forward pass, the sampler's update, the
+ * commit. Runs on rank 0's thread. */
 
 #include <stdint.h>
 
@@ -10,8 +10,8 @@
 #include "service/worker/job-context.h"
 #include "service/worker/link.h"
 
-/* The refined text of the last prompt: it depends on the model, the compute type and the text alone, and jobs and steps of
- * one prompt follow each other. */
+/* The refined text of the last prompt: it depends on the model, the compute type and the text alone, and
+ * jobs and steps of one prompt follow each other. */
 typedef struct TextCache {
         uint64_t serial; /* of the model; 0: empty */
         H3Compute compute;
@@ -28,6 +28,7 @@ typedef struct StepRunner {
 
 void step_runner_done(StepRunner *s);
 
-/* Runs step `step` of j, which must be the next one, and commits it. 0: *ret_usec is the time it took. On failure f is
- * filled and the job's state is as it was: -ECANCELED (Cancelled), -ENOMEM (DoesNotFit), -EINVAL, device errors. */
+/* Runs step `step` of j, which must be the next one, and commits it. 0: *ret_usec is the time it took. On
+ * failure f is filled and the job's state is as it was: -ECANCELED (Cancelled), -ENOMEM (DoesNotFit),
+ * -EINVAL, device errors. */
 int step_run(StepRunner *s, LkContext *context, Job *j, uint32_t step, uint64_t *ret_usec, Fault *f);

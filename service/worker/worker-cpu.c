@@ -48,8 +48,8 @@ static uint64_t read_meminfo(const char *key) {
         char value[64];
         uint64_t kib;
 
-        if (read_field("/proc/meminfo", key, value, sizeof(value)) < 0 || sscanf(value, "%" SCNu64 " kB", &kib) != 1 ||
-            kib > UINT64_MAX / 1024)
+        if (read_field("/proc/meminfo", key, value, sizeof(value)) < 0 ||
+                sscanf(value, "%" SCNu64 " kB", &kib) != 1 || kib > UINT64_MAX / 1024)
                 return 0;
 
         return kib * 1024;
@@ -64,7 +64,7 @@ static const char *architecture(const LkOps *ops) {
         static const struct {
                 LkCpuIsa isa;
                 const char *name;
-        } names[] = { { LK_CPU_V4, "x86-64-v4" }, { LK_CPU_V3, "x86-64-v3" } };
+        } names[] = {{LK_CPU_V4, "x86-64-v4"}, {LK_CPU_V3, "x86-64-v3"}};
 
         for (size_t i = 0; i < ELEMENTSOF(names); i++)
                 if (lk_cpu_ops(names[i].isa) == ops)
@@ -84,7 +84,8 @@ static uint32_t devices(WireDevice *ret_devices) {
 
         memset(d, 0, sizeof(*d));
         (void) snprintf(d->architecture, sizeof(d->architecture), "%s", architecture(cpu_ops));
-        if (read_field("/proc/cpuinfo", "model name", d->name, sizeof(d->name)) < 0) /* e.g. aarch64 has no such line */
+        if (read_field("/proc/cpuinfo", "model name", d->name, sizeof(d->name)) <
+                0) /* e.g. aarch64 has no such line */
                 (void) snprintf(d->name, sizeof(d->name), "CPU (%s)", d->architecture);
         d->memory_total = read_meminfo("MemTotal");
         d->memory_free = memory_available();
@@ -102,7 +103,8 @@ const Backend *backend_get(Fault *f) {
         if (!backend.ops) {
                 cpu_ops = lk_cpu_ops(LK_CPU_AUTO);
                 if (!cpu_ops) {
-                        (void) fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "This CPU has no instruction set that the kernels know.");
+                        (void) fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                                "This CPU has no instruction set that the kernels know.");
                         return NULL;
                 }
                 backend.ops = cpu_ops;

@@ -15,15 +15,15 @@
 #include "service/worker/reaper.h"
 #include "service/worker/step.h"
 
-#define SESSIONS_MAX 1024
-#define JOBS_MAX 1024
+#define SESSIONS_MAX 8192
+#define JOBS_MAX 4096
 
 /* All of it is the link thread's; jobs are shared with rank 0 as job-context.h says. */
 typedef struct Worker {
         const Backend *backend;
         Link *link;
-        RankGroup *ranks;   /* NULL before WELCOME */
-        StepRunner steps;   /* rank 0's */
+        RankGroup *ranks; /* NULL before WELCOME */
+        StepRunner steps; /* rank 0's */
         ModelTable models;
         ArenaPair *arenas[SESSIONS_MAX];
         Job *jobs[JOBS_MAX];
@@ -37,8 +37,8 @@ static void reply_error(Worker *w, uint64_t id, uint32_t step, int error, const 
         wire_init(&m, WIRE_ERROR, link_epoch(w->link), id, step);
         m.error.fault = *f;
         /* Also what forgot to say anything must not look like success. */
-        (void) fault_set(&m.error.fault, error, error == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL, "%s (errno %d).", strerror(-error),
-                        -error);
+        (void) fault_set(&m.error.fault, error, error == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL,
+                "%s (errno %d).", strerror(-error), -error);
         link_send(w->link, &m);
 }
 
@@ -86,7 +86,8 @@ static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
                 return fault_set(f, -EPROTO, FAULT_INTERNAL, "WELCOME has the epoch %" PRIu64 ".", epoch);
 
         link_set_epoch(w->link, epoch);
-        return rank_group_new(w->backend->ops, m->welcome.ranks, m->welcome.threads, on_step, w, &w->ranks, f);
+        return rank_group_new(
+                w->backend->ops, m->welcome.ranks, m->welcome.threads, on_step, w, &w->ranks, f);
 }
 
 static int on_model_commit(Worker *w, const WireMessage *m, Fault *f) {
@@ -116,7 +117,8 @@ static int on_arena(Worker *w, const WireMessage *m, int fd, Fault *f) {
                 if (!w->arenas[i])
                         slot = &w->arenas[i];
         if (!slot)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "More than %d sessions are open.", SESSIONS_MAX);
+                return fault_set(
+                        f, -EPROTO, FAULT_INTERNAL, "More than %d sessions are open.", SESSIONS_MAX);
 
         if (!*slot) {
                 r = arena_pair_new(m->header.job, slot);
@@ -137,7 +139,8 @@ static void on_arena_close(Worker *w, const WireMessage *m) {
         if (!slot)
                 return;
 
-        /* The broker closes jobs first. If it did not, they end here: the ACK promises that the arenas are left alone. */
+        /* The broker closes jobs first. If it did not, they end here: the ACK promises that the arenas are
+         * left alone. */
         for (size_t i = 0; i < JOBS_MAX; i++)
                 if (w->jobs[i] && w->jobs[i]->arenas == *slot)
                         close_job(&w->jobs[i]);
@@ -149,11 +152,14 @@ static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
         ArenaPair **arenas = find_arenas(w, open->session);
 
         if (!slot)
-                return fault_set(f, -ENOBUFS, FAULT_LIMIT, "The worker holds %d jobs already: close some.", JOBS_MAX);
+                return fault_set(
+                        f, -ENOBUFS, FAULT_LIMIT, "The worker holds %d jobs already: close some.", JOBS_MAX);
         if (!model)
-                return fault_set(f, -ENOENT, FAULT_INTERNAL, "The job is for model %" PRIu64 ", which the worker does not hold.", open->model);
+                return fault_set(f, -ENOENT, FAULT_INTERNAL,
+                        "The job is for model %" PRIu64 ", which the worker does not hold.", open->model);
         if (!arenas)
-                return fault_set(f, -ENOENT, FAULT_INTERNAL, "The job is for session %" PRIu64 ", which has no arenas here.", open->session);
+                return fault_set(f, -ENOENT, FAULT_INTERNAL,
+                        "The job is for session %" PRIu64 ", which has no arenas here.", open->session);
 
         return job_new(open, model, *arenas, link_epoch(w->link), slot, f);
 }
@@ -165,7 +171,8 @@ static int on_job_open(Worker *w, const WireMessage *m, Fault *f) {
         int r;
 
         if (find_job(w, m->header.job))
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "Job %" PRIu64 " is open already.", m->header.job);
+                return fault_set(
+                        f, -EPROTO, FAULT_INTERNAL, "Job %" PRIu64 " is open already.", m->header.job);
 
         for (size_t i = 0; !slot && i < JOBS_MAX; i++)
                 if (!w->jobs[i])
@@ -188,18 +195,22 @@ static int on_plan(Worker *w, const WireMessage *m, Fault *f) {
         int r;
 
         if (!slot)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "PLAN is for job %" PRIu64 ", which is not open.", m->header.job);
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "PLAN is for job %" PRIu64 ", which is not open.", m->header.job);
 
         j = *slot;
         if (j->n_pending > 0)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "PLAN came for job %" PRIu64 " while a step of it is queued or runs.", j->id);
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "PLAN came for job %" PRIu64 " while a step of it is queued or runs.", j->id);
 
         j->plan = plan_free(j->plan);
-        j->plan_fault = (Fault) {};
+        j->plan_fault = (Fault){};
         j->plan_admitted = false;
-        r = plan_new(&m->plan, j->layout->rows, j->model->h3->config.heads, rank_group_size(w->ranks), &j->plan, &j->plan_fault);
+        r = plan_new(&m->plan, j->layout->rows, j->model->h3->config.heads, rank_group_size(w->ranks),
+                &j->plan, &j->plan_fault);
         if (r == -ENOMEM)
-                (void) fault_set(&j->plan_fault, r, FAULT_DOES_NOT_FIT, "There is no memory for a plan (%zu bytes).", sizeof(Plan));
+                (void) fault_set(&j->plan_fault, r, FAULT_DOES_NOT_FIT,
+                        "There is no memory for a plan (%zu bytes).", sizeof(Plan));
         return 0;
 }
 
@@ -209,7 +220,8 @@ static int on_step_message(Worker *w, const WireMessage *m, Fault *f) {
         int r;
 
         if (!slot) {
-                r = fault_set(&fault, -ENOENT, FAULT_INTERNAL, "STEP is for job %" PRIu64 ", which is not open.", m->header.job);
+                r = fault_set(&fault, -ENOENT, FAULT_INTERNAL,
+                        "STEP is for job %" PRIu64 ", which is not open.", m->header.job);
                 reply_error(w, m->header.job, m->header.step, r, &fault);
                 return 0;
         }
@@ -217,7 +229,8 @@ static int on_step_message(Worker *w, const WireMessage *m, Fault *f) {
         (*slot)->n_pending++;
         r = rank_group_queue(w->ranks, *slot, m->header.step);
         if (r < 0)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "More than %d steps are queued.", STEPS_QUEUED_MAX);
+                return fault_set(
+                        f, -EPROTO, FAULT_INTERNAL, "More than %d steps are queued.", STEPS_QUEUED_MAX);
         return 0;
 }
 
@@ -281,11 +294,11 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
                 return 0;
 
         case WIRE_DIE:
-                link_flush(w->link);
                 reaper_kill_process();
 
         default:
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "The broker sent %s.", wire_type_name(m->header.type));
+                return fault_set(
+                        f, -EPROTO, FAULT_INTERNAL, "The broker sent %s.", wire_type_name(m->header.type));
         }
 }
 
@@ -299,7 +312,7 @@ int worker_start(const Backend *backend, int socket, Fault *f) {
                 return fault_set(f, r, FAULT_INTERNAL, "The connection cannot be set up: %s.", strerror(-r));
 
         w->backend = backend;
-        w->steps = (StepRunner) { .backend = backend, .link = w->link };
+        w->steps = (StepRunner){.backend = backend, .link = w->link};
 
         wire_init(&m, WIRE_HELLO, 0, 0, 0);
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", LATENTD_VERSION);
@@ -307,7 +320,8 @@ int worker_start(const Backend *backend, int socket, Fault *f) {
         (void) snprintf(m.hello.numerics_id, sizeof(m.hello.numerics_id), "%s", backend->ops->numerics_id);
         m.hello.pid = getpid();
         m.hello.n_devices = backend->devices(m.hello.devices);
-        log_info("Version %s on %s (%s).", LATENTD_VERSION, m.hello.devices[0].name, m.hello.devices[0].architecture);
+        log_info("Version %s on %s (%s).", LATENTD_VERSION, m.hello.devices[0].name,
+                m.hello.devices[0].architecture);
         link_send(w->link, &m);
         return 0;
 }

@@ -36,13 +36,15 @@ static void must(int r) {
         }
 }
 
-static void send_finished(sd_bus *bus, const char *to, const char *path, const char *state, const char *error) {
+static void send_finished(
+        sd_bus *bus, const char *to, const char *path, const char *state, const char *error) {
         sd_bus_message *m;
 
         must(sd_bus_message_new_signal(bus, &m, path, JOB, "Finished"));
         must(sd_bus_message_set_destination(m, to));
         must(sd_bus_message_append(m, "sss", state, error, error[0] ? "the reason" : ""));
-        must(sd_bus_message_append(m, "a{sv}", 2, "model", "o", ROOT "/model/_37", "bytes-read", "t", UINT64_C(5)));
+        must(sd_bus_message_append(
+                m, "a{sv}", 2, "model", "o", ROOT "/model/_37", "bytes-read", "t", UINT64_C(5)));
         must(sd_bus_send(bus, m, NULL));
         sd_bus_message_unref(m);
         must(sd_bus_flush(bus));
@@ -118,8 +120,8 @@ static int on_get_all(Service *s, sd_bus_message *m) {
         else if (strcmp(s->behaviour, "forgotten") == 0)
                 return sd_bus_reply_method_errorf(m, SD_BUS_ERROR_UNKNOWN_OBJECT, "no such job");
 
-        return sd_bus_reply_method_return(m, "a{sv}", 5, "State", "s", state, "Phase", "s", "read", "Block", "u", 2,
-                "Fraction", "d", 0.5, "Error", "(ss)", name, text);
+        return sd_bus_reply_method_return(m, "a{sv}", 5, "State", "s", state, "Phase", "s", "read", "Block",
+                "u", 2, "Fraction", "d", 0.5, "Error", "(ss)", name, text);
 }
 
 static int on_get(Service *s, sd_bus_message *m) {
@@ -137,7 +139,8 @@ static int on_add_files(Service *s, sd_bus_message *m) {
 
                 /* Each file of the test holds its own name's first bytes. */
                 if (pread(fd, buf, 4, 0) != 4 || strncmp(buf, name, 4) != 0)
-                        return sd_bus_reply_method_errorf(m, NAME ".Error.InvalidFile", "%s holds %s", name, buf);
+                        return sd_bus_reply_method_errorf(
+                                m, NAME ".Error.InvalidFile", "%s holds %s", name, buf);
                 n++;
         }
         if (n > 4)
@@ -196,7 +199,8 @@ static int on_open_session(Service *s, sd_bus_message *m) {
         return r;
 }
 
-/* Answers with the video's bytes at offset 128 of the output, where the request's dictionary says that they are. */
+/* Answers with the video's bytes at offset 128 of the output, where the request's dictionary says that they
+ * are. */
 static int on_step(Service *s, sd_bus_message *m) {
         const char *to = sd_bus_message_get_sender(m), *key, *type;
         uint64_t offset = 0, out = 128, bad = ARENA - 4;
@@ -225,8 +229,9 @@ static int on_step(Service *s, sd_bus_message *m) {
         must(sd_bus_message_new_signal(s->bus, &f, ROOT "/job/_50", JOB, "Finished"));
         must(sd_bus_message_set_destination(f, to));
         must(sd_bus_message_append(f, "sss", "done", "", ""));
-        must(sd_bus_message_append(f, "a{sv}", 2, "rows", "t", (uint64_t) (sigma * 1000), "tensors", "a(stsat)", 2,
-                "video_velocity", out, "F32", 2, UINT64_C(2), UINT64_C(3), "outside", bad, "F32", 1, UINT64_C(2)));
+        must(sd_bus_message_append(f, "a{sv}", 2, "rows", "t", (uint64_t) (sigma * 1000), "tensors",
+                "a(stsat)", 2, "video_velocity", out, "F32", 2, UINT64_C(2), UINT64_C(3), "outside", bad,
+                "F32", 1, UINT64_C(2)));
         must(sd_bus_send(s->bus, f, NULL));
         sd_bus_message_unref(f);
         return 1;
@@ -236,7 +241,8 @@ static int on_message(sd_bus_message *m, void *userdata, sd_bus_error *reterr_er
         const char *member = sd_bus_message_get_member(m), *path = sd_bus_message_get_path(m);
         Service *s = userdata;
 
-        if (!member || !path || sd_bus_message_is_method_call(m, NULL, NULL) <= 0 || strncmp(path, ROOT, strlen(ROOT)) != 0)
+        if (!member || !path || sd_bus_message_is_method_call(m, NULL, NULL) <= 0 ||
+                strncmp(path, ROOT, strlen(ROOT)) != 0)
                 return 0;
         if (strcmp(member, "LoadModel") == 0)
                 return on_load(s, m);
@@ -260,14 +266,14 @@ static int on_message(sd_bus_message *m, void *userdata, sd_bus_error *reterr_er
                 return 1;
         }
         if (strcmp(member, "GetManagedObjects") == 0)
-                return sd_bus_reply_method_return(m, "a{oa{sa{sv}}}", 3, ROOT "/model/_310", 1, NAME ".Model", 1, "Name", "s",
-                        "tiny", ROOT "/model/_39", 1, NAME ".Model", 1, "Name", "s", "tiny", ROOT "/device/_31", 1,
-                        NAME ".Device", 1, "Kind", "s", "cpu");
+                return sd_bus_reply_method_return(m, "a{oa{sa{sv}}}", 3, ROOT "/model/_310", 1,
+                        NAME ".Model", 1, "Name", "s", "tiny", ROOT "/model/_39", 1, NAME ".Model", 1,
+                        "Name", "s", "tiny", ROOT "/device/_31", 1, NAME ".Device", 1, "Kind", "s", "cpu");
         return sd_bus_reply_method_return(m, NULL);
 }
 
 static _Noreturn void service_run(const char *address, int ready) {
-        Service s = { .address = address };
+        Service s = {.address = address};
 
         must(sd_bus_new(&s.bus));
         must(sd_bus_set_address(s.bus, address));
@@ -330,8 +336,10 @@ static void start_bus(Fake *f) {
         file = fopen(config, "we");
         assert_non_null(file);
         (void) fprintf(file,
-                "<busconfig><type>session</type><listen>%s</listen><auth>EXTERNAL</auth><policy context=\"default\">"
-                "<allow user=\"*\"/><allow own=\"*\"/><allow send_destination=\"*\"/><allow receive_sender=\"*\"/></policy>"
+                "<busconfig><type>session</type><listen>%s</listen><auth>EXTERNAL</auth><policy "
+                "context=\"default\">"
+                "<allow user=\"*\"/><allow own=\"*\"/><allow send_destination=\"*\"/><allow "
+                "receive_sender=\"*\"/></policy>"
                 "</busconfig>",
                 f->address);
         assert_int_equal(fclose(file), 0);
@@ -345,7 +353,8 @@ static void start_bus(Fake *f) {
 
                 (void) snprintf(option, sizeof(option), "--config-file=%s", config);
                 (void) snprintf(print, sizeof(print), "--print-address=%d", pipe_fd[1]);
-                execlp(program ? program : "dbus-daemon", "dbus-daemon", option, print, "--nofork", "--nosyslog", NULL);
+                execlp(program ? program : "dbus-daemon", "dbus-daemon", option, print, "--nofork",
+                        "--nosyslog", NULL);
                 _exit(127);
         }
         (void) close(pipe_fd[1]);
@@ -354,7 +363,7 @@ static void start_bus(Fake *f) {
 }
 
 int fake_setup(void **state) {
-        latent_client_options o = { .struct_size = sizeof(o), .bus = LATENT_BUS_ADDRESS };
+        latent_client_options o = {.struct_size = sizeof(o), .bus = LATENT_BUS_ADDRESS};
         latent_error e = {};
         Fake *f;
 

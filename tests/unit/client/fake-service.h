@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A private dbus-daemon and a fake of the service in a child process, whose behaviour the names of models choose. */
+/* A private dbus-daemon and a fake of the service in a child process, whose behaviour the names of models
+ * choose. */
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -10,7 +10,8 @@
 
 static void new_without_service_no_service(void **state) {
         Fake *f = *state;
-        latent_client_options o = { .struct_size = sizeof(o), .bus = LATENT_BUS_ADDRESS, .address = f->address };
+        latent_client_options o = {
+                .struct_size = sizeof(o), .bus = LATENT_BUS_ADDRESS, .address = f->address};
         latent_client *c = NULL;
         latent_error e = {};
 
@@ -21,7 +22,8 @@ static void new_without_service_no_service(void **state) {
 }
 
 static void new_without_bus_no_service(void **state) {
-        latent_client_options o = { .struct_size = sizeof(o), .bus = LATENT_BUS_ADDRESS, .address = "unix:path=/nowhere/bus" };
+        latent_client_options o = {
+                .struct_size = sizeof(o), .bus = LATENT_BUS_ADDRESS, .address = "unix:path=/nowhere/bus"};
         latent_client *c = NULL;
         latent_error e = {};
 
@@ -31,7 +33,7 @@ static void new_without_bus_no_service(void **state) {
 }
 
 static void new_wrong_options_refused(void **state) {
-        latent_client_options o = { .struct_size = sizeof(o), .bus = LATENT_BUS_ADDRESS };
+        latent_client_options o = {.struct_size = sizeof(o), .bus = LATENT_BUS_ADDRESS};
         latent_client *c = NULL;
         latent_error e = {};
 

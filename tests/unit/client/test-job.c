@@ -124,7 +124,7 @@ static void on_progress(const latent_progress *p, void *userdata) {
 
 static void wait_progress_reaches_the_end(void **state) {
         latent_job *job = fake_load(*state, "progress");
-        latent_progress p = { .struct_size = sizeof(p) };
+        latent_progress p = {.struct_size = sizeof(p)};
         Seen seen = {};
 
         assert_int_equal(latent_job_wait(job, 10 * SECOND, on_progress, &seen, NULL), 0);
@@ -141,7 +141,7 @@ static void wait_progress_reaches_the_end(void **state) {
 
 static void wait_cancel_from_callback_cancelled(void **state) {
         latent_job *job = fake_load(*state, "forever");
-        Seen seen = { .cancel = job };
+        Seen seen = {.cancel = job};
 
         /* The state that is asked for after a silence is news. */
         assert_int_equal(latent_job_wait(job, 10 * SECOND, on_progress, &seen, NULL), -ECANCELED);
@@ -220,7 +220,8 @@ static void process_event_loop_finds_the_end(void **state) {
         uint64_t start = now(), timeout;
 
         while (latent_job_wait(job, 0, NULL, NULL, NULL) == 1 && now() - start < 5 * SECOND) {
-                struct pollfd p = { .fd = latent_client_fd(f->client), .events = (short) latent_client_events(f->client) };
+                struct pollfd p = {.fd = latent_client_fd(f->client),
+                        .events = (short) latent_client_events(f->client)};
 
                 assert_true(p.fd >= 0);
                 assert_int_equal(latent_client_timeout(f->client, &timeout), 0);

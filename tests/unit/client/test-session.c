@@ -64,7 +64,7 @@ static void open_maps_both_arenas(void **state) {
 
 static void open_unsealed_arena_refused(void **state) {
         Fake *f = *state;
-        latent_session_options o = { .struct_size = sizeof(o), .job_class = "batch" };
+        latent_session_options o = {.struct_size = sizeof(o), .job_class = "batch"};
         latent_model *m = find_model(f);
         latent_session *s = NULL;
         latent_error e = {};
@@ -77,7 +77,7 @@ static void open_unsealed_arena_refused(void **state) {
 
 static void open_smaller_arena_than_asked_refused(void **state) {
         Fake *f = *state;
-        latent_session_options o = { .struct_size = sizeof(o), .output_bytes = 65537 };
+        latent_session_options o = {.struct_size = sizeof(o), .output_bytes = 65537};
         latent_model *m = find_model(f);
         latent_session *s = NULL;
 
@@ -88,11 +88,15 @@ static void open_smaller_arena_than_asked_refused(void **state) {
 
 static void step_tensors_there_and_back(void **state) {
         latent_session *s = open_session(*state, NULL);
-        latent_tensor text = { .dtype = "BF16", .n_dims = 2, .shape = { 3, 5 } };
-        latent_tensor video = { .dtype = "F32", .n_dims = 2, .shape = { 2, 3 } }, result;
-        latent_step_options o = { .struct_size = sizeof(o), .text = &text, .video = &video, .audio = &video,
-                .sigma_video = 0.5, .sigma_audio = 0.25 };
-        const float values[6] = { 1, -2, 3, -4, 5, -6 };
+        latent_tensor text = {.dtype = "BF16", .n_dims = 2, .shape = {3, 5}};
+        latent_tensor video = {.dtype = "F32", .n_dims = 2, .shape = {2, 3}}, result;
+        latent_step_options o = {.struct_size = sizeof(o),
+                .text = &text,
+                .video = &video,
+                .audio = &video,
+                .sigma_video = 0.5,
+                .sigma_audio = 0.25};
+        const float values[6] = {1, -2, 3, -4, 5, -6};
         latent_job *job = NULL;
         const void *data;
         latent_error e = {};
@@ -127,7 +131,7 @@ static void step_tensors_there_and_back(void **state) {
 
 static void allocate_full_arena_does_not_fit(void **state) {
         latent_session *s = open_session(*state, NULL);
-        latent_tensor t = { .dtype = "U8", .n_dims = 1, .shape = { 65536 } };
+        latent_tensor t = {.dtype = "U8", .n_dims = 1, .shape = {65536}};
         latent_error e = {};
         void *p;
 
@@ -145,7 +149,7 @@ static void allocate_full_arena_does_not_fit(void **state) {
 
 static void sample_unknown_flag_refused(void **state) {
         latent_session *s = open_session(*state, NULL);
-        latent_sample_options o = { .struct_size = sizeof(o), .flags = 2 };
+        latent_sample_options o = {.struct_size = sizeof(o), .flags = 2};
         latent_job *job = NULL;
         latent_error e = {};
 
@@ -158,7 +162,7 @@ static void sample_unknown_flag_refused(void **state) {
 static void session_after_restart_restarted(void **state) {
         Fake *f = *state;
         latent_session *s = open_session(f, NULL);
-        latent_step_options o = { .struct_size = sizeof(o) };
+        latent_step_options o = {.struct_size = sizeof(o)};
         latent_job *job = NULL;
         latent_error e = {};
 
@@ -191,7 +195,8 @@ static void load_path_hands_over_all_files(void **state) {
 
         assert_int_equal(latent_model_load_path(f->client, directory, NULL, &job, &e), 0);
         assert_int_equal(latent_job_wait(job, 10 * SECOND, NULL, NULL, &e), 0);
-        assert_int_equal(latent_value_as_uint(latent_value_get(latent_job_result(job), "bytes-read"), &n), 0);
+        assert_int_equal(
+                latent_value_as_uint(latent_value_get(latent_job_result(job), "bytes-read"), &n), 0);
         assert_int_equal(n, 9);
         latent_job_free(job);
 

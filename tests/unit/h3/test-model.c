@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -267,6 +268,98 @@ static void model_missing_extra_and_misshaped_are_listed_together(void **state) 
                         "blocks.2.attn.out_proj.weight is [1024, 64], expected [64, 1024]",
                         "token_refiner.blocks.1.norm1.weight is [64, 1], expected [64]",
                         "Not of this model (1)", "blocks.0.attn.q_proj.weight"));
+}
+
+/* One entry of a header whose data only has to be there, not to be anything. */
+static uint64_t full_entry(FILE *out, const char *name, bool f32, uint64_t a, uint64_t b, uint64_t at) {
+        uint64_t end = at + a * (b ? b : 1) * (f32 ? 4 : 2);
+
+        (void) fprintf(out, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu", at ? "," : "{", name,
+                f32 ? "F32" : "BF16", (unsigned long long) a);
+        if (b)
+                (void) fprintf(out, ",%llu", (unsigned long long) b);
+        (void) fprintf(
+                out, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long) at, (unsigned long long) end);
+        return end;
+}
+
+typedef struct FullTensor {
+        const char *name;
+        bool f32;
+        uint64_t a, b;
+} FullTensor;
+
+/* The published model's tensors (535 of them); rope.inv_freq comes first, so that its data follows the
+ * header. */
+static uint64_t full_header(FILE *out) {
+        static const FullTensor ends[] = {{"rope.inv_freq", true, 16, 0},
+                {"video_patch_proj.weight", true, 5376, 96}, {"video_patch_proj.bias", true, 5376, 0},
+                {"audio_patch_proj.weight", true, 5376, 32}, {"audio_patch_proj.bias", true, 5376, 0},
+                {"condition_proj.weight", false, 5376, 5120}, {"condition_proj.bias", false, 5376, 0},
+                {"time_embedder.proj_in.weight", true, 5376, 256},
+                {"time_embedder.proj_in.bias", true, 5376, 0},
+                {"time_embedder.proj_out.weight", true, 2688, 5376},
+                {"time_embedder.proj_out.bias", true, 2688, 0},
+                {"token_refiner.final_norm.weight", false, 5376, 0},
+                {"final_layer.norm.weight", false, 5376, 0},
+                {"final_layer.adaln_proj.linear.weight", false, 10752, 2688},
+                {"final_layer.adaln_proj.linear.bias", false, 10752, 0},
+                {"final_layer.video_out.weight", true, 96, 5376},
+                {"final_layer.video_out.bias", true, 96, 0},
+                {"final_layer.audio_out.weight", true, 32, 5376},
+                {"final_layer.audio_out.bias", true, 32, 0}};
+        static const FullTensor block[] = {{"norm1.weight", false, 5376, 0},
+                {"norm2.weight", false, 5376, 0}, {"attn.qkv_proj.weight", false, 21504, 5376},
+                {"attn.q_norm.weight", false, 128, 0}, {"attn.k_norm.weight", false, 128, 0},
+                {"attn.out_proj.weight", false, 5376, 7168}, {"mlp.fc1.weight", false, 28672, 5376},
+                {"mlp.fc2.weight", false, 5376, 14336}, {"adaln_proj.linear.weight", false, 96768, 2688},
+                {"adaln_proj.linear.bias", false, 96768, 0}};
+        uint64_t at = 0;
+        char name[96];
+
+        for (size_t i = 0; i < ELEMENTSOF(ends); i++)
+                at = full_entry(out, ends[i].name, ends[i].f32, ends[i].a, ends[i].b, at);
+        for (unsigned layer = 0; layer < 52; layer++)
+                for (size_t i = 0; i < ELEMENTSOF(block) - (layer < 2 ? 2 : 0); i++) {
+                        (void) snprintf(name, sizeof(name), "%sblocks.%u.%s",
+                                layer < 2 ? "token_refiner." : "", layer < 2 ? layer : layer - 2,
+                                block[i].name);
+                        at = full_entry(out, name, block[i].f32, block[i].a, block[i].b, at);
+                }
+        (void) fprintf(out, "}");
+        return at;
+}
+
+static void model_full_size_opens_with_published_numbers(void **state) {
+        CLEANUP(golden_model_freep) GoldenModel *tiny = golden_comfy();
+        CLEANUP(h3_model_freep) H3Model *m = NULL;
+        CLEANUP_FREE char *header = NULL;
+        size_t header_size;
+        FILE *out = open_memstream(&header, &header_size);
+        uint64_t data = full_header(out), length, size;
+        uint8_t *bytes;
+        Fault f = {};
+
+        (void) fclose(out);
+        assert_int_equal(data, 66280430144ull);
+        length = header_size;
+        size = 8 + length + data;
+        bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (bytes == MAP_FAILED) /* a machine that does not promise memory: nothing to test here */
+                skip();
+        memcpy(bytes, &length, sizeof(length));
+        memcpy(bytes + 8, header, header_size);
+        memcpy(bytes + 8 + header_size, tiny->model->config.rope_inv_freq, 64);
+
+        if (h3_model_open(&(H3File){"m.safetensors", bytes, size}, 1, NULL, &m, &f) < 0)
+                fail_msg("%s", f.text);
+        assert_int_equal(m->n_tensors, 535);
+        assert_int_equal(m->weight_bytes, 66280430144ull);
+        assert_int_equal(m->config.layers, 50);
+        assert_int_equal(m->config.heads, 56);
+        assert_int_equal(m->config.inner, 7168);
+        assert_int_equal(m->config.ffn, 14336);
+        (void) munmap(bytes, size);
 }
 
 static void model_every_tensor_is_needed(void **state) {
@@ -609,6 +702,7 @@ int main(void) {
                 cmocka_unit_test(model_bad_inv_freq_is_refused),
                 cmocka_unit_test(model_f16_weights_are_taken),
                 cmocka_unit_test(model_missing_extra_and_misshaped_are_listed_together),
+                cmocka_unit_test(model_full_size_opens_with_published_numbers),
                 cmocka_unit_test(model_every_tensor_is_needed),
                 cmocka_unit_test(model_a_missing_block_is_listed),
                 cmocka_unit_test(model_hostile_names_and_sizes_are_refused),

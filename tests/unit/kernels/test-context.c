@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 
+#include "kernels/cpu/context.h"
 #include "kernels/cpu/threads.h"
 
 static void ops_table_is_complete(void **state) {
@@ -77,6 +78,25 @@ static void memory_round_trip_is_equal(void **state) {
         assert_int_equal(o->upload(c, NULL, NULL, 0), 0);
         assert_null(p);
         assert_null(o->context_free(c));
+}
+
+/* Ops of one context share the scratch memory: a larger wish after a smaller one must be met. */
+static void context_scratch_grows(void **state) {
+        static const size_t sizes[] = {1, 100, 5000, 300, 1 << 20};
+        LkContext *c;
+
+        assert_int_equal(context_new(1, &c), 0);
+
+        for (unsigned i = 0; i < ELEMENTSOF(sizes); i++) {
+                void *p = NULL;
+
+                assert_int_equal(context_scratch(c, sizes[i], &p), 0);
+                assert_int_equal((uintptr_t) p % CONTEXT_ALIGN, 0);
+                assert_true(c->scratch_size >= sizes[i]);
+                memset(p, 0xff, sizes[i]); /* the address sanitizer looks on */
+        }
+
+        assert_null(context_free(c));
 }
 
 typedef struct Count {
@@ -166,6 +186,7 @@ int main(void) {
                 cmocka_unit_test(ops_v4_is_present),
                 cmocka_unit_test(context_bad_argument_is_refused),
                 cmocka_unit_test(memory_round_trip_is_equal),
+                cmocka_unit_test(context_scratch_grows),
                 cmocka_unit_test(threads_every_task_runs_once),
                 cmocka_unit_test(threads_tasks_run_at_the_same_time),
                 cmocka_unit_test(threads_bad_count_is_refused),

@@ -82,13 +82,15 @@ static void config_read_every_key_sets_its_field(void **state) {
         State *s = *state;
         Config *c = s->config;
 
-        assert_int_equal(read_text(s, "# comment\n; another\n\n  [latentd]  \r\n"
-                                      "ModelPath=/models/a b\n ModelPath = /models/c\n"
-                                      "AllowedUsers=root 1234\nAllowedUsers=77,78\n"
-                                      "Worker=cpu\nWorkerStart=spawn\nWorkerSocket=/run/w.sock\nWorkerDirectory=/opt/w\n"
-                                      "WorkerRanks=3\nWorkerThreads=7\nCacheRamMax=64G\nCacheRamReserve=512M\n"
-                                      "LockMemory=no\nNumaPolicy=bind:0\nSessionsPerUser=5\nJobsPerUser=6\n"
-                                      "ArenaBytesPerUser=1T\nLogLevel=debug"),
+        assert_int_equal(
+                read_text(s,
+                        "# comment\n; another\n\n  [latentd]  \r\n"
+                        "ModelPath=/models/a b\n ModelPath = /models/c\n"
+                        "AllowedUsers=root 1234\nAllowedUsers=77,78\n"
+                        "Worker=cpu\nWorkerStart=spawn\nWorkerSocket=/run/w.sock\nWorkerDirectory=/opt/w\n"
+                        "WorkerRanks=3\nWorkerThreads=7\nCacheRamMax=64G\nCacheRamReserve=512M\n"
+                        "LockMemory=no\nNumaPolicy=bind:0\nSessionsPerUser=5\nJobsPerUser=6\n"
+                        "ArenaBytesPerUser=1T\nLogLevel=debug"),
                 0);
         assert_string_equal(c->model_path[0], "/models/a b");
         assert_string_equal(c->model_path[1], "/models/c");
@@ -117,7 +119,9 @@ static void config_read_every_key_sets_its_field(void **state) {
 static void config_read_empty_value_clears_lists(void **state) {
         State *s = *state;
 
-        assert_int_equal(read_text(s, "[latentd]\nModelPath=/a\nModelPath=\nModelPath=/b\nAllowedUsers=1\nAllowedUsers=\n"), 0);
+        assert_int_equal(read_text(s, "[latentd]\nModelPath=/a\nModelPath=\nModelPath=/"
+                                      "b\nAllowedUsers=1\nAllowedUsers=\n"),
+                0);
         assert_string_equal(s->config->model_path[0], "/b");
         assert_null(s->config->model_path[1]);
         assert_int_equal(s->config->n_allowed_users, 0);
@@ -181,7 +185,8 @@ static void config_read_wrong_line_names_file_line_and_what_is_allowed(void **st
                 (void) snprintf(where, sizeof(where), "%s:3: ", s->file);
                 if (read_text(s, text) != -EBADMSG)
                         fail_msg("\"%s\" was accepted", cases[i].line);
-                if (strncmp(s->fault.text, where, strlen(where)) != 0 || !strstr(s->fault.text, cases[i].expect))
+                if (strncmp(s->fault.text, where, strlen(where)) != 0 ||
+                        !strstr(s->fault.text, cases[i].expect))
                         fail_msg("\"%s\": %s", cases[i].line, s->fault.text);
         }
 }
@@ -239,7 +244,10 @@ static void config_read_drop_ins_win_in_name_order(void **state) {
         add_drop_in(s, ".hidden.conf", "garbage");
         add_drop_in(s, "50-x.conf.bak", "garbage");
         add_drop_in(s, ".conf", "garbage");
-        assert_int_equal(read_text(s, "[latentd]\nWorkerRanks=5\nWorkerThreads=5\nSessionsPerUser=5\nModelPath=/main\n"), 0);
+        assert_int_equal(
+                read_text(s,
+                        "[latentd]\nWorkerRanks=5\nWorkerThreads=5\nSessionsPerUser=5\nModelPath=/main\n"),
+                0);
 
         assert_int_equal(s->config->worker_ranks, 9);
         assert_int_equal(s->config->worker_threads, 1);
@@ -279,7 +287,8 @@ static void config_read_default_user_mode_follows_xdg(void **state) {
 }
 
 static void config_parse_boolean_takes_eight_words_and_nothing_else(void **state) {
-        static const char *const garbage[] = {"", " ", "2", "01", "10", "y", "n", "Yes", "yes ", " no", "garbage", "auto", "-1"};
+        static const char *const garbage[] = {
+                "", " ", "2", "01", "10", "y", "n", "Yes", "yes ", " no", "garbage", "auto", "-1"};
 
         assert_int_equal(config_parse_boolean("1"), 1);
         assert_int_equal(config_parse_boolean("yes"), 1);

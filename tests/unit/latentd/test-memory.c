@@ -59,7 +59,9 @@ static void put(Tree *t, const char *path, const char *text) {
 }
 
 static void put_meminfo(Tree *t) {
-        put(t, "proc/meminfo", "MemTotal:       2048000 kB\nMemFree:          1 kB\nMemAvailable:   1024000 kB\nBuffers: 7 kB\n");
+        put(t, "proc/meminfo",
+                "MemTotal:       2048000 kB\nMemFree:          1 kB\nMemAvailable:   1024000 kB\nBuffers: 7 "
+                "kB\n");
 }
 
 static void check(Tree *t, uint64_t used, uint64_t bytes, const char *limit) {
@@ -121,7 +123,8 @@ static void memory_headroom_reclaimable_cache_does_not_count(void **state) {
         put(t, "sys/fs/cgroup/a/memory.max", "209715200\n");
         put(t, "sys/fs/cgroup/a/memory.current", "209715200\n");
         check(t, 0, 0, "cgroup /a");
-        put(t, "sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_anon 5\nfile 104857600\ninactive_file 104857600\nactive_file 3\n");
+        put(t, "sys/fs/cgroup/a/memory.stat",
+                "anon 1\ninactive_anon 5\nfile 104857600\ninactive_file 104857600\nactive_file 3\n");
         check(t, 0, 100 * MIB, "cgroup /a");
 }
 
@@ -177,7 +180,8 @@ static void memory_headroom_of_this_machine_is_below_all_memory(void **state) {
         Tree *t = *state;
 
         assert_int_equal(memory_headroom(&t->config, "", 0, &t->headroom), 0);
-        assert_in_range(t->headroom.bytes, 1, (uint64_t) sysconf(_SC_PHYS_PAGES) * (uint64_t) sysconf(_SC_PAGESIZE));
+        assert_in_range(
+                t->headroom.bytes, 1, (uint64_t) sysconf(_SC_PHYS_PAGES) * (uint64_t) sysconf(_SC_PAGESIZE));
 }
 
 int main(void) {

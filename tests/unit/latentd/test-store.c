@@ -60,8 +60,10 @@ static int setup(void **state) {
         const char *base = getenv("TMPDIR");
         Test *t = calloc(1, sizeof(*t));
 
-        (void) snprintf(t->directory, sizeof(t->directory), "%.30s/latentd-store-XXXXXX", base ? base : "/tmp");
-        if (!mkdtemp(t->directory) || config_new(&t->config) < 0 || sd_event_new(&t->event) < 0 || pool_new(t->event, 3, &t->pool) < 0)
+        (void) snprintf(
+                t->directory, sizeof(t->directory), "%.30s/latentd-store-XXXXXX", base ? base : "/tmp");
+        if (!mkdtemp(t->directory) || config_new(&t->config) < 0 || sd_event_new(&t->event) < 0 ||
+                pool_new(t->event, 3, &t->pool) < 0)
                 return -1;
         t->config->cache_ram_max = 256 * MIB; /* what the machine has just now decides nothing */
         t->config->cache_ram_reserve = 0;
@@ -103,7 +105,8 @@ static void write_all(int fd, const void *data, uint64_t size) {
         assert_int_equal(pwrite(fd, data, size, 0), size);
 }
 
-/* A file of `size` bytes. As .safetensors with a header that spans the rest, as anything else plain bytes. */
+/* A file of `size` bytes. As .safetensors with a header that spans the rest, as anything else plain bytes.
+ */
 static int make_file(Test *t, const char *name, uint64_t size) {
         CLEANUP_FREE uint8_t *data = malloc(size + 1);
         int fd = open_new(t, name);
@@ -119,7 +122,8 @@ static int make_file(Test *t, const char *name, uint64_t size) {
                 if (size == 10)
                         n = 2;
                 else
-                        (void) snprintf(header, sizeof(header), "{\"t\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[0,%llu]}}",
+                        (void) snprintf(header, sizeof(header),
+                                "{\"t\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[0,%llu]}}",
                                 (unsigned long long) (size - 8 - n), (unsigned long long) (size - 8 - n));
                 memcpy(data, &n, 8);
                 memset(data + 8, ' ', n);
@@ -451,9 +455,14 @@ static void store_get_hostile_header_allocates_nothing(void **state) {
         } cases[] = {
                 {"long.safetensors", "{}", "", UINT64_C(1) << 40},
                 {"json.safetensors", "{\"a\":", "", 5},
-                {"hole.safetensors", "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}", "", 0},
-                {"type.safetensors", "{\"a\":{\"dtype\":\"Q4_K\",\"shape\":[4],\"data_offsets\":[0,4]}}", "", 0},
-                {"big.safetensors", "{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}}", "", 0},
+                {"hole.safetensors", "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}", "",
+                        0},
+                {"type.safetensors", "{\"a\":{\"dtype\":\"Q4_K\",\"shape\":[4],\"data_offsets\":[0,4]}}", "",
+                        0},
+                {"big.safetensors",
+                        "{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}"
+                        "}",
+                        "", 0},
         };
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
@@ -470,7 +479,8 @@ static void store_get_hostile_header_allocates_nothing(void **state) {
 
 static void store_get_empty_and_oversized_files_are_refused(void **state) {
         Test *t = *state;
-        CLEANUP_CLOSE int empty = open_new(t, "empty.json"), weights = open_new(t, "empty.safetensors"), large = open_new(t, "large.json");
+        CLEANUP_CLOSE int empty = open_new(t, "empty.json"), weights = open_new(t, "empty.safetensors"),
+                          large = open_new(t, "large.json");
 
         expect_refused(t, empty, "empty.json", FAULT_INVALID_FILE, "empty");
         expect_refused(t, weights, "empty.safetensors", FAULT_INVALID_FILE, "empty");
@@ -480,8 +490,9 @@ static void store_get_empty_and_oversized_files_are_refused(void **state) {
 
 static void store_get_what_is_no_regular_file_is_refused_at_once(void **state) {
         Test *t = *state;
-        CLEANUP_CLOSE int directory = open(t->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC), null = open("/dev/null", O_RDONLY | O_CLOEXEC),
-                          memory = -EBADF, write_only = -EBADF, path_only = -EBADF;
+        CLEANUP_CLOSE int directory = open(t->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+                          null = open("/dev/null", O_RDONLY | O_CLOEXEC), memory = -EBADF,
+                          write_only = -EBADF, path_only = -EBADF;
         CLEANUP_CLOSE int pipe_read = -EBADF, pipe_write = -EBADF;
         StoreRequest *r = NULL;
         char path[160];
@@ -500,9 +511,12 @@ static void store_get_what_is_no_regular_file_is_refused_at_once(void **state) {
                 int fd;
                 const char *fault, *text;
         } cases[] = {
-                {directory, FAULT_INVALID_FILE, "directory"}, {null, FAULT_INVALID_FILE, "character device"},
-                {pipe_read, FAULT_INVALID_FILE, "pipe"},      {write_only, FAULT_ACCESS_DENIED, "O_RDONLY"},
-                {path_only, FAULT_ACCESS_DENIED, "O_RDONLY"}, {memory, FAULT_ACCESS_DENIED, "mount table"},
+                {directory, FAULT_INVALID_FILE, "directory"},
+                {null, FAULT_INVALID_FILE, "character device"},
+                {pipe_read, FAULT_INVALID_FILE, "pipe"},
+                {write_only, FAULT_ACCESS_DENIED, "O_RDONLY"},
+                {path_only, FAULT_ACCESS_DENIED, "O_RDONLY"},
+                {memory, FAULT_ACCESS_DENIED, "mount table"},
                 {-1, FAULT_INVALID_ARGUMENT, "descriptor"},
         };
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
@@ -527,7 +541,8 @@ static void store_get_beyond_the_limit_does_not_fit(void **state) {
 
 static void store_get_two_loads_are_never_promised_the_same_memory(void **state) {
         Test *t = *state;
-        CLEANUP_CLOSE int x = make_file(t, "x.safetensors", 9 * MIB), y = make_file(t, "y.safetensors", 9 * MIB);
+        CLEANUP_CLOSE int x = make_file(t, "x.safetensors", 9 * MIB),
+                          y = make_file(t, "y.safetensors", 9 * MIB);
         Answer a, b;
 
         t->config->cache_ram_max = 16 * MIB;
@@ -660,10 +675,12 @@ static void store_get_restored_mtime_does_not_hit(void **state) {
         assert_int_equal(((char *) b.region->map)[4000], 'X');
 }
 
-/* A read that never answers (a pipe that nobody writes to, put in the file's place) costs its memory, not the service. */
+/* A read that never answers (a pipe that nobody writes to, put in the file's place) costs its memory, not
+ * the service. */
 static void store_get_stalled_read_is_given_up(void **state) {
         Test *t = *state;
-        CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", 9 * MIB), pipe_read = -EBADF, pipe_write = -EBADF;
+        CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", 9 * MIB), pipe_read = -EBADF,
+                          pipe_write = -EBADF;
         Region *dead;
         Answer a;
         int p[2];
@@ -715,7 +732,8 @@ static void store_get_locks_memory_if_it_may(void **state) {
 
 static void store_free_in_the_middle_leaves_nothing(void **state) {
         Test *t = *state;
-        CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", 24 * MIB), other = make_file(t, "y.safetensors", 3 * MIB);
+        CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", 24 * MIB),
+                          other = make_file(t, "y.safetensors", 3 * MIB);
         unsigned fds = count_fds();
         uint64_t rss = shared_memory();
 
@@ -747,7 +765,8 @@ static int refuse_io_uring(int error) {
         };
         struct sock_fprog program = {.len = ELEMENTSOF(filter), .filter = filter};
 
-        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
+                prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
                 return -errno;
 
         return 0;
@@ -778,7 +797,8 @@ static int child_without_ring(int error) {
                 while (a.n == 0)
                         run(t);
                 if (a.result < 0 || pread(fd, data, odd_sizes[i].size, 0) != (ssize_t) odd_sizes[i].size ||
-                    memcmp(data, a.region->map, odd_sizes[i].size) != 0 || region_trailer(a.region)->complete != REGION_MAGIC)
+                        memcmp(data, a.region->map, odd_sizes[i].size) != 0 ||
+                        region_trailer(a.region)->complete != REGION_MAGIC)
                         return 5;
                 store_region_unref(t->store, a.region);
         }

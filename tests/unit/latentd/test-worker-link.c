@@ -39,6 +39,26 @@ static void hello_other_version_is_a_clear_error(void **state) {
         assert_string_equal(f->m->state_reason, "");
 }
 
+static bool die_at_welcome(Fake *f, const WireMessage *m) {
+        if (m->header.type != WIRE_WELCOME)
+                return false;
+        fake_die(f);
+        return true;
+}
+
+static void welcome_that_cannot_be_followed_is_no_worker(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        Job *j;
+
+        f->hook = die_at_welcome;
+        j = fake_submit(f, s, WIRE_JOB_SAMPLE, 3, 0);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_string_equal(j->fault.name, FAULT_NO_WORKER);
+        assert_int_equal(j->retries_total, 0);
+        assert_int_equal(f->n_starts, 3);
+}
+
 static void hello_late_worker_is_dropped(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
@@ -112,6 +132,8 @@ static void credits_are_never_exceeded(void **state) {
                 f->model->parts[i] = (ModelPart) { .model = f->model, .name = (char *) "part", .fd = -EBADF, .size = 4000, .region = &f->region };
 
         s = fake_session(f, START);
+        worker_link_want(f->m->worker);
+        RUN_UNTIL(f, worker_link_is_ready(f->m->worker));
         f->hold_acks = true;
         j = fake_submit(f, s, WIRE_JOB_SAMPLE, 3, 0);
         RUN_UNTIL(f, f->unacked == WIRE_CREDITS);
@@ -626,8 +648,16 @@ static int child_worker(void) {
                         return 0;
                 if (wire_receive(3, &m, &fd, NULL) <= 0 || m.header.type == WIRE_DIE)
                         return 0;
-                if (mode && strcmp(mode, "segv") == 0 && m.header.type == WIRE_MODEL_COMMIT)
+                if (m.header.type == WIRE_WELCOME) {
+                        WireMessage ack;
+
+                        wire_init(&ack, WIRE_ACK, m.header.epoch, 0, 0);
+                        (void) wire_send(3, &ack, -EBADF);
+                }
+                if (mode && strcmp(mode, "segv") == 0 && m.header.type == WIRE_MODEL_COMMIT) {
+                        (void) signal(SIGSEGV, SIG_DFL); /* also under a sanitizer */
                         (void) raise(SIGSEGV);
+                }
         }
 }
 
@@ -703,6 +733,7 @@ static void spawn_child_killed_is_named(void **state) {
 int main(int argc, char **argv) {
         const struct CMUnitTest tests[] = {
                 TEST(hello_other_version_is_a_clear_error),
+                TEST(welcome_that_cannot_be_followed_is_no_worker),
                 TEST(hello_late_worker_is_dropped),
                 TEST(start_three_failures_degrade),
                 TEST(start_missing_binary_is_no_worker),

@@ -35,10 +35,12 @@ static void exec_worker(int socket) {
         char path[4096];
 
         (void) prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nothing behind */
-        (void) snprintf(path, sizeof(path), "%s/service/worker/latent-worker-cpu", getenv("LATENT_BUILD_DIR"));
+        (void) snprintf(
+                path, sizeof(path), "%s/service/worker/latent-worker-cpu", getenv("LATENT_BUILD_DIR"));
         (void) setenv("LISTEN_FDS", "1", 1);
         (void) setenv("TSAN_OPTIONS", "exitcode=66:halt_on_error=1", 1);
-        (void) setenv("ASAN_OPTIONS", "exitcode=66:detect_leaks=0", 1); /* leaks are looked for where the code runs in the test */
+        (void) setenv("ASAN_OPTIONS", "exitcode=66:detect_leaks=0",
+                1); /* leaks are looked for where the code runs in the test */
         (void) setenv("UBSAN_OPTIONS", "exitcode=66:halt_on_error=1:print_stacktrace=1", 1);
         if (socket == 3)
                 (void) fcntl(3, F_SETFD, 0);
@@ -106,7 +108,7 @@ int broker_wait(Broker *b, unsigned timeout_msec) {
         uint64_t end = now_msec() + timeout_msec;
 
         for (;;) {
-                const struct timespec pause = { .tv_nsec = 2000000 };
+                const struct timespec pause = {.tv_nsec = 2000000};
                 int status;
                 pid_t p;
 
@@ -131,7 +133,7 @@ void broker_send(Broker *b, const WireMessage *m, int fd) {
         int r;
 
         for (;;) {
-                struct pollfd p = { .fd = b->socket, .events = POLLOUT };
+                struct pollfd p = {.fd = b->socket, .events = POLLOUT};
 
                 r = wire_send(b->socket, m, fd);
                 if (r != -EAGAIN)
@@ -151,7 +153,7 @@ void broker_say(Broker *b, WireType type, uint64_t job, uint32_t step) {
 /* Any message. */
 static bool receive_any(Broker *b, WireMessage *ret) {
         for (;;) {
-                struct pollfd p = { .fd = b->socket, .events = POLLIN };
+                struct pollfd p = {.fd = b->socket, .events = POLLIN};
                 Fault f = {};
                 int fd, r;
 
@@ -189,7 +191,8 @@ void broker_expect(Broker *b, WireType type, uint64_t job, WireMessage *ret) {
         if (!broker_receive(b, &m))
                 fail_msg("end of file instead of %s", wire_type_name((uint16_t) type));
         if (m.header.type == WIRE_ERROR && type != WIRE_ERROR)
-                fail_msg("ERROR instead of %s: %s: %s", wire_type_name((uint16_t) type), m.error.fault.name, m.error.fault.text);
+                fail_msg("ERROR instead of %s: %s: %s", wire_type_name((uint16_t) type), m.error.fault.name,
+                        m.error.fault.text);
         assert_string_equal(wire_type_name(m.header.type), wire_type_name((uint16_t) type));
         assert_int_equal(m.header.job, job);
         assert_int_equal(m.header.epoch, b->epoch);
@@ -202,7 +205,8 @@ void broker_expect_error(Broker *b, uint64_t job, const char *name, const char *
 
         broker_expect(b, WIRE_ERROR, job, &m);
         if (strcmp(m.error.fault.name, name) != 0 || !strstr(m.error.fault.text, part))
-                fail_msg("expected %s with \"%s\", got %s: %s", name, part, m.error.fault.name, m.error.fault.text);
+                fail_msg("expected %s with \"%s\", got %s: %s", name, part, m.error.fault.name,
+                        m.error.fault.text);
 }
 
 void broker_expect_eof(Broker *b) {
@@ -269,7 +273,8 @@ Arenas *arenas_new(uint64_t input_size, uint64_t output_size) {
         assert_int_equal(memfd_new("test-input", input_size, &a->input_fd), 0);
         assert_int_equal(memfd_new("test-output", output_size, &a->output_fd), 0);
         assert_int_equal(memfd_map(a->input_fd, input_size, PROT_READ | PROT_WRITE, (void **) &a->input), 0);
-        assert_int_equal(memfd_map(a->output_fd, output_size, PROT_READ | PROT_WRITE, (void **) &a->output), 0);
+        assert_int_equal(
+                memfd_map(a->output_fd, output_size, PROT_READ | PROT_WRITE, (void **) &a->output), 0);
         memset(a->output, 0xa5, output_size); /* what nobody wrote is still there at the end */
         return a;
 }
@@ -303,7 +308,7 @@ void broker_give_arenas(Broker *b, uint64_t session, const Arenas *a) {
 }
 
 WireTensor arenas_put(Arenas *a, StType type, uint32_t n_dims, const uint64_t *shape, const void *data) {
-        WireTensor t = { .dtype = (uint32_t) type, .n_dims = n_dims, .size = st_type_size(type) };
+        WireTensor t = {.dtype = (uint32_t) type, .n_dims = n_dims, .size = st_type_size(type)};
 
         for (uint32_t i = 0; i < n_dims; i++) {
                 t.shape[i] = shape[i];
@@ -360,7 +365,7 @@ WireMessage job_of_golden(Broker *b, uint64_t job, Arenas *a, const char *name) 
 }
 
 WireMessage job_long(Broker *b, uint64_t job, Arenas *a, uint64_t frames) {
-        const uint64_t video[] = { 24, frames, 32, 32 }, audio[] = { 32, 2, 8 }, text[] = { 9, 160 };
+        const uint64_t video[] = {24, frames, 32, 32}, audio[] = {32, 2, 8}, text[] = {9, 160};
         CLEANUP_FREE float *values = NULL;
         WireMessage m = job_init(b, job, a);
         uint64_t n = 24 * frames * 32 * 32;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Plays the broker against the real worker program: spawns it with a socketpair as descriptor 3, sends messages, expects
- * answers. Whatever does not come as expected fails the test that asked for it. */
+/* Plays the broker against the real worker program: spawns it with a socketpair as descriptor 3, sends
+ * messages, expects answers. Whatever does not come as expected fails the test that asked for it. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@
 #include "service/shared/wire.h"
 
 typedef struct Broker {
-        pid_t pid; /* 0 once reaped */
+        pid_t pid;  /* 0 once reaped */
         int socket; /* -EBADF once closed */
         uint64_t epoch;
         unsigned n_acks, n_progress; /* seen so far */
@@ -34,7 +34,8 @@ void broker_kill(Broker *b); /* SIGKILL, and waits */
 void broker_send(Broker *b, const WireMessage *m, int fd);
 void broker_say(Broker *b, WireType type, uint64_t job, uint32_t step); /* a message that is only a header */
 
-/* The next message that is neither ACK nor PROGRESS (those are counted). False: end of file. Fails after 60 s. */
+/* The next message that is neither ACK nor PROGRESS (those are counted). False: end of file. Fails after 60
+ * s. */
 bool broker_receive(Broker *b, WireMessage *ret);
 /* That it is of this type and job. */
 void broker_expect(Broker *b, WireType type, uint64_t job, WireMessage *ret);
@@ -45,7 +46,8 @@ void broker_expect_eof(Broker *b);
 void broker_expect_acks(Broker *b, unsigned n);
 
 int memfd_of(const void *bytes, uint64_t size, uint64_t region_size);
-/* The tiny model of tests/data as model `id`: MODEL_OPEN, REGION, MODEL_COMMIT; then MODEL_READY into ret (may be NULL). */
+/* The tiny model of tests/data as model `id`: MODEL_OPEN, REGION, MODEL_COMMIT; then MODEL_READY into ret
+ * (may be NULL). */
 void broker_load_model(Broker *b, uint64_t id, WireMessage *ret);
 
 typedef struct Arenas {
@@ -62,8 +64,8 @@ void broker_give_arenas(Broker *b, uint64_t session, const Arenas *a);
 /* Copies data into the input arena, at an odd offset. */
 WireTensor arenas_put(Arenas *a, StType type, uint32_t n_dims, const uint64_t *shape, const void *data);
 
-/* A JOB_OPEN of the tensors of a golden file ("case_t2va_tiny", "traj_euler_4") on model 1, session 2; f32, the whole output arena. A file
- * with sigmas makes a SAMPLE that gives them, one without a STEP. */
+/* A JOB_OPEN of the tensors of a golden file ("case_t2va_tiny", "traj_euler_4") on model 1, session 2; f32,
+ * the whole output arena. A file with sigmas makes a SAMPLE that gives them, one without a STEP. */
 WireMessage job_of_golden(Broker *b, uint64_t job, Arenas *a, const char *name);
 /* A STEP job with a latent that takes a while: `frames` frames of 32 x 32, made-up values. */
 WireMessage job_long(Broker *b, uint64_t job, Arenas *a, uint64_t frames);

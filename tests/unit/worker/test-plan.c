@@ -20,12 +20,12 @@ static WirePlan good_plan(void) {
         m.plan.ranks = 3;
         m.plan.row_tile = 128;
         m.plan.chunks = 2;
-        m.plan.rows[0] = (WireRange) { 0, 256 };
-        m.plan.rows[1] = (WireRange) { 256, 384 };
-        m.plan.rows[2] = (WireRange) { 384, ROWS };
-        m.plan.heads[0] = (WireHeads) { 0, 5 };
-        m.plan.heads[1] = (WireHeads) { 5, 8 };
-        m.plan.heads[2] = (WireHeads) { 8, 8 };
+        m.plan.rows[0] = (WireRange){0, 256};
+        m.plan.rows[1] = (WireRange){256, 384};
+        m.plan.rows[2] = (WireRange){384, ROWS};
+        m.plan.heads[0] = (WireHeads){0, 5};
+        m.plan.heads[1] = (WireHeads){5, 8};
+        m.plan.heads[2] = (WireHeads){8, 8};
         return m.plan;
 }
 
@@ -66,16 +66,16 @@ static void plan_new_empty_ranks_accepted(void **state) {
         Plan *p;
 
         /* Only the last rank has rows, only the first has heads. */
-        w.rows[0] = w.rows[1] = (WireRange) { 0, 0 };
-        w.rows[2] = (WireRange) { 0, ROWS };
-        w.heads[0] = (WireHeads) { 0, 8 };
-        w.heads[1] = w.heads[2] = (WireHeads) { 8, 8 };
+        w.rows[0] = w.rows[1] = (WireRange){0, 0};
+        w.rows[2] = (WireRange){0, ROWS};
+        w.heads[0] = (WireHeads){0, 8};
+        w.heads[1] = w.heads[2] = (WireHeads){8, 8};
         assert_int_equal(plan_new(&w, ROWS, HEADS, 3, &p, &f), 0);
         (void) plan_free(p);
 
         /* Rows end early, the ranks behind have none. */
-        w.rows[0] = (WireRange) { 0, ROWS };
-        w.rows[1] = w.rows[2] = (WireRange) { ROWS, ROWS };
+        w.rows[0] = (WireRange){0, ROWS};
+        w.rows[1] = w.rows[2] = (WireRange){ROWS, ROWS};
         assert_int_equal(plan_new(&w, ROWS, HEADS, 3, &p, &f), 0);
         (void) plan_free(p);
 }
@@ -142,13 +142,13 @@ static void plan_new_wrong_heads_refused(void **state) {
         w = good_plan();
         w.heads[1].end = 7;
         expect_refused(&w, "rank 2 the heads [8, 8)");
-        w.heads[2] = (WireHeads) { 7, 7 };
+        w.heads[2] = (WireHeads){7, 7};
         expect_refused(&w, "covers 7 of 8 heads");
         w = good_plan();
         w.heads[2].end = 9;
         expect_refused(&w, "rank 2 the heads");
         w = good_plan();
-        w.heads[0] = (WireHeads) { 5, 0 };
+        w.heads[0] = (WireHeads){5, 0};
         expect_refused(&w, "rank 0 the heads");
 }
 

@@ -67,28 +67,72 @@ static void assert_deadly(int (*fn)(void)) {
 
 #define ERRNO_OF(call) ((call) < 0 ? errno : 0)
 
-static int do_nothing(void) { return 0; }
-static int do_socket(void) { return ERRNO_OF(socket(AF_UNIX, SOCK_STREAM, 0)); }
-static int do_connect(void) { return ERRNO_OF(connect(0, &(struct sockaddr) {}, 0)); }
-static int do_bind(void) { return ERRNO_OF(bind(0, &(struct sockaddr) {}, 0)); }
-static int do_open_read(void) { return ERRNO_OF(open("/proc/meminfo", O_RDONLY | O_CLOEXEC)); }
-static int do_open_write(void) { return ERRNO_OF(open("/dev/null", O_WRONLY | O_CLOEXEC)); }
-static int do_open_read_write(void) { return ERRNO_OF(open("/dev/null", O_RDWR | O_CLOEXEC)); }
-static int do_open_create(void) { return ERRNO_OF(open("test-seccomp-file", O_RDONLY | O_CREAT | O_CLOEXEC, 0600)); }
-static int do_open_truncate(void) { return ERRNO_OF(open("/dev/null", O_RDONLY | O_TRUNC | O_CLOEXEC)); }
-static int do_open_directory(void) { return ERRNO_OF(open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC)); }
-static int do_unlink(void) { return ERRNO_OF(unlink("/nowhere/at-all")); }
-static int do_execve(void) { return ERRNO_OF(execve("/bin/true", (char *[]) { NULL }, (char *[]) { NULL })); }
-static int do_ptrace(void) { return ERRNO_OF(ptrace(PTRACE_TRACEME, 0, NULL, NULL)); }
-static int do_process_vm(void) { return ERRNO_OF(syscall(SYS_process_vm_readv, getpid(), NULL, 0, NULL, 0, 0)); }
-static int do_mount(void) { return ERRNO_OF(syscall(SYS_mount, NULL, "/", NULL, 0, NULL)); }
-static int do_bpf(void) { return ERRNO_OF(syscall(SYS_bpf, 0, NULL, 0)); }
-static int do_fork(void) { return ERRNO_OF(fork()); }
-static int do_kill_parent(void) { return ERRNO_OF(kill(getppid(), 0)); }
-static int do_kill_group(void) { return ERRNO_OF(kill(0, 0)); }
-static int do_kill_self(void) { return ERRNO_OF(kill(getpid(), 0)); }
-static int do_unknown(void) { return ERRNO_OF(syscall(9999)); }
-static int do_io_uring(void) { return ERRNO_OF(syscall(425, 1, NULL)); }
+static int do_nothing(void) {
+        return 0;
+}
+static int do_socket(void) {
+        return ERRNO_OF(socket(AF_UNIX, SOCK_STREAM, 0));
+}
+static int do_connect(void) {
+        return ERRNO_OF(connect(0, &(struct sockaddr){}, 0));
+}
+static int do_bind(void) {
+        return ERRNO_OF(bind(0, &(struct sockaddr){}, 0));
+}
+static int do_open_read(void) {
+        return ERRNO_OF(open("/proc/meminfo", O_RDONLY | O_CLOEXEC));
+}
+static int do_open_write(void) {
+        return ERRNO_OF(open("/dev/null", O_WRONLY | O_CLOEXEC));
+}
+static int do_open_read_write(void) {
+        return ERRNO_OF(open("/dev/null", O_RDWR | O_CLOEXEC));
+}
+static int do_open_create(void) {
+        return ERRNO_OF(open("test-seccomp-file", O_RDONLY | O_CREAT | O_CLOEXEC, 0600));
+}
+static int do_open_truncate(void) {
+        return ERRNO_OF(open("/dev/null", O_RDONLY | O_TRUNC | O_CLOEXEC));
+}
+static int do_open_directory(void) {
+        return ERRNO_OF(open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+static int do_unlink(void) {
+        return ERRNO_OF(unlink("/nowhere/at-all"));
+}
+static int do_execve(void) {
+        return ERRNO_OF(execve("/bin/true", (char *[]){NULL}, (char *[]){NULL}));
+}
+static int do_ptrace(void) {
+        return ERRNO_OF(ptrace(PTRACE_TRACEME, 0, NULL, NULL));
+}
+static int do_process_vm(void) {
+        return ERRNO_OF(syscall(SYS_process_vm_readv, getpid(), NULL, 0, NULL, 0, 0));
+}
+static int do_mount(void) {
+        return ERRNO_OF(syscall(SYS_mount, NULL, "/", NULL, 0, NULL));
+}
+static int do_bpf(void) {
+        return ERRNO_OF(syscall(SYS_bpf, 0, NULL, 0));
+}
+static int do_fork(void) {
+        return ERRNO_OF(fork());
+}
+static int do_kill_parent(void) {
+        return ERRNO_OF(kill(getppid(), 0));
+}
+static int do_kill_group(void) {
+        return ERRNO_OF(kill(0, 0));
+}
+static int do_kill_self(void) {
+        return ERRNO_OF(kill(getpid(), 0));
+}
+static int do_unknown(void) {
+        return ERRNO_OF(syscall(9999));
+}
+static int do_io_uring(void) {
+        return ERRNO_OF(syscall(425, 1, NULL));
+}
 
 static int map_with(int prot) {
         void *p = mmap(NULL, 4096, prot, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -96,8 +140,12 @@ static int map_with(int prot) {
         return p == MAP_FAILED ? errno : 0;
 }
 
-static int do_map_code(void) { return map_with(PROT_READ | PROT_EXEC); }
-static int do_map_data(void) { return map_with(PROT_READ | PROT_WRITE); }
+static int do_map_code(void) {
+        return map_with(PROT_READ | PROT_EXEC);
+}
+static int do_map_data(void) {
+        return map_with(PROT_READ | PROT_WRITE);
+}
 
 static int do_protect_code(void) {
         void *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -44,8 +44,8 @@ static void send_raw(const void *bytes, size_t n, unsigned n_fds) {
                 char bytes[CMSG_SPACE(sizeof(int) * 8)];
                 struct cmsghdr align;
         } control = {};
-        struct iovec iov = { .iov_base = (void *) bytes, .iov_len = n };
-        struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
+        struct iovec iov = {.iov_base = (void *) bytes, .iov_len = n};
+        struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1};
 
         assert_true(n_fds <= 8);
         if (n_fds > 0) {
@@ -183,7 +183,8 @@ static void wire_receive_header_rules_refused(void **state) {
 }
 
 static void wire_receive_strings_without_end_are_ended(void **state) {
-        static const WireType with_strings[] = { WIRE_HELLO, WIRE_MODEL_READY, WIRE_ERROR, WIRE_MODEL_OPEN, WIRE_REGION };
+        static const WireType with_strings[] = {
+                WIRE_HELLO, WIRE_MODEL_READY, WIRE_ERROR, WIRE_MODEL_OPEN, WIRE_REGION};
         CLEANUP_CLOSE int fd = -EBADF;
         WireMessage m, got;
         Fault f = {};
@@ -214,8 +215,10 @@ static void wire_receive_strings_without_end_are_ended(void **state) {
                         break;
                 case WIRE_MODEL_READY:
                         assert_int_equal(strlen(got.model_ready.layout), sizeof(got.model_ready.layout) - 1);
-                        assert_int_equal(strlen(got.model_ready.qkv_order), sizeof(got.model_ready.qkv_order) - 1);
-                        assert_int_equal(strlen(got.model_ready.partition), sizeof(got.model_ready.partition) - 1);
+                        assert_int_equal(
+                                strlen(got.model_ready.qkv_order), sizeof(got.model_ready.qkv_order) - 1);
+                        assert_int_equal(
+                                strlen(got.model_ready.partition), sizeof(got.model_ready.partition) - 1);
                         assert_int_equal(strlen(got.model_ready.types), sizeof(got.model_ready.types) - 1);
                         break;
                 case WIRE_ERROR:
@@ -223,7 +226,8 @@ static void wire_receive_strings_without_end_are_ended(void **state) {
                         assert_int_equal(strlen(got.error.fault.text), sizeof(got.error.fault.text) - 1);
                         break;
                 case WIRE_MODEL_OPEN:
-                        assert_int_equal(strlen(got.model_open.partition), sizeof(got.model_open.partition) - 1);
+                        assert_int_equal(
+                                strlen(got.model_open.partition), sizeof(got.model_open.partition) - 1);
                         break;
                 case WIRE_REGION:
                         assert_int_equal(strlen(got.region.name), sizeof(got.region.name) - 1);

@@ -20,7 +20,8 @@
 #define N_VIDEO (24u * 2 * 4 * 4)
 #define N_AUDIO (32u * 2 * 8)
 #define TRAJ_STEPS 4u
-/* Latent frames of 32 x 32 in job_long(): 256 rows each; a block of these takes about a tenth of a second and more. */
+/* Latent frames of 32 x 32 in job_long(): 256 rows each; a block of these takes about a tenth of a second
+ * and more. */
 #define LONG_FRAMES 10u
 
 /* A worker that holds the tiny model as 1 and these arenas as session 2. */
@@ -120,8 +121,10 @@ static void sample_euler_4_matches_reference_step_by_step(void **state) {
                 assert_int_equal(ready.job_ready.n_slots, keep ? TRAJ_STEPS + 1 : 2);
                 assert_true(ready.job_ready.commit_offset >= 4096);
                 assert_commit(a, &ready, 9, 0);
-                assert_memory_equal(slot_video(a, &ready, 0), golden_data(traj, "video", ST_F32, NULL), N_VIDEO * 4);
-                assert_memory_equal(slot_audio(a, &ready, 0), golden_data(traj, "audio", ST_F32, NULL), N_AUDIO * 4);
+                assert_memory_equal(
+                        slot_video(a, &ready, 0), golden_data(traj, "video", ST_F32, NULL), N_VIDEO * 4);
+                assert_memory_equal(
+                        slot_audio(a, &ready, 0), golden_data(traj, "audio", ST_F32, NULL), N_AUDIO * 4);
 
                 for (uint32_t i = 0; i < TRAJ_STEPS; i++) {
                         broker_step(b, 5, i);
@@ -157,8 +160,8 @@ static void sample_made_schedule_matches_reference(void **state) {
 
 /* One step with a schedule that the worker makes is the step with that list given. */
 static void sample_made_schedules_are_those_of_their_kind(void **state) {
-        static const WireSchedule kinds[] = { WIRE_SCHEDULE_SIMPLE, WIRE_SCHEDULE_REFERENCE };
-        static const H3ScheduleKind h3_kinds[] = { H3_SCHEDULE_SIMPLE, H3_SCHEDULE_REFERENCE };
+        static const WireSchedule kinds[] = {WIRE_SCHEDULE_SIMPLE, WIRE_SCHEDULE_REFERENCE};
+        static const H3ScheduleKind h3_kinds[] = {H3_SCHEDULE_SIMPLE, H3_SCHEDULE_REFERENCE};
         CLEANUP(arenas_freep) Arenas *a = arenas_new(1 << 18, 1 << 16);
         CLEANUP(broker_freep) Broker *b = open_with(1, a);
         float video[2][N_VIDEO];
@@ -215,10 +218,11 @@ static void sample_killed_between_and_during_steps_same_bits(void **state) {
 
         run_undisturbed(video, audio);
 
-        /* Every worker does one step and is killed after it, or with the next one under way at some point. */
+        /* Every worker does one step and is killed after it, or with the next one under way at some point.
+         */
         for (unsigned round = 0; committed < TRAJ_STEPS; round++) {
                 CLEANUP(broker_freep) Broker *b = open_with(++epoch, a);
-                const struct timespec pause = { .tv_nsec = 200000L * round };
+                const struct timespec pause = {.tv_nsec = 200000L * round};
 
                 assert_true(round < 100);
                 if (round == 0)
@@ -227,7 +231,8 @@ static void sample_killed_between_and_during_steps_same_bits(void **state) {
                         open.job_open.flags = WIRE_JOB_RESUME;
                 open.header.epoch = epoch;
                 broker_open_job(b, &open, &ready);
-                /* A killed step may have committed: never less than what was said to be done, never more than one more. */
+                /* A killed step may have committed: never less than what was said to be done, never more
+                 * than one more. */
                 assert_in_range(ready.job_ready.committed, committed, committed + 1);
                 committed = ready.job_ready.committed;
                 assert_commit(a, &ready, epoch, committed);
@@ -317,10 +322,10 @@ static void input_changed_after_ready_has_no_effect(void **state) {
         }
 }
 
-/* Two samples and a step of other prompts and compute types, their steps taking turns: each as if it were alone. */
+/* Two samples and a step of other prompts and compute types, their steps taking turns: each as if it were
+ * alone. */
 static void jobs_interleaved_same_bits(void **state) {
         CLEANUP(arenas_freep) Arenas *a = arenas_new(1 << 18, 1 << 18);
-        CLEANUP(golden_freep) Golden *traj = golden_open("traj_euler_4");
         CLEANUP(broker_freep) Broker *b = open_with(1, a);
         WireMessage open[3], ready[3];
         float video[N_VIDEO], audio[N_AUDIO], other[N_VIDEO];
@@ -361,7 +366,7 @@ static void wait_progress(Broker *b) {
         unsigned before = b->n_progress;
 
         while (b->n_progress == before) {
-                const struct timespec pause = { .tv_nsec = 1000000 };
+                const struct timespec pause = {.tv_nsec = 1000000};
                 WireMessage m;
                 Fault f = {};
                 int fd, r;
@@ -439,7 +444,8 @@ static void close_during_step_leaves_the_arena_alone(void **state) {
         broker_say(b, WIRE_STEP, 5, 0);
         wait_progress(b);
 
-        /* All of it goes while the step runs; the answer still comes, and the model is there for the next. */
+        /* All of it goes while the step runs; the answer still comes, and the model is there for the next.
+         */
         broker_say(b, WIRE_JOB_CLOSE, 5, 0);
         broker_say(b, WIRE_ARENA_CLOSE, 2, 0);
         broker_say(b, WIRE_MODEL_CLOSE, 1, 0);
@@ -528,8 +534,11 @@ static void set_u16(Arenas *a, const WireTensor *t, uint64_t i, uint16_t v) {
         memcpy(a->input + t->offset + i * 2, &v, sizeof(v));
 }
 
-#define CHANGE(name, ...) \
-        static void name(WireJobOpen *j, Arenas *a) { (void) a; __VA_ARGS__; }
+#define CHANGE(name, ...)                                                                                   \
+        static void name(WireJobOpen *j, Arenas *a) {                                                       \
+                (void) a;                                                                                   \
+                __VA_ARGS__;                                                                                \
+        }
 
 CHANGE(kind, j->kind = 2)
 CHANGE(compute, j->compute = 3)
@@ -539,9 +548,11 @@ CHANGE(sampler, j->sampler = 1)
 CHANGE(schedule, j->schedule = 3)
 CHANGE(steps_and_sigmas, j->steps = 4)
 CHANGE(no_steps, j->schedule = WIRE_SCHEDULE_SIMPLE; j->shift_video = 12; j->shift_audio = 3)
-CHANGE(many_steps, j->schedule = WIRE_SCHEDULE_SIMPLE; j->steps = 1001; j->shift_video = 12; j->shift_audio = 3)
+CHANGE(many_steps, j->schedule = WIRE_SCHEDULE_SIMPLE; j->steps = 1001; j->shift_video = 12;
+        j->shift_audio = 3)
 CHANGE(nan_shift, j->schedule = WIRE_SCHEDULE_SIMPLE; j->steps = 4; j->shift_video = NAN; j->shift_audio = 3)
-CHANGE(negative_shift, j->schedule = WIRE_SCHEDULE_REFERENCE; j->steps = 4; j->shift_video = 12; j->shift_audio = -3)
+CHANGE(negative_shift, j->schedule = WIRE_SCHEDULE_REFERENCE; j->steps = 4; j->shift_video = 12;
+        j->shift_audio = -3)
 CHANGE(model, j->model = 99)
 CHANGE(session, j->session = 99)
 CHANGE(step_sigma_large, j->kind = WIRE_JOB_STEP; j->sigma_video = 1.0001f)
@@ -569,7 +580,8 @@ CHANGE(video_offset, j->video.offset = a->input_size - j->video.size + 1)
 CHANGE(audio_offset_overflow, j->audio.offset = UINT64_MAX - 15)
 CHANGE(text_offset_far, j->text.offset = (uint64_t) 1 << 40)
 CHANGE(sigmas_unequal, j->sigmas_audio.shape[0] = 4; j->sigmas_audio.size = 16)
-CHANGE(sigmas_one, j->sigmas_video.shape[0] = j->sigmas_audio.shape[0] = 1; j->sigmas_video.size = j->sigmas_audio.size = 4)
+CHANGE(sigmas_one, j->sigmas_video.shape[0] = j->sigmas_audio.shape[0] = 1;
+        j->sigmas_video.size = j->sigmas_audio.size = 4)
 CHANGE(sigmas_ascending, set_f32(a, &j->sigmas_video, 1, 1.0f))
 CHANGE(sigmas_nan, set_f32(a, &j->sigmas_audio, 2, NAN))
 CHANGE(sigmas_large, set_f32(a, &j->sigmas_audio, 0, 2.0f))
@@ -581,54 +593,59 @@ CHANGE(output_small, j->output_size = 64 + 2 * (3072 + 2048) - 1)
 CHANGE(output_small_keep, j->output_size = 64 + 5 * (3072 + 2048) - 1; j->flags = WIRE_JOB_KEEP_STEPS)
 
 static const Wrong wrong[] = {
-        { "kind", kind, FAULT_INVALID_ARGUMENT, "unknown kind 2" },
-        { "compute", compute, FAULT_INVALID_ARGUMENT, "unknown compute type 3" },
-        { "flags", flags, FAULT_INVALID_ARGUMENT, "flags 0x4" },
-        { "keep of a step", keep_of_step, FAULT_INVALID_ARGUMENT, "flags 0x1" },
-        { "sampler", sampler, FAULT_INVALID_ARGUMENT, "unknown sampler 1" },
-        { "schedule", schedule, FAULT_INVALID_ARGUMENT, "unknown schedule 3" },
-        { "steps and sigmas", steps_and_sigmas, FAULT_INVALID_ARGUMENT, "give one of them" },
-        { "no steps", no_steps, FAULT_INVALID_ARGUMENT, "0 steps, expected 1 to 1000" },
-        { "many steps", many_steps, FAULT_INVALID_ARGUMENT, "1001 steps, expected 1 to 1000" },
-        { "nan shift", nan_shift, FAULT_INVALID_ARGUMENT, "" },
-        { "negative shift", negative_shift, FAULT_INVALID_ARGUMENT, "" },
-        { "model", model, FAULT_INTERNAL, "model 99" },
-        { "session", session, FAULT_INTERNAL, "session 99" },
-        { "step sigma large", step_sigma_large, FAULT_INVALID_ARGUMENT, "expected 0 to 1" },
-        { "step sigma nan", step_sigma_nan, FAULT_INVALID_ARGUMENT, "nan (audio)" },
-        { "video nan", video_nan, FAULT_INVALID_TENSOR, "video has NaN at [1, 0, 0, 1]" },
-        { "audio inf", audio_inf, FAULT_INVALID_TENSOR, "audio has Inf at [0, 0, 0]" },
-        { "text nan", text_nan, FAULT_INVALID_TENSOR, "text has NaN at [1, 1]" },
-        { "text inf", text_inf, FAULT_INVALID_TENSOR, "text has Inf at [8, 159]" },
-        { "tag 2", tag_2, FAULT_INVALID_TENSOR, "text_tags has 2 at [8]" },
-        { "video type", video_type, FAULT_INVALID_TENSOR, "video has the type BF16, expected F32" },
-        { "text type", text_type, FAULT_INVALID_TENSOR, "text has the type (unknown), expected BF16" },
-        { "video dims", video_dims, FAULT_INVALID_TENSOR, "video has the shape [24, 2, 4, 4, 1], expected [24, *, *, *]" },
-        { "audio no dims", audio_no_dims, FAULT_INVALID_TENSOR, "audio has the shape [], expected [32, 2, *]" },
-        { "audio many dims", audio_many_dims, FAULT_INVALID_TENSOR, "audio has the shape" },
-        { "video channels", video_channels, FAULT_INVALID_TENSOR, "expected [24, *, *, *]" },
-        { "audio channels", audio_channels, FAULT_INVALID_TENSOR, "expected [32, 2, *]" },
-        { "video odd", video_odd, FAULT_INVALID_TENSOR, "" },
-        { "video zero", video_zero, FAULT_INVALID_TENSOR, "expected [24, *, *, *]" },
-        { "video overflow", video_overflow, FAULT_INVALID_TENSOR, "video" },
-        { "video size overflow", video_size_overflow, FAULT_INVALID_TENSOR, "video is given 3072 bytes" },
-        { "text dim", text_dim, FAULT_INVALID_TENSOR, "text has the shape [10, 144], expected [*, 160]" },
-        { "tags length", tags_length, FAULT_INVALID_TENSOR, "text_tags has the shape [8], expected [9]" },
-        { "video size", video_size, FAULT_INVALID_TENSOR, "video is given 3068 bytes" },
-        { "video offset", video_offset, FAULT_INVALID_TENSOR, "video lies outside its arena" },
-        { "audio offset overflow", audio_offset_overflow, FAULT_INVALID_TENSOR, "audio lies outside its arena" },
-        { "text offset far", text_offset_far, FAULT_INVALID_TENSOR, "text lies outside its arena" },
-        { "sigmas unequal", sigmas_unequal, FAULT_INVALID_TENSOR, "5 values, sigmas_audio 4" },
-        { "sigmas one", sigmas_one, "", "" },
-        { "sigmas ascending", sigmas_ascending, "", "sigmas_video" },
-        { "sigmas nan", sigmas_nan, "", "sigmas_audio" },
-        { "sigmas large", sigmas_large, "", "sigmas_audio" },
-        { "sigmas many", sigmas_many, FAULT_INVALID_TENSOR, "1002 elements, at most 1001" },
-        { "output odd", output_odd, FAULT_INVALID_ARGUMENT, "multiple of 64" },
-        { "output outside", output_outside, FAULT_INVALID_ARGUMENT, "output arena of 65536" },
-        { "output overflow", output_overflow, FAULT_INVALID_ARGUMENT, "output arena" },
-        { "output small", output_small, FAULT_DOES_NOT_FIT, "need 10304 bytes of the output arena, 10303 are given" },
-        { "output small keep", output_small_keep, FAULT_DOES_NOT_FIT, "need 25664 bytes of the output arena, 25663 are given" },
+        {"kind", kind, FAULT_INVALID_ARGUMENT, "unknown kind 2"},
+        {"compute", compute, FAULT_INVALID_ARGUMENT, "unknown compute type 3"},
+        {"flags", flags, FAULT_INVALID_ARGUMENT, "flags 0x4"},
+        {"keep of a step", keep_of_step, FAULT_INVALID_ARGUMENT, "flags 0x1"},
+        {"sampler", sampler, FAULT_INVALID_ARGUMENT, "unknown sampler 1"},
+        {"schedule", schedule, FAULT_INVALID_ARGUMENT, "unknown schedule 3"},
+        {"steps and sigmas", steps_and_sigmas, FAULT_INVALID_ARGUMENT, "give one of them"},
+        {"no steps", no_steps, FAULT_INVALID_ARGUMENT, "0 steps, expected 1 to 1000"},
+        {"many steps", many_steps, FAULT_INVALID_ARGUMENT, "1001 steps, expected 1 to 1000"},
+        {"nan shift", nan_shift, FAULT_INVALID_ARGUMENT, ""},
+        {"negative shift", negative_shift, FAULT_INVALID_ARGUMENT, ""},
+        {"model", model, FAULT_INTERNAL, "model 99"},
+        {"session", session, FAULT_INTERNAL, "session 99"},
+        {"step sigma large", step_sigma_large, FAULT_INVALID_ARGUMENT, "expected 0 to 1"},
+        {"step sigma nan", step_sigma_nan, FAULT_INVALID_ARGUMENT, "nan (audio)"},
+        {"video nan", video_nan, FAULT_INVALID_TENSOR, "video has NaN at [1, 0, 0, 1]"},
+        {"audio inf", audio_inf, FAULT_INVALID_TENSOR, "audio has Inf at [0, 0, 0]"},
+        {"text nan", text_nan, FAULT_INVALID_TENSOR, "text has NaN at [1, 1]"},
+        {"text inf", text_inf, FAULT_INVALID_TENSOR, "text has Inf at [8, 159]"},
+        {"tag 2", tag_2, FAULT_INVALID_TENSOR, "text_tags has 2 at [8]"},
+        {"video type", video_type, FAULT_INVALID_TENSOR, "video has the type BF16, expected F32"},
+        {"text type", text_type, FAULT_INVALID_TENSOR, "text has the type (unknown), expected BF16"},
+        {"video dims", video_dims, FAULT_INVALID_TENSOR,
+                "video has the shape [24, 2, 4, 4, 1], expected [24, *, *, *]"},
+        {"audio no dims", audio_no_dims, FAULT_INVALID_TENSOR,
+                "audio has the shape [], expected [32, 2, *]"},
+        {"audio many dims", audio_many_dims, FAULT_INVALID_TENSOR, "audio has the shape"},
+        {"video channels", video_channels, FAULT_INVALID_TENSOR, "expected [24, *, *, *]"},
+        {"audio channels", audio_channels, FAULT_INVALID_TENSOR, "expected [32, 2, *]"},
+        {"video odd", video_odd, FAULT_INVALID_TENSOR, ""},
+        {"video zero", video_zero, FAULT_INVALID_TENSOR, "expected [24, *, *, *]"},
+        {"video overflow", video_overflow, FAULT_INVALID_TENSOR, "video"},
+        {"video size overflow", video_size_overflow, FAULT_INVALID_TENSOR, "video is given 3072 bytes"},
+        {"text dim", text_dim, FAULT_INVALID_TENSOR, "text has the shape [10, 144], expected [*, 160]"},
+        {"tags length", tags_length, FAULT_INVALID_TENSOR, "text_tags has the shape [8], expected [9]"},
+        {"video size", video_size, FAULT_INVALID_TENSOR, "video is given 3068 bytes"},
+        {"video offset", video_offset, FAULT_INVALID_TENSOR, "video lies outside its arena"},
+        {"audio offset overflow", audio_offset_overflow, FAULT_INVALID_TENSOR,
+                "audio lies outside its arena"},
+        {"text offset far", text_offset_far, FAULT_INVALID_TENSOR, "text lies outside its arena"},
+        {"sigmas unequal", sigmas_unequal, FAULT_INVALID_TENSOR, "5 values, sigmas_audio 4"},
+        {"sigmas one", sigmas_one, "", ""},
+        {"sigmas ascending", sigmas_ascending, "", "sigmas_video"},
+        {"sigmas nan", sigmas_nan, "", "sigmas_audio"},
+        {"sigmas large", sigmas_large, "", "sigmas_audio"},
+        {"sigmas many", sigmas_many, FAULT_INVALID_TENSOR, "1002 elements, at most 1001"},
+        {"output odd", output_odd, FAULT_INVALID_ARGUMENT, "multiple of 64"},
+        {"output outside", output_outside, FAULT_INVALID_ARGUMENT, "output arena of 65536"},
+        {"output overflow", output_overflow, FAULT_INVALID_ARGUMENT, "output arena"},
+        {"output small", output_small, FAULT_DOES_NOT_FIT,
+                "need 10304 bytes of the output arena, 10303 are given"},
+        {"output small keep", output_small_keep, FAULT_DOES_NOT_FIT,
+                "need 25664 bytes of the output arena, 25663 are given"},
 };
 
 static void job_open_wrong_refused_and_nothing_written(void **state) {
@@ -652,7 +669,8 @@ static void job_open_wrong_refused_and_nothing_written(void **state) {
                         fail_msg("%s: the worker ended", x->what);
                 if (answer.header.type != WIRE_ERROR || answer.header.job != 5)
                         fail_msg("%s: %s instead of ERROR", x->what, wire_type_name(answer.header.type));
-                if ((x->fault[0] && strcmp(answer.error.fault.name, x->fault) != 0) || !strstr(answer.error.fault.text, x->part))
+                if ((x->fault[0] && strcmp(answer.error.fault.name, x->fault) != 0) ||
+                        !strstr(answer.error.fault.text, x->part))
                         fail_msg("%s: %s: %s", x->what, answer.error.fault.name, answer.error.fault.text);
                 memcpy(a->input, input, a->input_size);
         }
@@ -680,14 +698,14 @@ static void job_without_tags_is_all_text(void **state) {
         memcpy(with, slot_video(a, &ready, 1), sizeof(with));
 
         open.header.job = 6;
-        open.job_open.text_tags = (WireTensor) {};
+        open.job_open.text_tags = (WireTensor){};
         broker_open_job(b, &open, &ready);
         broker_step(b, 6, 0);
         memcpy(without, slot_video(a, &ready, 1), sizeof(without));
         assert_memory_equal(with, without, sizeof(with));
 
         open.header.job = 7;
-        open.job_open.text_tags = arenas_put(a, ST_U8, 1, (uint64_t[]) { 9 }, (uint8_t[9]) { 0 });
+        open.job_open.text_tags = arenas_put(a, ST_U8, 1, (uint64_t[]){9}, (uint8_t[9]){0});
         broker_open_job(b, &open, &ready);
         broker_step(b, 7, 0);
         assert_memory_not_equal(slot_video(a, &ready, 1), with, sizeof(with));

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -40,8 +41,8 @@ static int run_by_hand(const char *environment, const char *arguments, char *ret
         FILE *p;
         int status;
 
-        (void) snprintf(command, sizeof(command), "%s %s/service/worker/latent-worker-cpu %s 2>&1", environment, getenv("LATENT_BUILD_DIR"),
-                        arguments);
+        (void) snprintf(command, sizeof(command), "%s %s/service/worker/latent-worker-cpu %s 2>&1",
+                environment, getenv("LATENT_BUILD_DIR"), arguments);
         p = popen(command, "re");
         assert_non_null(p);
         got = fread(ret, 1, n - 1, p);
@@ -107,7 +108,7 @@ static void welcome_wrong_ends_the_worker(void **state) {
         static const struct {
                 uint64_t epoch;
                 uint32_t ranks;
-        } wrong[] = { { 0, 1 }, { (uint64_t) UINT32_MAX + 1, 1 }, { 1, 0 }, { 1, 2 }, { 1, WIRE_RANKS_MAX + 1 } };
+        } wrong[] = {{0, 1}, {(uint64_t) UINT32_MAX + 1, 1}, {1, 0}, {1, 2}, {1, WIRE_RANKS_MAX + 1}};
 
         for (size_t i = 0; i < ELEMENTSOF(wrong); i++) {
                 CLEANUP(broker_freep) Broker *b = broker_spawn(SOCK_SEQPACKET);
@@ -189,6 +190,74 @@ static void half_closed_socket_ends_the_worker(void **state) {
         assert_killed(b);
 }
 
+/* One file as a whole model, up to the commit. */
+static void offer_model(Broker *b, uint64_t id, int fd, uint64_t size, uint64_t region_size) {
+        WireMessage m;
+
+        wire_init(&m, WIRE_MODEL_OPEN, b->epoch, id, 0);
+        m.model_open.n_files = 1;
+        broker_send(b, &m, -EBADF);
+        wire_init(&m, WIRE_REGION, b->epoch, id, 0);
+        m.region.size = size;
+        m.region.region_size = region_size;
+        (void) snprintf(m.region.name, sizeof(m.region.name), "model.safetensors");
+        broker_send(b, &m, fd);
+        broker_say(b, WIRE_MODEL_COMMIT, id, 0);
+}
+
+static uint64_t now_msec(void) {
+        struct timespec t;
+
+        assert_int_equal(clock_gettime(CLOCK_MONOTONIC, &t), 0);
+        return (uint64_t) t.tv_sec * 1000u + (uint64_t) t.tv_nsec / 1000000u;
+}
+
+/* A well-formed file of very many tensors of one number, no H3 model: the link thread is busy with it for a
+ * while. */
+static int many_tensors(uint64_t *ret_size, uint64_t *ret_region_size) {
+        const unsigned n = 150000;
+        CLEANUP_FREE char *bytes = NULL;
+        size_t max = 8 + (size_t) n * 80, at = 8;
+        uint64_t header;
+        int fd;
+
+        bytes = calloc(1, max);
+        assert_non_null(bytes);
+        bytes[at++] = '{';
+        for (unsigned i = 0; i < n; i++)
+                at += (size_t) sprintf(bytes + at,
+                        "\"t%u\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[%u,%u]}%c", i, 2 * i,
+                        2 * i + 2, i + 1 < n ? ',' : '}');
+        header = at - 8;
+        memcpy(bytes, &header, sizeof(header));
+        *ret_size = at + 2 * n;
+        assert_true(*ret_size <= max);
+        *ret_region_size = (*ret_size + 4095) / 4096 * 4096;
+        fd = memfd_of(bytes, *ret_size, *ret_region_size);
+        return fd;
+}
+
+/* The link thread cannot see the end of file: the reaper does. */
+static void end_of_file_while_busy_ends_the_worker(void **state) {
+        CLEANUP(broker_freep) Broker *b = broker_open(1);
+        CLEANUP_CLOSE int fd = -EBADF;
+        uint64_t size, region_size, begin, busy;
+
+        fd = many_tensors(&size, &region_size);
+        begin = now_msec();
+        offer_model(b, 1, fd, size, region_size);
+        broker_expect_error(b, 1, FAULT_INVALID_MODEL, "");
+        busy = now_msec() - begin;
+
+        offer_model(b, 1, fd, size, region_size);
+        broker_expect_acks(b, 7); /* the COMMIT is being worked at */
+        begin = now_msec();
+        (void) close(STEAL_FD(b->socket));
+        assert_killed(b);
+        if (busy >= 100)
+                assert_true(now_msec() - begin < busy / 2 + 20);
+}
+
 static void die_keeps_sent_answers(void **state) {
         CLEANUP(broker_freep) Broker *b = broker_open(1);
 
@@ -238,21 +307,6 @@ static void model_ready_describes_the_model(void **state) {
         assert_true(m.model_ready.weight_bytes > 3000000 && m.model_ready.weight_bytes < 3250984);
         assert_true(m.model_ready.private_bytes > 0);
         broker_expect_acks(b, 4); /* WELCOME, OPEN, REGION, COMMIT */
-}
-
-/* One file as a whole model, up to the commit. */
-static void offer_model(Broker *b, uint64_t id, int fd, uint64_t size, uint64_t region_size) {
-        WireMessage m;
-
-        wire_init(&m, WIRE_MODEL_OPEN, b->epoch, id, 0);
-        m.model_open.n_files = 1;
-        broker_send(b, &m, -EBADF);
-        wire_init(&m, WIRE_REGION, b->epoch, id, 0);
-        m.region.size = size;
-        m.region.region_size = region_size;
-        (void) snprintf(m.region.name, sizeof(m.region.name), "model.safetensors");
-        broker_send(b, &m, fd);
-        broker_say(b, WIRE_MODEL_COMMIT, id, 0);
 }
 
 static void model_bad_file_refused_then_good_one(void **state) {
@@ -325,7 +379,8 @@ static void model_wrong_order_ends_the_worker(void **state) {
                         broker_send(b, &m, -EBADF);
                         region.region.index = i == 5 ? 1 : 0;
                         if (i == 6)
-                                (void) snprintf(region.region.name, sizeof(region.region.name), "../a.safetensors");
+                                (void) snprintf(
+                                        region.region.name, sizeof(region.region.name), "../a.safetensors");
                         if (i == 7)
                                 region.header.job = 2;
                         broker_send(b, &region, fd);
@@ -377,6 +432,7 @@ int main(void) {
                 cmocka_unit_test(other_epoch_is_dropped),
                 cmocka_unit_test(end_of_file_ends_the_worker),
                 cmocka_unit_test(half_closed_socket_ends_the_worker),
+                cmocka_unit_test(end_of_file_while_busy_ends_the_worker),
                 cmocka_unit_test(die_keeps_sent_answers),
                 cmocka_unit_test(overdrawn_credit_ends_the_worker),
                 cmocka_unit_test(model_ready_describes_the_model),

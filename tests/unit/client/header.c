@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* latent.h alone, as C99 -pedantic and (included by header.cpp) as C++; and that the layouts are what was
+ * released. */
+
+#include "client/latent.h"
+
+#include <stdio.h>
+
+typedef struct layout {
+        const char *what;
+        size_t is, was;
+} layout;
+
+#define SIZE(type, was)                                                                                     \
+        { #type, sizeof(type), was }
+#define PLACE(type, member, was)                                                                            \
+        { #type "." #member, offsetof(type, member), was }
+
+/* Of version 0.1.0, on 64-bit machines. Entries are added, never changed. */
+static const layout layouts[] = {
+        SIZE(latent_error, 1088),
+        PLACE(latent_error, name, 4),
+        PLACE(latent_error, text, 64),
+        SIZE(latent_client_options, 16),
+        PLACE(latent_client_options, address, 8),
+        SIZE(latent_load_options, 40),
+        PLACE(latent_load_options, name, 8),
+        PLACE(latent_load_options, qkv_order, 16),
+        PLACE(latent_load_options, partition, 24),
+        PLACE(latent_load_options, numa, 32),
+        SIZE(latent_tensor, 104),
+        PLACE(latent_tensor, size, 8),
+        PLACE(latent_tensor, dtype, 16),
+        PLACE(latent_tensor, n_dims, 32),
+        PLACE(latent_tensor, shape, 40),
+        SIZE(latent_session_options, 40),
+        PLACE(latent_session_options, ranks, 4),
+        PLACE(latent_session_options, input_bytes, 8),
+        PLACE(latent_session_options, output_bytes, 16),
+        PLACE(latent_session_options, compute, 24),
+        PLACE(latent_session_options, job_class, 32),
+        SIZE(latent_step_options, 80),
+        PLACE(latent_step_options, text, 8),
+        PLACE(latent_step_options, sigma_video, 40),
+        PLACE(latent_step_options, compute, 56),
+        PLACE(latent_step_options, output_bytes, 72),
+        SIZE(latent_sample_options, 120),
+        PLACE(latent_sample_options, flags, 4),
+        PLACE(latent_sample_options, sigmas_video, 40),
+        PLACE(latent_sample_options, steps, 56),
+        PLACE(latent_sample_options, schedule, 64),
+        PLACE(latent_sample_options, shift_audio, 80),
+        PLACE(latent_sample_options, sampler, 88),
+        PLACE(latent_sample_options, output_bytes, 112),
+        SIZE(latent_progress, 72),
+        PLACE(latent_progress, state, 4),
+        PLACE(latent_progress, phase, 8),
+        PLACE(latent_progress, step, 40),
+        PLACE(latent_progress, fraction, 56),
+        PLACE(latent_progress, eta_usec, 64),
+};
+
+int main(void) {
+        int failed = 0;
+        size_t i;
+
+        for (i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++)
+                if (layouts[i].is != layouts[i].was) {
+                        printf("%s: %lu, was released as %lu\n", layouts[i].what,
+                                (unsigned long) layouts[i].is, (unsigned long) layouts[i].was);
+                        failed = 1;
+                }
+
+        return failed;
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* The tiny model, arenas and inputs inside the test's own process, so that sanitizers see what is allocated
+ * and freed. */
+
+#include "service/worker/arena-map.h"
+#include "service/worker/job-context.h"
+#include "service/worker/model-table.h"
+
+#define FIXTURE_ARENA (UINT64_C(1) << 16)
+
+typedef struct Fixture {
+        ModelTable models;
+        ArenaPair *arenas;  /* session 2 */
+        uint8_t *input;     /* writable map of the input arena, as a client has it */
+        WireJobOpen sample; /* traj_euler_4 on model 1, f32, whole output arena */
+} Fixture;
+
+Fixture *fixture_new(void);
+Fixture *fixture_free(Fixture *x);
+void fixture_freep(Fixture **x);
+
+ModelEntry *fixture_model(const Fixture *x);
+/* A job of x->sample; fails the test where it is refused. */
+Job *fixture_job(Fixture *x, uint64_t id);

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/worker/job-context.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "service/shared/cleanup.h"
+#include "service/shared/safetensors.h"
+#include "tests/unit/worker/fixture.h"
+
+static uint64_t commit_word(const Fixture *x, const Job *j) {
+        uint64_t word;
+
+        memcpy(&word, (const uint8_t *) x->arenas->output.map + j->commit_offset, sizeof(word));
+        return word;
+}
+
+static void job_new_refused_at_every_stage_leaks_nothing(void **state) {
+        CLEANUP(fixture_freep) Fixture *x = fixture_new();
+
+        /* One fault for each thing that is made on the way: what was made before it must go. */
+        for (unsigned i = 0; i < 8; i++) {
+                WireJobOpen open = x->sample;
+                Job *j = NULL;
+                Fault f = {};
+                int r;
+
+                switch (i) {
+                case 0:
+                        open.kind = 99;
+                        break;
+                case 1:
+                        open.text.offset = FIXTURE_ARENA;
+                        break;
+                case 2:
+                        open.text_tags.size++;
+                        break;
+                case 3:
+                        open.video.dtype = ST_F16;
+                        break;
+                case 4:
+                        open.audio.shape[0]++;
+                        break;
+                case 5:
+                        open.sigmas_audio.shape[0]--;
+                        open.sigmas_audio.size -= 4;
+                        break;
+                case 6:
+                        open.output_size = 64;
+                        break;
+                case 7:
+                        open.flags = WIRE_JOB_RESUME;
+                        break;
+                }
+                r = job_new(&open, fixture_model(x), x->arenas, 1, &j, &f);
+                assert_true(r < 0);
+                assert_null(j);
+                assert_true(f.name[0] != '\0');
+                assert_int_equal(fixture_model(x)->n_ref, 1);
+                assert_int_equal(x->arenas->n_ref, 1);
+        }
+}
+
+static void job_new_holds_model_and_arenas(void **state) {
+        CLEANUP(fixture_freep) Fixture *x = fixture_new();
+        ModelEntry *m = fixture_model(x);
+        Job *j = fixture_job(x, 5);
+        uint64_t header_size;
+
+        assert_int_equal(m->n_ref, 2);
+        assert_int_equal(x->arenas->n_ref, 2);
+        model_table_close(&x->models, 1);
+        assert_null(fixture_model(x));
+        assert_int_equal(j->model->h3->config.heads, 8); /* still there */
+        memcpy(&header_size, j->model->regions[0].map, sizeof(header_size));
+        assert_in_range(header_size, 2, j->model->regions[0].size - 8);
+        assert_null(job_unref(j));
+        assert_int_equal(x->arenas->n_ref, 1);
+        assert_null(job_unref(NULL));
+}
+
+static void job_commit_writes_slots_in_turn(void **state) {
+        CLEANUP(fixture_freep) Fixture *x = fixture_new();
+        Job *j = fixture_job(x, 5);
+        const uint8_t *slots = (const uint8_t *) x->arenas->output.map + j->slot_offset;
+
+        assert_int_equal(commit_word(x, j), wire_commit_pack(1, 0));
+        assert_memory_equal(slots, j->state.video, j->video.size);
+        assert_memory_equal(slots + j->audio.offset, j->state.audio, j->audio.size);
+
+        for (uint32_t k = 1; k <= 3; k++) {
+                const uint8_t *slot = slots + k % 2 * j->slot_stride;
+
+                memset(j->next.video, (int) k, j->video.size);
+                memset(j->next.audio, (int) k + 100, j->audio.size);
+                assert_int_equal(job_commit(j, &j->next), 0);
+                assert_int_equal(j->committed, k);
+                assert_int_equal(commit_word(x, j), wire_commit_pack(1, k));
+                assert_memory_equal(slot, j->next.video, j->video.size);
+                assert_memory_equal(slot + j->audio.offset, j->next.audio, j->audio.size);
+        }
+        (void) job_unref(j);
+}
+
+static void job_commit_closed_writes_nothing(void **state) {
+        CLEANUP(fixture_freep) Fixture *x = fixture_new();
+        CLEANUP_FREE uint8_t *before = malloc(FIXTURE_ARENA);
+        Job *j = fixture_job(x, 5);
+
+        assert_non_null(before);
+        memset(j->next.video, 1, j->video.size);
+        memset(j->next.audio, 1, j->audio.size);
+        memcpy(before, x->arenas->output.map, FIXTURE_ARENA);
+        job_close(j);
+        assert_true(j->cancelled);
+        assert_int_equal(job_commit(j, &j->next), -ECANCELED);
+        assert_int_equal(j->committed, 0);
+        assert_memory_equal(before, x->arenas->output.map, FIXTURE_ARENA);
+        (void) job_unref(j);
+}
+
+/* What /proc says of the mapping at p: "r--s". */
+static void assert_mapped(const void *p, const char *mode) {
+        FILE *maps = fopen("/proc/self/maps", "re");
+        char line[512], have[8] = "none";
+
+        assert_non_null(maps);
+        while (fgets(line, sizeof(line), maps)) {
+                unsigned long begin, end;
+                char m[8];
+
+                if (sscanf(line, "%lx-%lx %7s", &begin, &end, m) == 3 && (uintptr_t) p >= begin &&
+                        (uintptr_t) p < end)
+                        memcpy(have, m, sizeof(have));
+        }
+        (void) fclose(maps);
+        assert_string_equal(have, mode);
+}
+
+static void maps_are_writable_only_where_results_go(void **state) {
+        CLEANUP(fixture_freep) Fixture *x = fixture_new();
+
+        assert_mapped(fixture_model(x)->regions[0].map, "r--s");
+        assert_mapped(x->arenas->input.map, "r--s");
+        assert_mapped(x->arenas->output.map, "rw-s");
+}
+
+int main(void) {
+        const struct CMUnitTest tests[] = {
+                cmocka_unit_test(job_new_refused_at_every_stage_leaks_nothing),
+                cmocka_unit_test(job_new_holds_model_and_arenas),
+                cmocka_unit_test(job_commit_writes_slots_in_turn),
+                cmocka_unit_test(job_commit_closed_writes_nothing),
+                cmocka_unit_test(maps_are_writable_only_where_results_go),
+        };
+
+        return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/worker/step.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "kernels/cpu/cpu.h"
+#include "service/shared/cleanup.h"
+#include "service/worker/rank.h"
+#include "tests/unit/worker/fixture.h"
+
+static uint64_t available;
+
+static uint64_t memory_available(void) {
+        return available;
+}
+
+static int gemm_count;
+static const LkOps *real;
+
+/* Counts what the cached text saves: the refiner's own products. */
+static int counting_gemm(LkContext *c, const LkGemm *a) {
+        gemm_count++;
+        return real->gemm(c, a);
+}
+
+static int failing_memory_new(LkContext *c, uint64_t size, void **ret) {
+        return -ENOMEM;
+}
+
+typedef struct Bench {
+        Fixture *x;
+        int sockets[2];
+        Link *link;
+        LkOps ops;
+        Backend backend;
+        LkContext *context;
+        StepRunner runner;
+        Job *job;
+} Bench;
+
+static int setup(void **state) {
+        Bench *b = calloc(1, sizeof(*b));
+        WirePlan *w;
+        WireMessage m;
+        Fault f = {};
+
+        assert_non_null(b);
+        b->x = fixture_new();
+        assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, b->sockets), 0);
+        assert_int_equal(link_new(b->sockets[0], &b->link), 0);
+        real = lk_cpu_ops(LK_CPU_AUTO);
+        b->ops = *real;
+        b->ops.gemm = counting_gemm;
+        available = 0;
+        b->backend = (Backend){.program = "test", .ops = &b->ops, .memory_available = memory_available};
+        assert_int_equal(b->ops.context_new(1, &b->context), 0);
+        b->runner = (StepRunner){.backend = &b->backend, .link = b->link};
+
+        b->job = fixture_job(b->x, 5);
+        wire_init(&m, WIRE_PLAN, 1, 5, 0);
+        w = &m.plan;
+        w->ranks = w->row_tile = w->chunks = 1;
+        w->rows[0].end = b->job->layout->rows;
+        w->heads[0].end = 8;
+        assert_int_equal(plan_new(w, b->job->layout->rows, 8, 1, &b->job->plan, &f), 0);
+        *state = b;
+        return 0;
+}
+
+static int teardown(void **state) {
+        Bench *b = *state;
+
+        (void) job_unref(b->job);
+        step_runner_done(&b->runner);
+        (void) b->ops.context_free(b->context);
+        (void) link_free(b->link);
+        (void) close(b->sockets[0]);
+        (void) close(b->sockets[1]);
+        (void) fixture_free(b->x);
+        free(b);
+        return 0;
+}
+
+static void step_run_commits_and_counts(void **state) {
+        Bench *b = *state;
+        uint64_t usec = 0;
+        Fault f = {};
+
+        for (uint32_t i = 0; i < 4; i++) {
+                assert_int_equal(step_run(&b->runner, b->context, b->job, i, &usec, &f), 0);
+                assert_int_equal(b->job->committed, i + 1);
+                assert_true(usec > 0);
+        }
+        assert_int_equal(step_run(&b->runner, b->context, b->job, 4, &usec, &f), -EINVAL);
+        assert_string_equal(f.name, FAULT_INTERNAL);
+}
+
+static void step_run_same_text_is_refined_once(void **state) {
+        Bench *b = *state;
+        int first, second, third;
+        uint64_t usec;
+        Fault f = {};
+
+        gemm_count = 0;
+        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
+        first = gemm_count;
+        assert_int_equal(step_run(&b->runner, b->context, b->job, 1, &usec, &f), 0);
+        second = gemm_count - first;
+        assert_true(second < first);
+
+        /* One bit of the text. */
+        b->job->text[0] ^= 1;
+        gemm_count = 0;
+        assert_int_equal(step_run(&b->runner, b->context, b->job, 2, &usec, &f), 0);
+        third = gemm_count;
+        assert_true(third > second);
+}
+
+static void step_run_does_not_fit_says_numbers(void **state) {
+        Bench *b = *state;
+        uint64_t usec;
+        Fault f = {};
+
+        available = 1000;
+        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), -ENOMEM);
+        assert_string_equal(f.name, FAULT_DOES_NOT_FIT);
+        assert_non_null(strstr(f.text, "A step of 33 rows needs "));
+        assert_non_null(strstr(f.text, "1000 are free"));
+        assert_int_equal(b->job->committed, 0);
+
+        /* It is asked again, and passes when there is room. */
+        available = UINT64_MAX;
+        f = (Fault){};
+        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
+}
+
+static void step_run_device_out_of_memory_says_number(void **state) {
+        Bench *b = *state;
+        uint64_t usec;
+        Fault f = {};
+
+        b->ops.memory_new = failing_memory_new;
+        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), -ENOMEM);
+        assert_string_equal(f.name, FAULT_DOES_NOT_FIT);
+        assert_int_equal(b->job->committed, 0);
+
+        b->ops.memory_new = real->memory_new;
+        f = (Fault){};
+        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
+}
+
+static void step_run_cancelled_keeps_the_state(void **state) {
+        Bench *b = *state;
+        uint64_t usec;
+        Fault f = {};
+
+        b->job->cancelled = true;
+        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), -ECANCELED);
+        assert_string_equal(f.name, FAULT_CANCELLED);
+        assert_int_equal(b->job->committed, 0);
+}
+
+/* PROGRESS messages of block `block` that came, others are thrown away. */
+static unsigned count_progress(int socket, uint32_t block) {
+        unsigned n = 0;
+
+        for (;;) {
+                WireMessage m;
+                Fault f = {};
+                int fd, r;
+
+                r = wire_receive(socket, &m, &fd, &f);
+                if (r == -EAGAIN)
+                        return n;
+                assert_int_equal(r, 1);
+                assert_int_equal(m.header.type, WIRE_PROGRESS);
+                assert_int_equal(m.progress.blocks, 3);
+                if (m.progress.block == block)
+                        n++;
+        }
+}
+
+static uint64_t now_msec(void) {
+        struct timespec t;
+
+        assert_int_equal(clock_gettime(CLOCK_MONOTONIC, &t), 0);
+        return (uint64_t) t.tv_sec * 1000u + (uint64_t) t.tv_nsec / 1000000u;
+}
+
+/* Progress of one block over 20 steps. */
+static unsigned progress_of_steps(Bench *b, uint32_t block) {
+        unsigned n = 0;
+
+        for (uint32_t i = 0; i < 20; i++) {
+                uint64_t usec;
+                Fault f = {};
+
+                b->job->committed = 0; /* the first step again */
+                assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
+                n += count_progress(b->sockets[1], block);
+        }
+        return n;
+}
+
+static void step_run_progress_is_rare_between_first_and_last_block(void **state) {
+        Bench *b = *state;
+        uint64_t begin;
+
+        assert_int_equal(progress_of_steps(b, 1), 20);
+        assert_int_equal(progress_of_steps(b, 3), 20);
+        begin = now_msec();
+        assert_true(progress_of_steps(b, 2) <= (now_msec() - begin) / 20 + 1);
+}
+
+static atomic_uint n_run, n_wrong;
+
+/* On the rank's thread, where a failed assertion would have nowhere to go. */
+static void count_step(void *userdata, LkContext *context, Job *j, uint32_t step) {
+        if (userdata != &n_run || !context || step != n_run)
+                n_wrong++;
+        n_run++;
+}
+
+static void rank_group_runs_in_order_and_lets_go(void **state) {
+        Bench *b = *state;
+        RankGroup *g = NULL;
+        Fault f = {};
+
+        assert_int_equal(rank_group_new(&b->ops, 0, 1, count_step, &n_run, &g, &f), -EOPNOTSUPP);
+        f = (Fault){};
+        assert_int_equal(rank_group_new(&b->ops, 1, 1, count_step, &n_run, &g, &f), 0);
+        assert_int_equal(rank_group_size(g), 1);
+        for (uint32_t i = 0; i < 20; i++)
+                assert_int_equal(rank_group_queue(g, b->job, i), 0);
+        while (n_run < 3)
+                (void) usleep(1000);
+        assert_null(rank_group_free(g)); /* some have run, the others are dropped */
+        assert_true(n_run <= 20);
+        assert_int_equal(n_wrong, 0);
+        assert_int_equal(b->job->n_ref, 1);
+        assert_null(rank_group_free(NULL));
+}
+
+#define STEP_TEST(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
+
+int main(void) {
+        const struct CMUnitTest tests[] = {
+                STEP_TEST(step_run_commits_and_counts),
+                STEP_TEST(step_run_same_text_is_refined_once),
+                STEP_TEST(step_run_does_not_fit_says_numbers),
+                STEP_TEST(step_run_device_out_of_memory_says_number),
+                STEP_TEST(step_run_cancelled_keeps_the_state),
+                STEP_TEST(step_run_progress_is_rare_between_first_and_last_block),
+                STEP_TEST(rank_group_runs_in_order_and_lets_go),
+        };
+
+        return cmocka_run_group_tests(tests, NULL, NULL);
+}
