@@ -81,6 +81,36 @@ def alive(pid):
     return stat[stat.rindex(")") + 2] not in "ZX"
 
 
+def as_user(uid, f):
+    """f() in a child process of that user (root only); its result, through JSON. What it raises is raised here as a HarnessError."""
+    r, w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(r)
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            out = [True, f()]
+        except BaseException as e:  # the child must never return into the caller's program
+            out = [False, f"{type(e).__name__}: {e}"]
+        try:
+            with open(w, "w") as pipe:
+                json.dump(out, pipe)
+        finally:
+            os._exit(0)
+    os.close(w)
+    with open(r) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    if not text:
+        raise HarnessError(f"the process of user {uid} died")
+    ok, value = json.loads(text)
+    if not ok:
+        raise HarnessError(f"as user {uid}: {value}")
+    return value
+
+
 class Bus:
     """A private dbus-daemon. `open_to_all`: other uids may connect (tests with several users)."""
 
@@ -122,6 +152,8 @@ class Service:
         self.own_bus = bus is None
         self.bus = bus or Bus(self.folder, open_to_all=open_to_all)
         values = {"WorkerDirectory": str(BUILD / "service/worker"), "WorkerStart": "spawn"}
+        self.socket = self.folder / "private"
+        values["PrivateSocket"] = self.socket
         lines = [f"{k}={v}" for k, v in values.items()]
         if ranks is not None:
             lines.append(f"WorkerRanks={ranks}")

@@ -123,12 +123,12 @@ void device_bus_announce(Device *d) {
         CLEANUP_FREE char *path = NULL;
         int r;
 
-        if (!d->manager->bus || d->manager->stopping)
+        if (d->manager->stopping)
                 return;
 
         r = device_path(d, &path);
-        if (r >= 0)
-                r = sd_bus_emit_object_added(d->manager->bus, path);
+        for (sd_bus *bus = manager_next_bus(d->manager, NULL); r >= 0 && bus; bus = manager_next_bus(d->manager, bus))
+                r = sd_bus_emit_object_added(bus, path);
         if (r < 0)
                 log_warning_errno(r, "Cannot announce a device");
 }
@@ -137,12 +137,12 @@ void device_bus_emit_state(Device *d) {
         CLEANUP_FREE char *path = NULL;
         int r;
 
-        if (!d->manager->bus || d->manager->stopping)
+        if (d->manager->stopping)
                 return;
 
         r = device_path(d, &path);
-        if (r >= 0)
-                r = sd_bus_emit_properties_changed(d->manager->bus, path, BUS_INTERFACE("Device"), "State", NULL);
+        for (sd_bus *bus = manager_next_bus(d->manager, NULL); r >= 0 && bus; bus = manager_next_bus(d->manager, bus))
+                r = sd_bus_emit_properties_changed(bus, path, BUS_INTERFACE("Device"), "State", NULL);
         if (r < 0)
                 log_warning_errno(r, "Cannot tell the state of a device");
 }
