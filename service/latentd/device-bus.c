@@ -43,11 +43,6 @@ static int property_get_links(sd_bus *bus, const char *path, const char *interfa
         return sd_bus_message_append(reply, "a(od)", 0);
 }
 
-static int property_get_share(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
-                              void *userdata, sd_bus_error *error) {
-        return sd_bus_message_append(reply, "d", 1.0);
-}
-
 static const sd_bus_vtable device_vtable[] = {
         SD_BUS_VTABLE_START(0),
         SD_BUS_PROPERTY("Kind", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
@@ -60,7 +55,7 @@ static const sd_bus_vtable device_vtable[] = {
         SD_BUS_PROPERTY("MemoryFree", "t", NULL, offsetof(Device, info.memory_free), 0),
         SD_BUS_PROPERTY("State", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_EMITS_CHANGE),
         SD_BUS_PROPERTY("Links", "a(od)", property_get_links, 0, 0),
-        SD_BUS_PROPERTY("Share", "d", property_get_share, 0, 0),
+        SD_BUS_PROPERTY("Share", "d", NULL, offsetof(Device, share), 0),
         SD_BUS_VTABLE_END
 };
 

@@ -4,10 +4,12 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/sysinfo.h>
 
 #include <systemd/sd-daemon.h>
 
+#include "service/latentd/device.h"
 #include "service/latentd/job.h"
 #include "service/latentd/model.h"
 #include "service/latentd/peer.h"
@@ -329,6 +331,21 @@ static Device *device_find_absent(Manager *m, const char *kind, const WireDevice
         return NULL;
 }
 
+/* What udev says about the PCI function now. */
+static double device_share(const WireDevice *info) {
+        CLEANUP_FREE DeviceInfo *list = NULL;
+        size_t n;
+
+        if (info->pci_address[0] == '\0' || device_enumerate(&list, &n) < 0)
+                return 1;
+
+        for (size_t i = 0; i < n; i++)
+                if (strcasecmp(list[i].pci_address, info->pci_address) == 0)
+                        return list[i].share;
+
+        return 1;
+}
+
 static int device_new(Manager *m, const char *kind, const WireDevice *info) {
         Device *d;
 
@@ -339,6 +356,7 @@ static int device_new(Manager *m, const char *kind, const WireDevice *info) {
         d->id = m->next_id++;
         d->manager = m;
         d->info = *info;
+        d->share = device_share(info);
         d->present = true;
         d->announced_state = device_state(d);
         (void) snprintf(d->kind, sizeof(d->kind), "%s", kind);
@@ -358,6 +376,7 @@ void manager_devices_present(Manager *m, const WireHello *hello) {
                 d = device_find_absent(m, hello->backend, info);
                 if (d) {
                         d->info = *info;
+                        d->share = device_share(info);
                         d->present = true;
                         d->busy = false;
                         continue;

@@ -34,6 +34,7 @@ struct Device {
         Manager *manager;
         WireDevice info;
         char kind[16];
+        double share; /* LATENTD_SHARE of its PCI function, else 1 */
         bool present, busy;
         const char *announced_state; /* what clients were told last */
         TAILQ_ENTRY(Device) entry;

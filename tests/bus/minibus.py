@@ -170,8 +170,8 @@ class Connection:
         if not line.startswith(start):
             raise ConnectionError(f"authentication: {line!r}")
 
-    def send(self, path, interface, member, signature="", *args, destination=None, extra=()):
-        """Sends a call, returns its serial. extra: more header fields, e.g. a forged sender (7, Variant("s", ...))."""
+    def send(self, path, interface, member, signature="", *args, destination=None, extra=(), flags=0):
+        """Sends a call, returns its serial. flags: of the header (4: a person may be asked). extra: more header fields, e.g. a forged sender (7, Variant("s", ...))."""
         body = Writer()
         for t, v in zip(split(signature), args):
             body.put(t, v)
@@ -181,14 +181,14 @@ class Connection:
             fields.append((6, Variant("s", destination or self.name)))
         if signature:
             fields.append((8, Variant("g", signature)))
-        self.send_raw(CALL, fields, body)
+        self.send_raw(CALL, fields, body, flags)
         return self.serial
 
-    def send_raw(self, kind, fields, body):
+    def send_raw(self, kind, fields, body, flags=0):
         if body.fds:
             fields.append((9, Variant("u", len(body.fds))))
         w = Writer()
-        for t, v in zip("yyyyuu", (ord("l"), kind, 0, 1, len(body.data), self.serial)):
+        for t, v in zip("yyyyuu", (ord("l"), kind, flags, 1, len(body.data), self.serial)):
             w.put(t, v)
         w.put("a(yv)", fields)
         w.pad(8)
