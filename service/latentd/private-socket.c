@@ -19,7 +19,7 @@
 
 #define CONNECTIONS_MAX 256
 #define CONNECTIONS_PER_USER_MAX 32
-#define STRANGERS_MAX 32 /* connections of users who may not use the service */
+#define STRANGERS_MAX 4 /* connections of users who may not use the service: each may send a message of 128 MiB */
 #define PATIENCE_USEC UINT64_C(10000000) /* to authenticate; a stranger's connection altogether */
 #define UNREAD_MAX 1024                  /* messages that wait in our end of a connection */
 #define START_MESSAGES_MAX 1024          /* more than the buffer of the authentication holds */
