@@ -40,7 +40,8 @@ static bool hook(Fake *f, const WireMessage *m) {
                 state.starts = f->n_starts;
                 state.lying = false;
         }
-        if (m->header.type == WIRE_MODEL_COMMIT || m->header.type == WIRE_JOB_OPEN || m->header.type == WIRE_STEP || m->header.type == WIRE_WELCOME)
+        if (m->header.type == WIRE_MODEL_COMMIT || m->header.type == WIRE_JOB_OPEN ||
+            m->header.type == WIRE_STEP || m->header.type == WIRE_WELCOME)
                 state.asked = *m;
         if (m->header.type == WIRE_DIE) {
                 fake_die(f);
@@ -77,7 +78,10 @@ static void say(const void *bytes, size_t n, int passed) {
 }
 
 static uint64_t pick_id(uint8_t b) {
-        const uint64_t ids[] = { state.jobs[0], state.jobs[1], state.jobs[2], state.f->model->id, state.session_id, 0, UINT64_MAX, state.asked.header.job };
+        const uint64_t ids[] = {
+                state.jobs[0],    state.jobs[1], state.jobs[2], state.f->model->id,
+                state.session_id, 0,             UINT64_MAX,    state.asked.header.job,
+        };
 
         return ids[b % ELEMENTSOF(ids)];
 }
@@ -125,7 +129,8 @@ static void send_message(Input *x) {
 
         wire_init(&m, (WireType) type, state.f->epoch, pick_id(input_u8(x)), input_u8(x) % 5);
         if (type == WIRE_ERROR)
-                (void) snprintf(m.error.fault.name, sizeof(m.error.fault.name), "%s", (input_u8(x) & 1) ? FAULT_CANCELLED : "InvalidTensor");
+                (void) snprintf(m.error.fault.name, sizeof(m.error.fault.name), "%s",
+                                (input_u8(x) & 1) ? FAULT_CANCELLED : FAULT_INVALID_TENSOR);
         input_change(x, &m);
         say(&m, m.header.size, (type == WIRE_REGION || type == WIRE_ARENA) ? state.f->region_fd : -EBADF);
 }

@@ -33,12 +33,13 @@ static uint64_t model_size;
 static uint8_t *input_arena, *output_arena;
 
 static void read_model(void) {
+        const char *folder = getenv("LATENT_TEST_DATA");
         char path[4096];
         struct stat st;
         void *map;
         FILE *file;
 
-        (void) snprintf(path, sizeof(path), "%s/dit/comfy.safetensors", getenv("LATENT_TEST_DATA") ? getenv("LATENT_TEST_DATA") : "tests/data");
+        (void) snprintf(path, sizeof(path), "%s/dit/comfy.safetensors", folder ? folder : "tests/data");
         file = fopen(path, "re");
         CHECK(file && fstat(fileno(file), &st) == 0);
         model_size = (uint64_t) st.st_size;
@@ -52,6 +53,16 @@ static void read_model(void) {
                 CHECK(memfd_new("fuzz-arena", ARENA_BYTES, &arena_fds[i]) == 0);
         CHECK(memfd_map(arena_fds[0], ARENA_BYTES, PROT_READ | PROT_WRITE, (void **) &input_arena) == 0);
         CHECK(memfd_map(arena_fds[1], ARENA_BYTES, PROT_READ | PROT_WRITE, (void **) &output_arena) == 0);
+}
+
+static WireTensor tensor(StType type, uint32_t n_dims, uint64_t offset, const uint64_t *shape) {
+        WireTensor t = { .offset = offset, .size = st_type_size(type), .dtype = (uint32_t) type, .n_dims = n_dims };
+
+        for (uint32_t i = 0; i < n_dims; i++) {
+                t.shape[i] = shape[i];
+                t.size *= shape[i];
+        }
+        return t;
 }
 
 /* A message as a good broker sends it, of model, session or job `id`; changes come later. */
@@ -91,9 +102,9 @@ static void fill(WireMessage *m, WireType type, uint64_t id, uint32_t step, uint
                 m->job_open.shift_audio = 3;
                 m->job_open.sigma_video = m->job_open.sigma_audio = 0.5f;
                 m->job_open.output_size = ARENA_BYTES;
-                m->job_open.text = (WireTensor){ .offset = 0, .size = 9 * 160 * 2, .dtype = ST_BF16, .n_dims = 2, .shape = { 9, 160 } };
-                m->job_open.video = (WireTensor){ .offset = 4096, .size = 24 * 2 * 4 * 4 * 4, .dtype = ST_F32, .n_dims = 4, .shape = { 24, 2, 4, 4 } };
-                m->job_open.audio = (WireTensor){ .offset = 16384, .size = 32 * 2 * 8 * 4, .dtype = ST_F32, .n_dims = 3, .shape = { 32, 2, 8 } };
+                m->job_open.text = tensor(ST_BF16, 2, 0, (uint64_t[]){ 9, 160 });
+                m->job_open.video = tensor(ST_F32, 4, 4096, (uint64_t[]){ 24, 2, 4, 4 });
+                m->job_open.audio = tensor(ST_F32, 3, 16384, (uint64_t[]){ 32, 2, 8 });
                 break;
 
         case WIRE_PLAN:
