@@ -359,7 +359,7 @@ static void pool_video_takes_the_largest_and_rounds_up(void **state) {
         const H3Grid g = {2, 3, 3};
         float mask[18] = {0, 0.1f, 0, /* */ 0.25f, 0, 0, /* */ 0.7f, 0, 1,
                 0, 0, 1e-6f, /* */ 0, 0, 0, /* */ 0, 0.50390625f, 0.001f};
-        const float a = 65 - 1, b = 180; /* 0.25 and 0.7 in 256ths: 64 and 179.2 */
+        const float a = 64, b = 180; /* 0.25 and 0.7 in 256ths: 64 and 179.2 */
         const float expected[18] = {a, a, 0, a, a, 0, b, b, 256, 0, 0, 1, 0, 0, 1, 129, 129, 1};
 
         assert_int_equal(h3_mask_pool_video(&config, &g, mask, mask, NULL), 0);
