@@ -21,8 +21,8 @@ typedef struct DitRun {
         uint32_t rank;
         const H3Config *c;
         LkType type;
-        uint64_t element; /* bytes of `type` */
-        uint64_t n_rows;  /* of the whole sequence */
+        uint64_t element;       /* bytes of `type` */
+        uint64_t n_rows;        /* of the whole sequence */
         uint64_t timesteps_max; /* what the arrays below have room for */
         H3Range rows, heads;
 

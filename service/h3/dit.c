@@ -348,8 +348,8 @@ static int final_rows(const DitRun *run, const H3Model *m, uint32_t timesteps) {
 }
 
 /* Rows begin..end of a segment times their part of the mask. */
-static void mask_rows(const H3Layout *l, const H3Segment *s, uint64_t begin, uint64_t end, uint64_t width,
-        float *rows) {
+static void mask_rows(
+        const H3Layout *l, const H3Segment *s, uint64_t begin, uint64_t end, uint64_t width, float *rows) {
         for (uint64_t row = begin; l->level && row < end; row++) {
                 float m = (float) l->level[s->begin + row] / (float) H3_MASK_LEVELS;
 

@@ -138,8 +138,8 @@ static int count_rows(const H3Config *c, const H3Shape *s, uint64_t *ret, Fault 
         return 0;
 }
 
-int h3_shape_check(const H3Config *c, const H3Shape *s, const uint8_t *text_tags, uint64_t *ret_rows,
-        Fault *f) {
+int h3_shape_check(
+        const H3Config *c, const H3Shape *s, const uint8_t *text_tags, uint64_t *ret_rows, Fault *f) {
         int r;
 
         r = check_sizes(s, f);

@@ -145,8 +145,7 @@ static void place_keyframe(H3Layout *l, int32_t i, double origin, const Axes *ta
                 place_audio(l, i, t, target, k->audio);
 }
 
-static void place_reference(
-        H3Layout *l, const H3Config *c, int32_t i, double cursor, const Axes *target) {
+static void place_reference(H3Layout *l, const H3Config *c, int32_t i, double cursor, const Axes *target) {
         const H3Condition *k = l->conditions + i;
         Axes own;
 

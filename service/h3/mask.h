@@ -8,8 +8,8 @@
 #include "service/h3/layout.h"
 
 /* Video mask [T, H, W] to the pooled one, of the same shape: the largest value of each patch (padding adds
- * nothing), rounded up to a multiple of 1 / H3_MASK_LEVELS. ret may be mask. -EINVAL with InvalidTensor for a
- * value that is not in 0 to 1. */
+ * nothing), rounded up to a multiple of 1 / H3_MASK_LEVELS. ret may be mask. -EINVAL with InvalidTensor for
+ * a value that is not in 0 to 1. */
 int h3_mask_pool_video(const H3Config *c, const H3Grid *g, const float *mask, float *ret, Fault *f);
 
 /* Audio mask [channels, 2, A] to the pooled one, [2, A]: the largest value over the channels, rounded up

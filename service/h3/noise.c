@@ -29,8 +29,7 @@ void h3_noise_init(H3Noise *g, uint64_t seed) {
 
 static void renew(H3Noise *g) {
         for (uint32_t i = 0; i < WORDS; i++) {
-                uint32_t bits =
-                        (g->state[i] & 0x80000000u) | (g->state[(i + 1) % WORDS] & 0x7fffffffu);
+                uint32_t bits = (g->state[i] & 0x80000000u) | (g->state[(i + 1) % WORDS] & 0x7fffffffu);
                 uint32_t twist = bits & 1 ? 0x9908b0dfu : 0;
 
                 g->state[i] = g->state[(i + SHIFT) % WORDS] ^ bits >> 1 ^ twist;

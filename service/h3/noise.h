@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Noise as torch's CPU generator draws it (h3.md 4.7), and the noise on conditions (1.10). Host arithmetic in
- * f64, rounded to f32 once: the same bits everywhere; torch's own f32 arithmetic is up to 2e-6 away. */
+/* Noise as torch's CPU generator draws it (h3.md 4.7), and the noise on conditions (1.10). Host arithmetic
+ * in f64, rounded to f32 once: the same bits everywhere; torch's own f32 arithmetic is up to 2e-6 away. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -45,6 +45,6 @@ int h3_noise_condition_comfy(const H3Config *c, const H3Grid *g, uint64_t seed, 
 int h3_noise_condition_official(
         const H3Config *c, const H3Grid *g, uint64_t full_frames, uint64_t seed, float *ret);
 
-/* ret = 0.999 * z + 0.001 * noise: a visual condition as the model sees it, and what is kept of a video under
- * a denoise mask. ret may be z or noise. */
+/* ret = 0.999 * z + 0.001 * noise: a visual condition as the model sees it, and what is kept of a video
+ * under a denoise mask. ret may be z or noise. */
 void h3_noise_mix(const float *z, const float *noise, uint64_t n, float *ret);

@@ -12,9 +12,9 @@
 #define H3_FRAMES_MAX 362 /* 15.08 s: the longest film that any front end makes */
 
 typedef struct H3FilmSize {
-        uint64_t frames;        /* 17 k + 5 */
-        uint64_t latent_frames; /* 5 k + 2 */
-        uint64_t audio_latents; /* per stereo channel, 40 a second */
+        uint64_t frames;         /* 17 k + 5 */
+        uint64_t latent_frames;  /* 5 k + 2 */
+        uint64_t audio_latents;  /* per stereo channel, 40 a second */
         bool in_reference_range; /* 5 to 15 seconds: what the model was released for */
 } H3FilmSize;
 

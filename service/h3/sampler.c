@@ -89,12 +89,15 @@ int h3_sampler_check(const H3Sampler *s, Fault *f) {
 
 void h3_sampler_start(
         const H3Sampler *s, const float *video, const float *audio, const H3SamplerState *state) {
+        float carry;
+
         memmove(state->video, video, s->n_video * sizeof(float));
         memmove(state->audio, audio, s->n_audio * sizeof(float));
         if (!h3_sampler_carries(s->kind))
                 return;
+        carry = carrier_of(s, s->sigmas_video[0]).carry;
         for (uint64_t i = 0; i < s->n_audio; i++)
-                state->carried[i] = state->audio[i] / carrier_of(s, s->sigmas_video[0]).carry;
+                state->carried[i] = state->audio[i] / carry;
 }
 
 void h3_sampler_sigmas(const H3Sampler *s, uint32_t step, float *ret_video, float *ret_audio) {
@@ -152,7 +155,8 @@ static void res_multistep(const float *sigmas, uint32_t step, const float *x, co
 static void denoise_carried(const H3Sampler *s, const Carrier *c, float sigma, const float *own,
         const float *carried, const float *velocity, float *ret) {
         const H3SamplerMask *mask = s->audio_mask;
-        float ratio = ratio_of(s), of_own = 1.0f - ratio, of_velocity = 1.0f + (ratio - 1.0f) * c->sigma_audio;
+        float ratio = ratio_of(s), of_own = 1.0f - ratio,
+              of_velocity = 1.0f + (ratio - 1.0f) * c->sigma_audio;
 
         for (uint64_t i = 0; i < s->n_audio; i++) {
                 float y = carried[i], x = own[i], m = 1;
@@ -169,8 +173,8 @@ static void denoise_carried(const H3Sampler *s, const Carrier *c, float sigma, c
         }
 }
 
-static void step_carried(const H3Sampler *s, uint32_t step, const H3SamplerState *now,
-        const float *velocity, const H3SamplerState *next) {
+static void step_carried(const H3Sampler *s, uint32_t step, const H3SamplerState *now, const float *velocity,
+        const H3SamplerState *next) {
         Carrier here = carrier_of(s, s->sigmas_video[step]);
         float sigma = s->sigmas_video[step], sigma_next = s->sigmas_video[step + 1];
         float back = sigma_next == 0 ? 1.0f / ratio_of(s) : carrier_of(s, sigma_next).carry;

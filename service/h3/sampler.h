@@ -19,7 +19,8 @@ typedef enum H3SamplerKind {
         H3_SAMPLER_RES_MULTISTEP_PERSTREAM, /* two of them, each stream on its own sigmas */
 } H3SamplerKind;
 
-/* Needs H3SamplerState.carried: audio as the sampler holds it, sigma_video / sigma_audio times the latent. */
+/* Needs H3SamplerState.carried: audio as the sampler holds it, sigma_video / sigma_audio times the latent.
+ */
 static inline bool h3_sampler_carries(H3SamplerKind kind) {
         return kind == H3_SAMPLER_RES_MULTISTEP;
 }

@@ -73,8 +73,8 @@ int h3_schedule(H3ScheduleKind kind, uint32_t evaluations, float shift, float *r
                 "There is no schedule number %d; give simple or reference.", (int) kind);
 }
 
-void h3_schedule_audio(
-        float shift_video, float shift_audio, const float *sigmas_video, uint64_t n, float *ret_sigmas_audio) {
+void h3_schedule_audio(float shift_video, float shift_audio, const float *sigmas_video, uint64_t n,
+        float *ret_sigmas_audio) {
         double video = (double) shift_video, audio = (double) shift_audio;
 
         for (uint64_t i = 0; i < n; i++) {

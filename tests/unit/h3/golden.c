@@ -164,7 +164,8 @@ static const float *condition_data(const Golden *g, const StTensor *t) {
         return t ? golden_data(g, t->name, ST_F32, NULL) : NULL;
 }
 
-static H3Condition condition_of(const Golden *g, size_t i, const json_t *entry, H3ConditionLatents *latents) {
+static H3Condition condition_of(
+        const Golden *g, size_t i, const json_t *entry, H3ConditionLatents *latents) {
         static const char *const kinds[] = {"keyframe", "image", "video", "audio"};
         const char *kind = json_string_value(json_object_get(entry, "kind"));
         const StTensor *video = condition_tensor(g, i, "video"), *audio = condition_tensor(g, i, "audio");

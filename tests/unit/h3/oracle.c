@@ -192,11 +192,12 @@ static void branch(const Golden *g, const char *prefix, int which, const OracleR
                 mlp(g, prefix, n, h, y);
         for (uint64_t i = 0; i < n * HIDDEN; i++)
                 x[i] += y[i] * (mod ? mod[i / HIDDEN * 6 * HIDDEN + (uint64_t) which * 3 * HIDDEN +
-                                            2 * HIDDEN + i % HIDDEN]
+                                              2 * HIDDEN + i % HIDDEN]
                                     : 1);
 }
 
-static void block(const Golden *g, int layer, const OracleRow *rows, uint64_t n, const double *time, double *x) {
+static void block(
+        const Golden *g, int layer, const OracleRow *rows, uint64_t n, const double *time, double *x) {
         CLEANUP_FREE double *all = calloc(n * 18 * HIDDEN, sizeof(double)),
                             *mod = calloc(n * 6 * HIDDEN, sizeof(double));
         char prefix[32];
@@ -218,13 +219,13 @@ static void embed(const Golden *g, const OracleRow *rows, uint64_t n_text, uint6
                 OracleKind kind = rows[i].kind;
 
                 linear(g, "",
-                        kind == ORACLE_TEXT          ? "condition_proj"
-                                : kind == ORACLE_VIDEO ? "video_patch_proj"
-                                                       : "audio_patch_proj",
+                        kind == ORACLE_TEXT    ? "condition_proj"
+                        : kind == ORACLE_VIDEO ? "video_patch_proj"
+                                               : "audio_patch_proj",
                         true, 1, rows[i].in,
-                        kind == ORACLE_TEXT          ? 160
-                                : kind == ORACLE_VIDEO ? 96
-                                                       : 32,
+                        kind == ORACLE_TEXT    ? 160
+                        : kind == ORACLE_VIDEO ? 96
+                                               : 32,
                         0, HIDDEN, x + i * HIDDEN);
         }
         for (int layer = 0; layer < 2; layer++) {

@@ -90,12 +90,12 @@ static void run_case_bf16(const char *name) {
         check_bf16("audio velocity", audio, audio_bf16, audio_f32, k->n_audio);
 }
 
-#define CASE_TESTS(name)                                         \
-        static void step_##name##_f32_matches(void **state) {    \
-                run_case_f32(#name);                             \
-        }                                                        \
-        static void step_##name##_bf16_matches(void **state) {   \
-                run_case_bf16(#name);                            \
+#define CASE_TESTS(name)                                                                                    \
+        static void step_##name##_f32_matches(void **state) {                                               \
+                run_case_f32(#name);                                                                        \
+        }                                                                                                   \
+        static void step_##name##_bf16_matches(void **state) {                                              \
+                run_case_bf16(#name);                                                                       \
         }
 
 CASE_TESTS(t2va_tiny)
@@ -108,7 +108,7 @@ CASE_TESTS(fl2va_mid)
 CASE_TESTS(ref2va_mixed)
 CASE_TESTS(ref2va_small)
 
-#define CASE_ENTRIES(name) \
+#define CASE_ENTRIES(name)                                                                                  \
         cmocka_unit_test(step_##name##_f32_matches), cmocka_unit_test(step_##name##_bf16_matches)
 
 int main(void) {

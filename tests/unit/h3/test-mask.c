@@ -25,8 +25,12 @@ DEFINE_CLEANUP(H3Layout *, h3_layout_free)
 #define F32_REL 5e-6
 #define F32_LARGEST 3e-5
 
-static const H3Config config = {
-        .video_channels = 24, .audio_channels = 32, .patch_h = 2, .patch_w = 2, .text_dim = 160, .rope_freqs = 16};
+static const H3Config config = {.video_channels = 24,
+        .audio_channels = 32,
+        .patch_h = 2,
+        .patch_w = 2,
+        .text_dim = 160,
+        .rope_freqs = 16};
 
 /* What a step is made of. Sizes are the latents' own; keyframes have one frame. */
 typedef struct Scene {
@@ -202,7 +206,8 @@ static void check(const char *what, const float *got, const float *expected, uin
 
 static void check_scene(const Scene *s) {
         uint64_t n_video = 24 * s->t * s->h * s->w, n_audio = 64 * s->a;
-        CLEANUP_FREE float *video = malloc(n_video * sizeof(float)), *audio = malloc(n_audio * sizeof(float));
+        CLEANUP_FREE float *video = malloc(n_video * sizeof(float)),
+                           *audio = malloc(n_audio * sizeof(float));
         CLEANUP_FREE float *our_video = NULL, *our_audio = NULL;
 
         assert_true(video && audio);
@@ -357,8 +362,8 @@ static void step_mask_of_ones_same_bits(void **state) {
 
 static void pool_video_takes_the_largest_and_rounds_up(void **state) {
         const H3Grid g = {2, 3, 3};
-        float mask[18] = {0, 0.1f, 0, /* */ 0.25f, 0, 0, /* */ 0.7f, 0, 1,
-                0, 0, 1e-6f, /* */ 0, 0, 0, /* */ 0, 0.50390625f, 0.001f};
+        float mask[18] = {0, 0.1f, 0, /* */ 0.25f, 0, 0, /* */ 0.7f, 0, 1, 0, 0, 1e-6f, /* */ 0, 0, 0,
+                /* */ 0, 0.50390625f, 0.001f};
         const float a = 64, b = 180; /* 0.25 and 0.7 in 256ths: 64 and 179.2 */
         const float expected[18] = {a, a, 0, a, a, 0, b, b, 256, 0, 0, 1, 0, 0, 1, 129, 129, 1};
 

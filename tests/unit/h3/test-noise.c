@@ -85,7 +85,8 @@ static void run_target(const Golden *file, uint64_t t, uint64_t h, uint64_t w, u
         char prefix[40], name[80];
 
         assert_true(video && audio);
-        (void) snprintf(prefix, sizeof(prefix), "full.seed42.T%dH%dW%dA%d", (int) t, (int) h, (int) w, (int) a);
+        (void) snprintf(
+                prefix, sizeof(prefix), "full.seed42.T%dH%dW%dA%d", (int) t, (int) h, (int) w, (int) a);
         for (size_t i = 0; i < ELEMENTSOF(orders); i++) {
                 H3Noise g = generator(42);
 
@@ -193,7 +194,8 @@ static void condition_official_is_cut_from_a_film(void **state) {
         for (uint64_t channel = 0; channel < 24; channel++)
                 assert_memory_equal(latent + channel * 48, all + channel * 9 * 24, 48 * sizeof(float));
 
-        assert_int_equal(h3_noise_condition_official(&config, &long_clip, 3, 7, clip), 0); /* longer than that */
+        assert_int_equal(
+                h3_noise_condition_official(&config, &long_clip, 3, 7, clip), 0); /* longer than that */
         g = generator(7);
         h3_noise_draw(&g, 24 * 20, clip_alone);
         assert_memory_equal(clip, clip_alone, sizeof(clip));

@@ -202,12 +202,15 @@ static const Split splits_of_mixed[] = {
 };
 
 static void step_split_references_same_bits(void **state) {
-        check_splits("case_ref2va_mixed", H3_COMPUTE_F32, false, splits_of_mixed, ELEMENTSOF(splits_of_mixed));
-        check_splits("case_ref2va_mixed", H3_COMPUTE_BF16, false, splits_of_mixed, ELEMENTSOF(splits_of_mixed));
+        check_splits(
+                "case_ref2va_mixed", H3_COMPUTE_F32, false, splits_of_mixed, ELEMENTSOF(splits_of_mixed));
+        check_splits(
+                "case_ref2va_mixed", H3_COMPUTE_BF16, false, splits_of_mixed, ELEMENTSOF(splits_of_mixed));
 }
 
 static void step_split_masks_same_bits(void **state) {
-        check_splits("case_ref2va_mixed", H3_COMPUTE_BF16, true, splits_of_mixed, ELEMENTSOF(splits_of_mixed));
+        check_splits(
+                "case_ref2va_mixed", H3_COMPUTE_BF16, true, splits_of_mixed, ELEMENTSOF(splits_of_mixed));
 }
 
 static int stop_at_two(void *userdata, uint32_t done, uint32_t total) {
@@ -325,7 +328,8 @@ static void step_memory_of_a_large_request_is_counted(void **state) {
 
                 assert_int_equal(h3_step_memory(&real, l, &plan, 0, H3_COMPUTE_BF16, &bytes), 0);
         }
-        /* x, h, y, q, k, v, o in two bytes; rope, latent rows and two indices in four; one chunk of the MLP */
+        /* x, h, y, q, k, v, o in two bytes; rope, latent rows and two indices in four; one chunk of the MLP
+         */
         expected = n * (2 * (3 * 5376 + 4 * 7168) + 4 * (2 * 48 + 96 + 2)) + 4096.0 * 3 * 14336 * 2;
         assert_true((double) bytes > expected && (double) bytes < expected * 1.001);
         (void) h3_layout_free(l);

@@ -57,9 +57,9 @@ static void canvas_published_sizes_match(void **state) {
                 const json_t *aspect = json_object_get(entry, "aspect");
                 uint64_t w, h;
 
-                assert_int_equal(h3_request_canvas((uint64_t) json_integer_value(json_array_get(aspect, 0)),
-                                         (uint64_t) json_integer_value(json_array_get(aspect, 1)), &w, &h,
-                                         NULL),
+                assert_int_equal(
+                        h3_request_canvas((uint64_t) json_integer_value(json_array_get(aspect, 0)),
+                                (uint64_t) json_integer_value(json_array_get(aspect, 1)), &w, &h, NULL),
                         0);
                 assert_int_equal(w, number(entry, "width"));
                 assert_int_equal(h, number(entry, "height"));

@@ -181,11 +181,8 @@ static void multistep_own_model_follows_trajectories(void **state) {
 /* One stream through the object is h3_euler(), to the bit: what earlier versions sampled, this one does. */
 static void euler_object_same_bits(void **state) {
         const float sigmas[] = {1, 0.7f, 0.2f, 0}, x[] = {1, -2, 0.5f, 3}, v[] = {0.25f, 4, -1, 1.5f};
-        const H3Sampler s = {.steps = 3,
-                .sigmas_video = sigmas,
-                .sigmas_audio = sigmas,
-                .n_video = 4,
-                .n_audio = 2};
+        const H3Sampler s = {
+                .steps = 3, .sigmas_video = sigmas, .sigmas_audio = sigmas, .n_video = 4, .n_audio = 2};
         float a[4], b[4], c[2], d[2], expected[4];
         const H3SamplerState now = {.video = a, .audio = c}, next = {.video = b, .audio = d};
 
@@ -200,8 +197,8 @@ static void euler_object_same_bits(void **state) {
         }
 }
 
-/* The state of a step is all that the next one needs: a run that is taken up from a copy goes on with the same
- * bits. */
+/* The state of a step is all that the next one needs: a run that is taken up from a copy goes on with the
+ * same bits. */
 static void multistep_resumed_same_bits(void **state) {
         static const H3Config tiny = {
                 .video_channels = 24, .audio_channels = 32, .patch_h = 2, .patch_w = 2, .text_dim = 160};
@@ -209,8 +206,9 @@ static void multistep_resumed_same_bits(void **state) {
         for (size_t i = 0; i < ELEMENTSOF(multistep_files); i++) {
                 CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open(multistep_files[i], &tiny);
                 H3Sampler s = sampler_of(k);
-                CLEANUP(state_done) H3SamplerState a = state_new(&s), b = state_new(&s), c = state_new(&s),
-                                                   d = state_new(&s);
+                CLEANUP(state_done)
+                H3SamplerState a = state_new(&s),
+                               b = state_new(&s), c = state_new(&s), d = state_new(&s);
                 const float *video = recorded(k->file, "velocity", 1, "video", s.n_video),
                             *audio = recorded(k->file, "velocity", 1, "audio", s.n_audio);
 
@@ -232,15 +230,16 @@ static void multistep_resumed_same_bits(void **state) {
         }
 }
 
-/* ComfyUI's rule with a mask, in f64: the model sees held values where the pooled mask says so, the step takes
- * the clean latent for what the model should have said where the client's mask does, and at the end that is
- * what is there. */
+/* ComfyUI's rule with a mask, in f64: the model sees held values where the pooled mask says so, the step
+ * takes the clean latent for what the model should have said where the client's mask does, and at the end
+ * that is what is there. */
 static void run_masked(H3SamplerKind kind) {
         const float sigmas_video[] = {1, 0.9f, 0.6f, 0}, sigmas_audio[] = {1, 0.6923077f, 0.2727273f, 0};
         const float mask[] = {1, 0.3f, 0}, pooled[] = {1, 0.5f, 0}, clean[] = {4, 5, 6, 7, 8, 9},
                     held[] = {4.1f, 5.1f, 6.1f, 7.1f, 8.1f, 9.1f};
         const float x[] = {1, -1, 0.5f, 2, -0.25f, 0}, v[] = {0.5f, 1, -2, 0.125f, 3, -1};
-        const H3SamplerMask video_mask = {3, mask, pooled, clean, held}, audio_mask = {3, mask, pooled, clean, clean};
+        const H3SamplerMask video_mask = {3, mask, pooled, clean, held},
+                            audio_mask = {3, mask, pooled, clean, clean};
         const H3Sampler s = {kind, 3, sigmas_video, sigmas_audio, 12, 3, 6, 6, &video_mask, &audio_mask};
         CLEANUP(state_done) H3SamplerState a = state_new(&s), b = state_new(&s);
         double old[6] = {}, y[6], shown[6];
@@ -264,7 +263,8 @@ static void run_masked(H3SamplerKind kind) {
                         if (kind == H3_SAMPLER_EULER || step == 0 || to == 0)
                                 y[i] = to / from * y[i] + (1 - to / from) * d;
                         else {
-                                double h = log(from / to), c2 = log(from / (double) sigmas_video[step - 1]) / h;
+                                double h = log(from / to),
+                                       c2 = log(from / (double) sigmas_video[step - 1]) / h;
                                 double phi1 = expm1(-h) / -h, phi2 = (phi1 - 1) / -h;
 
                                 y[i] = exp(-h) * y[i] + h * ((phi1 - phi2 / c2) * d + phi2 / c2 * old[i]);
@@ -299,9 +299,11 @@ static void carried_first_step_is_the_streams_own(void **state) {
                 const H3SamplerMask *k = masked ? &audio_mask : NULL;
                 const H3Sampler carried = {
                         H3_SAMPLER_RES_MULTISTEP, 2, sigmas_video, NULL, 12, 3, 4, 4, NULL, k};
-                const H3Sampler own = {H3_SAMPLER_EULER, 2, sigmas_video, sigmas_audio, 12, 3, 4, 4, NULL, k};
-                CLEANUP(state_done) H3SamplerState a = state_new(&carried), b = state_new(&carried),
-                                                   c = state_new(&own), d = state_new(&own);
+                const H3Sampler own = {
+                        H3_SAMPLER_EULER, 2, sigmas_video, sigmas_audio, 12, 3, 4, 4, NULL, k};
+                CLEANUP(state_done)
+                H3SamplerState a = state_new(&carried),
+                               b = state_new(&carried), c = state_new(&own), d = state_new(&own);
 
                 h3_sampler_start(&carried, x, x, &a);
                 h3_sampler_start(&own, x, x, &c);
@@ -317,7 +319,8 @@ static void sampler_bad_values_are_refused(void **state) {
         const float sigmas[] = {1, 0.5f, 0}, wrong[] = {1, 1, 0};
         const H3Sampler good = {H3_SAMPLER_RES_MULTISTEP, 2, sigmas, NULL, 12, 3, 1, 1, NULL, NULL};
         H3Sampler s[5] = {good, good, good, good, good};
-        static const char *const words[] = {"number 7", "sigmas_video[1]", "sigmas_audio[1]", "shifts", "has 1"};
+        static const char *const words[] = {
+                "number 7", "sigmas_video[1]", "sigmas_audio[1]", "shifts", "has 1"};
 
         assert_int_equal(h3_sampler_check(&good, NULL), 0);
         s[0].kind = (H3SamplerKind) 7;
