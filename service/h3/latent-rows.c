@@ -19,6 +19,11 @@ static uint64_t video_at(const H3Grid *g, uint64_t channel, uint64_t frame, uint
         return ((channel * g->frames + frame) * g->height + y) * g->width + x;
 }
 
+/* Padding goes round. */
+static uint64_t wrapped(uint64_t i, uint64_t n) {
+        return i < n ? i : i % n;
+}
+
 void h3_video_to_rows(const H3Config *c, const H3Grid *g, const float *latent, uint64_t begin, uint64_t end,
         float *ret_rows) {
         for (uint64_t row = begin; row < end; row++) {
@@ -27,8 +32,8 @@ void h3_video_to_rows(const H3Config *c, const H3Grid *g, const float *latent, u
                 for (uint64_t channel = 0; channel < c->video_channels; channel++)
                         for (uint64_t ph = 0; ph < c->patch_h; ph++)
                                 for (uint64_t pw = 0; pw < c->patch_w; pw++) {
-                                        uint64_t y = (p.y * c->patch_h + ph) % g->height;
-                                        uint64_t x = (p.x * c->patch_w + pw) % g->width;
+                                        uint64_t y = wrapped(p.y * c->patch_h + ph, g->height);
+                                        uint64_t x = wrapped(p.x * c->patch_w + pw, g->width);
 
                                         *ret_rows++ = latent[video_at(g, channel, p.frame, y, x)];
                                 }
