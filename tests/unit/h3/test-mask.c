@@ -287,6 +287,7 @@ static void run_masked(const char *name, bool video, bool audio, float sigma) {
         CLEANUP(golden_case_freep) GoldenCase *k = open_scene(name, keyframes, frames, &s);
         CLEANUP_FREE float *video_mask = some_mask(s.t * s.h * s.w, 1), *audio_mask = some_mask(2 * s.a, 2);
 
+        assert_int_equal(s.n_keyframes, k->layout->shape.n_conditions);
         if (sigma > 0)
                 s.sigma_video = s.sigma_audio = sigma;
         s.video_mask = video ? video_mask : NULL;
@@ -318,6 +319,7 @@ static void run_odd(uint64_t h, uint64_t w, bool masked) {
         CLEANUP(golden_case_freep) GoldenCase *k = open_scene("case_fl2va_mid", keyframes, frames, &s);
         CLEANUP_FREE float *video_mask = some_mask(s.t * h * w, 3);
 
+        assert_int_equal(k->n_video, 24 * s.t * s.h * s.w);
         odd = s; /* the numbers of a larger latent, read as a smaller one */
         odd.t = 4;
         odd.h = h;
