@@ -116,9 +116,7 @@ static void answer_request(LoaderRequest *q, int result) {
 static void submit_request(Loader *l, LoaderRequest *q) {
         struct io_uring_sqe *sqe = io_uring_get_sqe(&l->ring);
 
-        if (!sqe) {
-                /* The submission ring is as large as everything that is ever prepared between two
-                 * submissions. */
+        if (!sqe) { /* does not happen: the caller has looked for room */
                 answer_request(q, -EAGAIN);
                 return;
         }
@@ -143,8 +141,13 @@ static void submit_requests(Loader *l) {
         share = LOADER_DEPTH / n_reads > 0 ? LOADER_DEPTH / n_reads : 1;
         TAILQ_FOREACH(r, &l->active, entry) {
                 while (!atomic_load(&r->abandoned) && atomic_load(&r->n_in_flight) < share) {
-                        LoaderRequest *q = next_request(r);
+                        LoaderRequest *q;
 
+                        /* With more reads than the ring has entries the rest waits for its turn. */
+                        if (io_uring_sq_space_left(&l->ring) == 0)
+                                return;
+
+                        q = next_request(r);
                         if (!q)
                                 break;
                         submit_request(l, q);

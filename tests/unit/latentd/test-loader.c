@@ -7,6 +7,7 @@
 #include <cmocka.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "service/latentd/loader-read.h"
@@ -170,6 +171,41 @@ static void loader_read_wrong_alignment_is_refused(void **state) {
         sd_event_unref(e);
 }
 
+/* A model of many files: more reads at a time than the ring has entries. */
+static void loader_read_more_reads_than_the_ring_all_end(void **state) {
+        enum { N = 3 * 2 * LOADER_DEPTH };
+        char name[] = "/tmp/test-loader-XXXXXX", block[4096] = "x";
+        CLEANUP_FREE void *map = NULL;
+        FileSource source = {};
+        Answer answers[N] = {};
+        sd_event *e = NULL;
+        Loader *l = NULL;
+        LoaderRead *r;
+
+        source.fd = mkostemp(name, O_CLOEXEC);
+        assert_true(source.fd >= 0);
+        (void) unlink(name);
+        assert_int_equal(write(source.fd, block, sizeof(block)), (int) sizeof(block));
+        assert_int_equal(posix_memalign(&map, 4096, N * 4096), 0);
+        assert_int_equal(sd_event_new(&e), 0);
+        assert_int_equal(loader_new(e, 5000000, &l), 0);
+
+        for (unsigned i = 0; i < N; i++)
+                assert_int_equal(loader_read(l, &source, (char *) map + i * 4096, 0, 4096, 4096, on_done,
+                                         &answers[i], &r),
+                        0);
+        for (unsigned i = 0; i < N; i++) {
+                while (answers[i].n == 0)
+                        assert_true(sd_event_run(e, 10000000) > 0);
+                assert_int_equal(answers[i].result, 0);
+                assert_int_equal(answers[i].bytes, 4096);
+        }
+
+        loader_free(l);
+        (void) close(source.fd);
+        sd_event_unref(e);
+}
+
 /* A pipe that nobody writes to is a disk that does not answer. */
 static void loader_free_with_a_read_that_never_ends_gives_it_up(void **state) {
         CLEANUP_FREE void *map = NULL;
@@ -218,6 +254,7 @@ int main(void) {
                 cmocka_unit_test(loader_read_answer_direct_refused_becomes_buffered),
                 cmocka_unit_test(loader_read_answer_error_stops_and_waits_for_the_rest),
                 cmocka_unit_test(loader_read_wrong_alignment_is_refused),
+                cmocka_unit_test(loader_read_more_reads_than_the_ring_all_end),
                 cmocka_unit_test(loader_free_with_a_read_that_never_ends_gives_it_up),
         };
 
