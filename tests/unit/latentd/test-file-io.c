@@ -340,6 +340,17 @@ static int new_file(Test *t, uint64_t size) {
         return fd;
 }
 
+/* Another description: the service may set O_DIRECT on the one that it got. */
+static int open_again(int fd) {
+        char path[64];
+        int again;
+
+        (void) snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        again = open(path, O_RDWR | O_CLOEXEC);
+        assert_true(again >= 0);
+        return again;
+}
+
 static StoreRequest *get(Test *t, int fd, Answer *a) {
         NumaPolicy policy = {.kind = NUMA_DEFAULT};
         StoreRequest *r = NULL;
@@ -458,7 +469,7 @@ static bool run_plan(Test *t, const Plan *plan, uint64_t seed) {
         fd = new_file(t, plan->size);
         disk.plan = *plan;
         disk.random = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
-        disk.file = fd;
+        disk.file = open_again(fd);
         disk.n_reads = disk.n_starts = 0;
         disk.hung = NULL;
         disk.struck = disk.released = disk.faulty = false;
@@ -476,6 +487,7 @@ static bool run_plan(Test *t, const Plan *plan, uint64_t seed) {
         }
         stop_service(t);
         (void) close(STEAL_FD(fd));
+        (void) close(disk.file);
         assert_int_equal(count_fds(), fds + dead_fds);
         assert_in_range(shared_memory(), 0, rss + dead_bytes + 64 * 1024);
         return disk.struck;
