@@ -2,8 +2,8 @@
 #pragma once
 
 /* The system calls that read a file, in one table: a test puts its own in their place and lets a disk fail,
- * answer late or never. Results are as of the calls they are named after: -1 and errno, the ring's a negative
- * errno. */
+ * answer late or never. Results are as of the calls they are named after: -1 and errno, the ring's a
+ * negative errno. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,8 +15,8 @@
 /* EINTR and EAGAIN in a row, a millisecond apart, before they count as an error. */
 #define FILE_IO_RETRIES 5000u
 
-/* A direct read goes on at a block that has begun: one that ends no further than the last either found the end
- * of a shorter file or was cut short. So many in a row are the end. */
+/* A direct read goes on at a block that has begun: one that ends no further than the last either found the
+ * end of a shorter file or was cut short. So many in a row are the end. */
 #define FILE_IO_SAME_END 100u
 
 typedef struct FileIo {

@@ -236,6 +236,7 @@ static void *new_buffer(uint64_t size, uint64_t *ret_capacity) {
         if (posix_memalign(&p, REGION_BLOCK, (size_t) capacity) != 0)
                 return NULL;
 
+        memset(p, 0, capacity); /* btrfs goes through the page cache where pages are not there yet */
         *ret_capacity = capacity;
         return p;
 }
@@ -328,8 +329,8 @@ int file_source_open(const FileIo *io, int fd, FileSource *ret) {
         int flags, own;
 
         /* Our own description: nobody else sees the flag. Needs read permission, which a passed descriptor
-         * need not imply. O_NONBLOCK: a lease of the file's owner must not hold us up; but for reads it would
-         * tell the ring that they may be tried on the loader thread, whatever the file system. */
+         * need not imply. O_NONBLOCK: a lease of the file's owner must not hold us up; but for reads it
+         * would tell the ring that they may be tried on the loader thread, whatever the file system. */
         (void) snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
         own = io->open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_DIRECT);
         if (own >= 0) {

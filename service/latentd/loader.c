@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads: the loop calls what loader.h declares; the loader thread and, without the ring, those that it starts
- * are everything between the headings "loader thread" and "loop". They meet in the lists and counts under `lock`
- * and in the atomics of a LoaderRead. */
+/* Threads: the loop calls what loader.h declares; the loader thread and, without the ring, those that it
+ * starts are everything between the headings "loader thread" and "loop". They meet in the lists and counts
+ * under `lock` and in the atomics of a LoaderRead. */
 #include "service/latentd/loader.h"
 
 #include <poll.h>
@@ -395,8 +395,8 @@ static int start_thread(Loader *l) {
         return -r;
 }
 
-/* Room for every request and the wake-up. It may be refused by sysctl, seccomp or a memory limit, as a whole or
- * only its use. */
+/* Room for every request and the wake-up. It may be refused by sysctl, seccomp or a memory limit, as a whole
+ * or only its use. */
 static int start_ring(Loader *l) {
         struct io_uring_cqe *answer;
         struct io_uring_sqe *sqe;

@@ -2,7 +2,8 @@
 #pragma once
 
 /* Reads files into memory: one thread that owns one io_uring, or starts a few threads for each read, that
- * call pread(), where the ring is refused. The loop hands in ranges and gets answers; it never waits for a disk. */
+ * call pread(), where the ring is refused. The loop hands in ranges and gets answers; it never waits for a
+ * disk. */
 
 #include <stdbool.h>
 #include <stdint.h>

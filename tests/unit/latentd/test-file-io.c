@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads through a table of system calls that fail: whatever the disk does, the outcome is the file's bytes or a
- * named error that fits, and nothing is left behind. Faults one by one, then drawn at random
+/* Loads through a table of system calls that fail: whatever the disk does, the outcome is the file's bytes
+ * or a named error that fits, and nothing is left behind. Faults one by one, then drawn at random
  * (LATENT_FAULT_SEEDS: how many loads, 200 if it is not set). */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@
 
 #define MIB (UINT64_C(1) << 20)
 #define HEADER 256u /* of the made files: what a fault must not touch to stay unseen by the header check */
-#define STALL_USEC 200000
+#define STALL_USEC 200000 /* where a read hangs; longer than a busy machine needs elsewhere */
 
 typedef enum Ill { /* what ends a load */
         ILL_NONE,
@@ -50,7 +50,7 @@ static const struct {
 
 typedef struct Plan {
         uint64_t size;
-        int ring_error; /* of ring_init; 0: there is one */
+        int ring_error;                            /* of ring_init; 0: there is one */
         int open_error, flags_error, direct_error; /* each 0 or the errno for O_DIRECT */
         unsigned short_percent, again_percent;
         Ill ill;
@@ -67,11 +67,11 @@ static struct {
         bool faulty; /* else everything goes to the system */
         bool struck;
         unsigned n_reads, n_starts;
-        int file;                   /* to change it */
-        void *hung;                 /* where the read that hangs would write to */
-        int pipe_read, pipe_write;  /* the ring's read that hangs */
-        bool released;              /* ... go on */
-        unsigned n_hung;            /* pread()s in it */
+        int file;                  /* to change it */
+        void *hung;                /* where the read that hangs would write to */
+        int pipe_read, pipe_write; /* the ring's read that hangs */
+        bool released;             /* ... go on */
+        unsigned n_hung;           /* pread()s in it */
 } disk = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 /* xorshift64* */
@@ -95,8 +95,8 @@ static void strike_file(void) {
         else if (disk.plan.ill == ILL_GROWN)
                 assert_int_equal(ftruncate(disk.file, (off_t) (size + 1 + draw(&disk.random, 5000))), 0);
         else if (disk.plan.ill == ILL_WRITTEN)
-                assert_int_equal(pwrite(disk.file, &other, 1,
-                                         (off_t) (HEADER + draw(&disk.random, size - HEADER))),
+                assert_int_equal(
+                        pwrite(disk.file, &other, 1, (off_t) (HEADER + draw(&disk.random, size - HEADER))),
                         1);
 }
 
@@ -206,8 +206,7 @@ static int disk_ring_init(unsigned entries, struct io_uring *ring) {
         return disk.plan.ring_error > 0 ? -disk.plan.ring_error : file_io_system.ring_init(entries, ring);
 }
 
-static void disk_ring_read(
-        struct io_uring_sqe *sqe, int fd, void *buffer, unsigned size, uint64_t offset) {
+static void disk_ring_read(struct io_uring_sqe *sqe, int fd, void *buffer, unsigned size, uint64_t offset) {
         bool hang;
 
         (void) pthread_mutex_lock(&disk.lock);
@@ -299,14 +298,14 @@ static int teardown(void **state) {
         return 0;
 }
 
-static void start_service(Test *t) {
+static void start_service(Test *t, uint64_t stall_usec) {
         assert_int_equal(sd_event_new(&t->event), 0);
         assert_int_equal(pool_new(t->event, 3, &t->pool), 0);
         assert_int_equal(store_new(t->event, t->pool, t->config, &t->store), 0);
         t->store->io = &disk_io;
         t->store->piece_bytes = 2 * MIB;
         loader_free(t->store->loader);
-        assert_int_equal(loader_new(t->event, &disk_io, STALL_USEC, &t->store->loader), 0);
+        assert_int_equal(loader_new(t->event, &disk_io, stall_usec, &t->store->loader), 0);
         assert_int_equal(loader_ring_error(t->store->loader), -disk.plan.ring_error);
 }
 
@@ -421,7 +420,7 @@ static void check_dead(Test *t, int fd) {
                 (void) usleep(1000);
         assert_memory_equal(disk.hung, "late", 4);
         assert_true((char *) disk.hung >= (char *) dead->map &&
-                (char *) disk.hung < (char *) dead->map + dead->size);
+                    (char *) disk.hung < (char *) dead->map + dead->size);
 
         disk.faulty = false;
         (void) get(t, fd, &a);
@@ -473,7 +472,7 @@ static bool run_plan(Test *t, const Plan *plan, uint64_t seed) {
         disk.n_reads = disk.n_starts = 0;
         disk.hung = NULL;
         disk.struck = disk.released = disk.faulty = false;
-        start_service(t);
+        start_service(t, plan->ill == ILL_HANGS ? STALL_USEC : LOADER_STALL_USEC);
 
         disk.faulty = true;
         (void) get(t, fd, &a);
@@ -549,7 +548,8 @@ static void load_refused_direct_reads_give_the_same_bytes(void **state) {
 /* Three answers of four are cut short, at any byte. */
 static void load_short_reads_give_the_same_bytes(void **state) {
         for (uint64_t i = 0; i < 8; i++) {
-                Plan p = {.size = 2 * MIB + 512 * i + i, .ring_error = i % 2 ? EPERM : 0, .short_percent = 75};
+                Plan p = {
+                        .size = 2 * MIB + 512 * i + i, .ring_error = i % 2 ? EPERM : 0, .short_percent = 75};
 
                 assert_false(run_plan(*state, &p, i + 1));
         }
@@ -615,7 +615,7 @@ static void load_hung_read_holds_up_no_other(void **state) {
                 disk.struck = disk.released = false;
                 hung = new_file(t, disk.plan.size);
                 other = new_file(t, disk.plan.size);
-                start_service(t);
+                start_service(t, 5 * STALL_USEC);
                 disk.faulty = true;
 
                 (void) get(t, hung, &a);
