@@ -161,6 +161,10 @@ uint64_t store_bytes(const Store *s) {
         return s->held_bytes;
 }
 
+int store_ring_error(const Store *s) {
+        return loader_ring_error(s->loader);
+}
+
 uint64_t store_promised(const Store *s) {
         uint64_t bytes = 0;
         const Load *l;

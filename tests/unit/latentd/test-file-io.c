@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,8 +65,8 @@ static struct {
         pthread_cond_t changed;
         Plan plan;
         uint64_t random;
-        bool faulty; /* else everything goes to the system */
-        bool struck;
+        atomic_bool faulty; /* else everything goes to the system */
+        atomic_bool struck;
         unsigned n_reads, n_starts;
         int file;                  /* to change it */
         void *hung;                /* where the read that hangs would write to */
@@ -597,6 +598,7 @@ static void load_random_faults_are_bytes_or_the_named_error(void **state) {
 /* Without the ring too: the load beside it ends before anybody has given the hung one up. */
 static void load_hung_read_holds_up_no_other(void **state) {
         static const int errors[] = {0, EPERM};
+        static Loader *kept; /* by a thread in its read, when the service ends */
         Test *t = *state;
 
         for (size_t i = 0; i < ELEMENTSOF(errors); i++) {
@@ -630,8 +632,10 @@ static void load_hung_read_holds_up_no_other(void **state) {
                 assert_string_equal(a.fault.name, FAULT_IO);
 
                 /* Still hanging while the service ends: what it holds stays. */
+                kept = t->store->loader;
                 stop_service(t);
                 release_hung();
+                assert_non_null(kept);
                 close_pipe();
         }
 }
