@@ -6,6 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <liburing.h>
+
 static int system_open(const char *path, int flags) {
         return open(path, flags);
 }

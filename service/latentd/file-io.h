@@ -10,7 +10,9 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-#include <liburing.h>
+struct io_uring;
+struct io_uring_cqe;
+struct io_uring_sqe;
 
 /* EINTR and EAGAIN in a row, a millisecond apart, before they count as an error. */
 #define FILE_IO_RETRIES 5000u

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <liburing.h>
+
 #include "service/latentd/loader-read.h"
 #include "service/latentd/store-internal.h"
 #include "service/shared/cleanup.h"
@@ -472,7 +474,9 @@ static bool run_plan(Test *t, const Plan *plan, uint64_t seed) {
         disk.file = open_again(fd);
         disk.n_reads = disk.n_starts = 0;
         disk.hung = NULL;
-        disk.struck = disk.released = disk.faulty = false;
+        disk.released = false;
+        disk.struck = false;
+        disk.faulty = false;
         start_service(t, plan->ill == ILL_HANGS ? STALL_USEC : LOADER_STALL_USEC);
 
         disk.faulty = true;
@@ -614,7 +618,8 @@ static void load_hung_read_holds_up_no_other(void **state) {
                 };
                 disk.n_starts = 0;
                 disk.hung = NULL;
-                disk.struck = disk.released = false;
+                disk.released = false;
+                disk.struck = false;
                 hung = new_file(t, disk.plan.size);
                 other = new_file(t, disk.plan.size);
                 start_service(t, 5 * STALL_USEC);
