@@ -622,7 +622,7 @@ static void load_hung_read_holds_up_no_other(void **state) {
                 disk.struck = false;
                 hung = new_file(t, disk.plan.size);
                 other = new_file(t, disk.plan.size);
-                start_service(t, 5 * STALL_USEC);
+                start_service(t, 10 * STALL_USEC);
                 disk.faulty = true;
 
                 (void) get(t, hung, &a);
@@ -631,6 +631,7 @@ static void load_hung_read_holds_up_no_other(void **state) {
                 (void) get(t, other, &b);
                 wait_for(t, &b);
                 assert_int_equal(b.result, 0);
+                assert_int_equal(a.n, 0);
                 check_bytes(t, b.region);
                 wait_for(t, &a);
                 assert_int_equal(a.result, -ETIMEDOUT);
