@@ -90,7 +90,10 @@ static void loader_read_answer_no_new_bytes_is_truncated(void **state) {
         LoaderRead r = new_read(0, MIB, true), s = new_read(0, MIB, true);
 
         loader_read_answer(loader_read_next(&r), 10000);
-        loader_read_answer(loader_read_next(&r), 10000 - 8192); /* the same end again */
+        for (unsigned i = 0; i < FILE_IO_SAME_END; i++) {
+                assert_int_equal(r.error, 0);
+                loader_read_answer(loader_read_next(&r), 10000 - 8192); /* the same end again */
+        }
         assert_int_equal(r.error, -ESTALE);
         assert_true(loader_read_finished(&r));
         assert_int_equal(r.bytes, 10000);
@@ -108,6 +111,33 @@ static void loader_read_answer_transient_errors_are_tried_again(void **state) {
         loader_read_answer(loader_read_next(&r), (int) MIB);
         assert_true(loader_read_finished(&r));
         assert_int_equal(r.error, 0);
+}
+
+static void loader_read_answer_cut_short_before_what_is_there_goes_on(void **state) {
+        LoaderRead r = new_read(0, MIB, true);
+
+        loader_read_answer(loader_read_next(&r), 10000);
+        loader_read_answer(loader_read_next(&r), 1);
+        assert_int_equal(r.bytes, 10000);
+        loader_read_answer(loader_read_next(&r), (int) (MIB - 8192));
+        assert_true(loader_read_finished(&r));
+        assert_int_equal(r.error, 0);
+        assert_int_equal(r.bytes, MIB);
+}
+
+static void loader_read_answer_transient_errors_without_end_are_an_error(void **state) {
+        LoaderRead r = new_read(0, 2 * MIB, true);
+
+        for (unsigned i = 0; i < FILE_IO_RETRIES; i++)
+                loader_read_answer(loader_read_next(&r), -EAGAIN);
+        assert_int_equal(r.error, 0);
+        loader_read_answer(loader_read_next(&r), (int) MIB); /* one that works: counted anew */
+        for (unsigned i = 0; i <= FILE_IO_RETRIES; i++) {
+                assert_int_equal(r.error, 0);
+                loader_read_answer(loader_read_next(&r), -EAGAIN);
+        }
+        assert_int_equal(r.error, -EAGAIN);
+        assert_true(loader_read_finished(&r));
 }
 
 static void loader_read_answer_direct_refused_becomes_buffered(void **state) {
@@ -158,7 +188,7 @@ static void loader_read_wrong_alignment_is_refused(void **state) {
 
         assert_int_equal(posix_memalign(&map, 4096, 65536), 0);
         assert_int_equal(sd_event_new(&e), 0);
-        assert_int_equal(loader_new(e, LOADER_STALL_USEC, &l), 0);
+        assert_int_equal(loader_new(e, &file_io_system, LOADER_STALL_USEC, &l), 0);
         assert_int_equal(
                 loader_read(l, &source, (char *) map + 512, 0, 4096, 4096, on_done, NULL, &r), -EINVAL);
         assert_int_equal(loader_read(l, &source, map, 512, 4096, 4096, on_done, NULL, &r), -EINVAL);
@@ -220,7 +250,7 @@ static void loader_free_with_a_read_that_never_ends_gives_it_up(void **state) {
         source = (FileSource){.fd = p[0]};
         assert_int_equal(posix_memalign(&map, 4096, 65536), 0);
         assert_int_equal(sd_event_new(&e), 0);
-        assert_int_equal(loader_new(e, 100000, &l), 0);
+        assert_int_equal(loader_new(e, &file_io_system, 100000, &l), 0);
         assert_int_equal(loader_ring_error(l), 0);
 
         assert_int_equal(loader_read(l, &source, map, 0, 65536, 65536, on_done, &a, &r), 0);
@@ -251,6 +281,8 @@ int main(void) {
                 cmocka_unit_test(loader_read_answer_short_buffered_goes_on_at_the_byte),
                 cmocka_unit_test(loader_read_answer_no_new_bytes_is_truncated),
                 cmocka_unit_test(loader_read_answer_transient_errors_are_tried_again),
+                cmocka_unit_test(loader_read_answer_cut_short_before_what_is_there_goes_on),
+                cmocka_unit_test(loader_read_answer_transient_errors_without_end_are_an_error),
                 cmocka_unit_test(loader_read_answer_direct_refused_becomes_buffered),
                 cmocka_unit_test(loader_read_answer_error_stops_and_waits_for_the_rest),
                 cmocka_unit_test(loader_read_wrong_alignment_is_refused),
