@@ -8,7 +8,7 @@ import harness
 
 class Tap:
     def __init__(self):
-        self.n = self.failed = 0
+        self.n = self.failed = self.skipped = 0
 
     def check(self, name, f, skip=()):
         """Runs f; a string it returns is printed as a note. An exception of type `skip` says why it cannot be run here."""
@@ -22,6 +22,11 @@ class Tap:
             self.failed += 1
             text = " / ".join(str(e).splitlines())
             print(f"not ok {self.n} - {name}\n# {type(e).__name__}: {text}", flush=True)
+
+    def skip(self, name, why):
+        self.n += 1
+        self.skipped += 1
+        print(f"ok {self.n} - {name} # SKIP {why}", flush=True)
 
     @staticmethod
     def equal(a, b):

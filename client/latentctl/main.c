@@ -71,6 +71,7 @@ static void print_help(void) {
                       "  --system, --user       which bus; default: the system bus if the service is there, "
                       "else the user bus\n"
                       "  --bus-address=ADDRESS  another bus\n"
+                      "  --socket=PATH          the service's own socket, without a bus\n"
                       "  --help, --version\n\n"
                       "latentctl VERB --help says more, latentctl(1) everything.\n");
 }
