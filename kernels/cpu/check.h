@@ -58,7 +58,7 @@ static inline bool check_mod_part(const void *mod, LkType t, uint64_t ld, uint64
 static inline bool check_rotation(uint32_t rotation, uint64_t cols) {
         if (rotation == 0)
                 return true;
-        if (rotation > LK_ROTATION_MAX || cols % rotation != 0)
+        if (rotation < 4 || rotation > LK_ROTATION_MAX || cols % rotation != 0)
                 return false;
 
         while (rotation % 4 == 0)

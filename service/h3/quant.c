@@ -243,11 +243,6 @@ static int resolve(const H3TensorSet *s, H3Tensor *weight, H3List *missing, H3Li
         r = find_format(s, weight, &m, wrong, f);
         if (r < 0)
                 return r;
-        if (weight->entry->n_dims != 2) {
-                h3_list_add(wrong, "%s has %u dimensions (a quantised weight has 2)", weight->entry->name,
-                        weight->entry->n_dims);
-                return 0;
-        }
         if (m.rotation > 0 && weight->entry->shape[1] % m.rotation != 0)
                 h3_list_add(wrong, "%s has %" PRIu64 " columns, no multiple of its rotation groups of %u",
                         weight->entry->name, weight->entry->shape[1], m.rotation);
@@ -287,8 +282,8 @@ int h3_quant_resolve(H3TensorSet *s, H3List *missing, H3List *wrong, Fault *f) {
                 default:
                         continue;
                 }
-                if (!is_weight(t))
-                        continue;
+                if (!is_weight(t) || t->entry->n_dims != 2)
+                        continue; /* refused as what it is not */
                 r = resolve(s, t, missing, wrong, f);
                 if (r < 0)
                         return r;
