@@ -224,15 +224,16 @@ int client_message(latent_client *c, const char *owner, const char *path, const 
 int client_call(latent_client *c, sd_bus_message *m, const char *doing, sd_bus_message **ret_reply,
         latent_error *e) {
         CLEANUP(sd_bus_error_free) sd_bus_error b = SD_BUS_ERROR_NULL;
-        const char *to = sd_bus_message_get_destination(m);
+        const char *to;
         int r;
 
         /* sd-bus refuses to send under a lost connection; nothing else can end it here. */
         r = sd_bus_call(c->bus, m, 0, &b, ret_reply);
-        if (r < 0)
-                return error_bus(e, r, &b, to && to[0] == ':', doing);
+        if (r >= 0)
+                return 0;
 
-        return 0;
+        to = sd_bus_message_get_destination(m); /* not before: a message moves in memory until it is sent */
+        return error_bus(e, r, &b, to && to[0] == ':', doing);
 }
 
 int client_call_simple(latent_client *c, const Object *o, const char *interface, const char *member,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* latentd.conf: one [latentd] section of Key=Value lines, '#' and ';' comments, drop-ins in name order. Later values win; ModelPath=
- * and AllowedUsers= add up, an empty value clears them. A wrong line is an error naming file, line, what is allowed; the
- * service then does not start. */
+/* latentd.conf: one [latentd] section of Key=Value lines, '#' and ';' comments, drop-ins in name order.
+ * Later values win; ModelPath= and AllowedUsers= add up, an empty value clears them. A wrong line is an
+ * error naming file, line, what is allowed; the service then does not start. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,15 +32,16 @@ typedef enum Tristate {
 } Tristate;
 
 typedef struct Config {
-        char **model_path; /* ModelPath=, absolute directories; NULL-terminated */
-        uid_t *allowed_users; /* AllowedUsers=: names or numbers; --system serves only these and root until polkit is there */
+        char **model_path;    /* ModelPath=, absolute directories; NULL-terminated */
+        uid_t *allowed_users; /* AllowedUsers=: names or numbers; --system serves only these and root until
+                                 polkit is there */
         size_t n_allowed_users;
-        WorkerBackend worker;      /* Worker=auto|cpu|cuda */
-        WorkerStart worker_start;  /* WorkerStart=auto|socket|spawn */
-        char *worker_socket;       /* WorkerSocket=, default /run/latentd/worker.sock */
-        char *worker_directory;    /* WorkerDirectory=: where latent-worker-* are; default: libexecdir */
-        uint32_t worker_ranks;     /* WorkerRanks=0..64: logical ranks per worker; 0: one per device */
-        uint32_t worker_threads;   /* WorkerThreads=: CPU threads of a CPU worker; 0: all */
+        WorkerBackend worker;       /* Worker=auto|cpu|cuda */
+        WorkerStart worker_start;   /* WorkerStart=auto|socket|spawn */
+        char *worker_socket;        /* WorkerSocket=, default /run/latentd/worker.sock */
+        char *worker_directory;     /* WorkerDirectory=: where latent-worker-* are; default: libexecdir */
+        uint32_t worker_ranks;      /* WorkerRanks=0..64: logical ranks per worker; 0: one per device */
+        uint32_t worker_threads;    /* WorkerThreads=: CPU threads of a CPU worker; 0: all */
         uint64_t cache_ram_max;     /* CacheRamMax= bytes with K, M, G, T; 0: not set */
         uint64_t cache_ram_reserve; /* CacheRamReserve=, bytes or percent of MemTotal; default 10% */
         Tristate lock_memory;       /* LockMemory=yes|no|auto */
@@ -56,7 +57,8 @@ Config *config_free(Config *c);
 /* Reads main_file (a missing one is fine if optional) and then `main_file`.d/(*).conf. -EBADMSG with f. */
 int config_read(Config *c, const char *main_file, bool optional, Fault *f);
 
-/* The files of a mode in order: /usr/lib/latentd, /etc/latentd, /run/latentd (system) or the XDG configuration directory (user). */
+/* The files of a mode in order: /usr/lib/latentd, /etc/latentd, /run/latentd (system) or the XDG
+ * configuration directory (user). */
 int config_read_default(Config *c, bool user, Fault *f);
 
 /* Booleans: 1/yes/true/on, 0/no/false/off; anything else, "" included, is -EINVAL. */

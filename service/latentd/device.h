@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* GPUs of the machine as the kernel sees them (sd-device), before any worker speaks. The broker never opens one. */
+/* GPUs of the machine as the kernel sees them (sd-device), before any worker speaks. The broker never opens
+ * one. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,5 +13,6 @@ typedef struct DeviceInfo {
         int numa_node;   /* -1 unknown */
 } DeviceInfo;
 
-/* NVIDIA display controllers (vendor 0x10de, class 0x03....) in PCI order. *ret is malloc'ed. No udev: 0 devices, not an error. */
+/* NVIDIA display controllers (vendor 0x10de, class 0x03....) in PCI order. *ret is malloc'ed. No udev: 0
+ * devices, not an error. */
 int device_enumerate(DeviceInfo **ret, size_t *ret_n);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Whether a worker's JOB_READY can be true of the job that it was asked to open: everything later taken from it (where to read the commit
- * word, what the client is told to read) stays inside the job's output range. */
+/* Whether a worker's JOB_READY can be true of the job that it was asked to open: everything later taken from
+ * it (where to read the commit word, what the client is told to read) stays inside the job's output range.
+ */
 
 #include "service/latentd/job.h"
 

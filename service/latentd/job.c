@@ -36,7 +36,7 @@ int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f) {
         if (!j)
                 return -ENOMEM;
 
-        *j = (Job) {
+        *j = (Job){
                 .id = m->next_id++,
                 .manager = m,
                 .owner = owner,
@@ -90,15 +90,21 @@ Job *job_find(Manager *m, uint64_t id) {
 }
 
 const char *job_kind_to_string(JobKind k) {
-        static const char *const names[] = { [JOB_LOAD] = "load", [JOB_STEP] = "step", [JOB_SAMPLE] = "sample" };
+        static const char *const names[] = {
+                [JOB_LOAD] = "load", [JOB_STEP] = "step", [JOB_SAMPLE] = "sample"
+        };
 
         return names[k];
 }
 
 const char *job_state_to_string(JobState s) {
         static const char *const names[] = {
-                [JOB_QUEUED] = "queued", [JOB_RUNNING] = "running", [JOB_CANCELLING] = "cancelling",
-                [JOB_DONE] = "done",     [JOB_FAILED] = "failed",   [JOB_CANCELLED] = "cancelled",
+                [JOB_QUEUED] = "queued",
+                [JOB_RUNNING] = "running",
+                [JOB_CANCELLING] = "cancelling",
+                [JOB_DONE] = "done",
+                [JOB_FAILED] = "failed",
+                [JOB_CANCELLED] = "cancelled",
         };
 
         return names[s];
@@ -160,7 +166,8 @@ void job_progress(Job *j) {
         }
 
         if (!j->progress_timer) {
-                (void) sd_event_add_time(j->manager->event, &j->progress_timer, CLOCK_MONOTONIC, due, 1000, on_progress_timer, j);
+                (void) sd_event_add_time(j->manager->event, &j->progress_timer, CLOCK_MONOTONIC, due, 1000,
+                        on_progress_timer, j);
                 return;
         }
 
@@ -206,7 +213,8 @@ void job_finish(Job *j, JobState state, const Fault *f) {
         if (state == JOB_DONE) {
                 j->fraction = 1.0;
                 if (j->kind == JOB_LOAD && j->model)
-                        (void) model_path(j->model, &j->result_model); /* no memory: the result has no model */
+                        (void) model_path(
+                                j->model, &j->result_model); /* no memory: the result has no model */
         }
 
         drop_references(j);
@@ -272,7 +280,8 @@ int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTe
                 state = index;
                 (void) snprintf(ret_name, 32, "step.%" PRIu32 ".%s", index - 1, audio ? "audio" : "video");
         } else
-                (void) snprintf(ret_name, 32, "%s%s", audio ? "audio" : "video", j->kind == JOB_STEP ? "_velocity" : "");
+                (void) snprintf(ret_name, 32, "%s%s", audio ? "audio" : "video",
+                        j->kind == JOB_STEP ? "_velocity" : "");
 
         ret->offset += y->slot_offset + (state % y->n_slots) * y->slot_stride;
         return 0;

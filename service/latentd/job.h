@@ -48,10 +48,10 @@ struct Job {
         char numerics_id[128];
 
         /* queue.c */
-        bool resume;               /* at the next JOB_OPEN the worker goes on from the commit word */
-        uint32_t first_epoch;      /* of the worker that wrote the oldest valid commit word */
-        uint64_t turn;             /* when it last had the worker; 0: never */
-        uint64_t step_usec;        /* how long a step takes, measured; 0: not known yet */
+        bool resume;          /* at the next JOB_OPEN the worker goes on from the commit word */
+        uint32_t first_epoch; /* of the worker that wrote the oldest valid commit word */
+        uint64_t turn;        /* when it last had the worker; 0: never */
+        uint64_t step_usec;   /* how long a step takes, measured; 0: not known yet */
         uint64_t step_started_usec;
 
         /* worker-link.c: epoch of the worker that has the JOB_OPEN, the PLAN */
@@ -77,15 +77,16 @@ void job_start(Job *j, const char *phase);
 uint64_t job_queued_usec(const Job *j);
 /* Sends the signal at most 10 times a second: at once, or the newest value when its time has come. */
 void job_progress(Job *j);
-/* The one end of every job: sets the state, drops references, sends Finished, trims the owner's finished jobs to 256. f: NULL if done. Frees a
- * job whose owner is gone: do not touch j after it. */
+/* The one end of every job: sets the state, drops references, sends Finished, trims the owner's finished
+ * jobs to 256. f: NULL if done. Frees a job whose owner is gone: do not touch j after it. */
 void job_finish(Job *j, JobState state, const Fault *f);
 /* Cancels whatever it does: answers at once. May free j like job_finish(). */
 void job_cancel(Job *j);
 void job_peer_gone(Peer *p);
 int job_path(const Job *j, char **ret);
 
-/* Tensors of a finished STEP or SAMPLE: number i of them, name in ret_name, place in the output arena in *ret. -ENOENT behind the last. */
+/* Tensors of a finished STEP or SAMPLE: number i of them, name in ret_name, place in the output arena in
+ * *ret. -ENOENT behind the last. */
 int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTensor *ret);
 
 /* CLOCK_MONOTONIC now. */

@@ -107,7 +107,8 @@ static void on_worker_model(void *userdata, Model *model, const WireModelReady *
         m->timer = sd_event_source_disable_unref(m->timer);
         m->info = *info;
         m->last_used_usec = job_clock_usec();
-        log_info("model %" PRIu64 " is ready: %zu files, %" PRIu64 " bytes, %" PRIu64 " read", m->id, m->n_parts, m->bytes, m->bytes_read);
+        log_info("model %" PRIu64 " is ready: %zu files, %" PRIu64 " bytes, %" PRIu64 " read", m->id, m->n_parts, m->bytes,
+                 m->bytes_read);
         model_set_state(m, MODEL_READY);
         finish_waiters(m, m, JOB_DONE, NULL);
 
@@ -128,7 +129,8 @@ static void waiters_progress(Model *m, const char *phase) {
                 if (done == m->bytes)
                         j->block = j->blocks;
                 if (done > 0)
-                        j->eta_usec = (uint64_t) ((double) (m->bytes - done) / (double) done * (double) (job_clock_usec() - j->started_usec));
+                        j->eta_usec = (uint64_t) ((double) (m->bytes - done) / (double) done *
+                                                  (double) (job_clock_usec() - j->started_usec));
                 j->fraction = m->bytes > 0 ? (double) done / (double) m->bytes : 0.0;
                 job_progress(j);
         }

@@ -23,7 +23,8 @@ int plan_make(uint64_t rows, uint32_t heads, uint32_t ranks, uint32_t row_tile, 
         ret->chunks = 1;
 
         for (uint32_t i = 0; i < ranks; i++) {
-                /* The first ones take one more where it does not divide; ranks beyond `used` get nothing, at the end. */
+                /* The first ones take one more where it does not divide; ranks beyond `used` get nothing, at
+                 * the end. */
                 if (i < used) {
                         tile += tiles / used + (i < tiles % used);
                         head += heads / used + (i < heads % used);

@@ -105,7 +105,8 @@ uint32_t queue_position(const Queue *q, const Job *j) {
 }
 
 bool queue_must_wait(const Queue *q, const Job *j) {
-        return q->active == j && j->worker_epoch != 0 && j->worker_epoch == worker_link_epoch(q->manager->worker);
+        return q->active == j && j->worker_epoch != 0 &&
+               j->worker_epoch == worker_link_epoch(q->manager->worker);
 }
 
 void queue_dispatch(Queue *q) {
@@ -136,8 +137,8 @@ static unsigned n_concurrent(const Queue *q) {
         return n;
 }
 
-/* Fraction and time to the end, from the measured time of a step and the blocks of the one that runs. The other jobs of the
- * window take their turns in between. */
+/* Fraction and time to the end, from the measured time of a step and the blocks of the one that runs. The
+ * other jobs of the window take their turns in between. */
 static void estimate(const Queue *q, Job *j) {
         double part = j->blocks > 0 ? (double) j->block / j->blocks : 0, left;
 
@@ -166,7 +167,8 @@ static void start(Queue *q, Job *j) {
                 q->activity = ACTIVITY_OPEN;
                 job_start(j, "sample");
                 if (j->resume && strcmp(j->numerics_id, worker_link_numerics_id(w)) != 0) {
-                        /* This worker computes other bits than the one that began: all steps or none from one of them. */
+                        /* This worker computes other bits than the one that began: all steps or none from
+                         * one of them. */
                         j->resume = false;
                         j->step = 0;
                 }
@@ -175,7 +177,8 @@ static void start(Queue *q, Job *j) {
         if (r < 0) {
                 Fault f = {};
 
-                (void) fault_set(&f, r, FAULT_INTERNAL, "The job could not be given to the worker: %s.", strerror(-r));
+                (void) fault_set(&f, r, FAULT_INTERNAL, "The job could not be given to the worker: %s.",
+                        strerror(-r));
                 job_finish(j, JOB_FAILED, &f);
         }
 }
@@ -228,7 +231,8 @@ static Job *expect(Queue *q, const WireHeader *h, Activity activity) {
 static uint64_t commit_word(const Job *j) {
         const char *map = j->session->output_map;
 
-        return __atomic_load_n((const uint64_t *) (const void *) (map + j->ready.commit_offset), __ATOMIC_ACQUIRE);
+        return __atomic_load_n(
+                (const uint64_t *) (const void *) (map + j->ready.commit_offset), __ATOMIC_ACQUIRE);
 }
 
 void queue_on_job_ready(Queue *q, const WireJobReady *m) {
@@ -286,7 +290,7 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 return;
 
         if (wire_commit_unpack(commit_word(j), &epoch, &done) < 0 || done != j->step + 1 ||
-            epoch != (uint32_t) worker_link_epoch(q->manager->worker)) {
+                epoch != (uint32_t) worker_link_epoch(q->manager->worker)) {
                 lie(q, "STEP_DONE without its commit word");
                 return;
         }
@@ -336,8 +340,8 @@ void queue_on_job_error(Queue *q, const WireError *m) {
         queue_dispatch(q);
 }
 
-/* How many steps of a SAMPLE that was open in a worker are in its output arena for good. A word that cannot be right (of another
- * job, or overwritten) counts as none: the job starts again, with the same bits. */
+/* How many steps of a SAMPLE that was open in a worker are in its output arena for good. A word that cannot
+ * be right (of another job, or overwritten) counts as none: the job starts again, with the same bits. */
 static uint32_t committed_steps(const Job *j, bool ran) {
         uint32_t epoch, done, last = (uint32_t) j->worker_epoch;
 
@@ -395,8 +399,9 @@ static void lost_worker(Queue *q, Job *j, bool active, bool ran, const char *rea
                 return;
         }
 
-        (void) fault_set(&f, -EIO, FAULT_WORKER_CRASHED, "Step %" PRIu32 " was tried %d times and the worker died each time: it %s.",
-                        step, DEATHS_MAX, reason);
+        (void) fault_set(&f, -EIO, FAULT_WORKER_CRASHED,
+                "Step %" PRIu32 " was tried %d times and the worker died each time: it %s.", step,
+                DEATHS_MAX, reason);
         job_finish(j, JOB_FAILED, &f);
 }
 
@@ -418,5 +423,6 @@ void queue_on_no_worker(Queue *q, const Fault *f) {
 
         q->active = NULL;
         while ((j = TAILQ_FIRST(&q->jobs)))
-                job_finish(j, j->state == JOB_CANCELLING ? JOB_CANCELLED : JOB_FAILED, j->state == JOB_CANCELLING ? NULL : f);
+                job_finish(j, j->state == JOB_CANCELLING ? JOB_CANCELLED : JOB_FAILED,
+                        j->state == JOB_CANCELLING ? NULL : f);
 }

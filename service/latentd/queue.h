@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Which job's step runs next: first come, first served, steps of concurrent jobs alternating. The oldest QUEUE_WINDOW jobs are
- * concurrent: each holds copies of its inputs in the worker, so not more. The worker has one thing to do at a time: a job to
- * open or a step. */
+/* Which job's step runs next: first come, first served, steps of concurrent jobs alternating. The oldest
+ * QUEUE_WINDOW jobs are concurrent: each holds copies of its inputs in the worker, so not more. The worker
+ * has one thing to do at a time: a job to open or a step. */
 
 #include "service/latentd/manager.h"
 
@@ -25,8 +25,8 @@ void queue_on_job_ready(Queue *q, const WireJobReady *m);
 void queue_on_progress(Queue *q, const WireProgress *m);
 void queue_on_step_done(Queue *q, const WireStepDone *m);
 void queue_on_job_error(Queue *q, const WireError *m);
-/* The worker is gone (EOF seen or, if spawned, reaped): unfinished jobs go on from their commit word on the next worker. reason for the log and,
- * after the second death in one step, for Error.WorkerCrashed. */
+/* The worker is gone (EOF seen or, if spawned, reaped): unfinished jobs go on from their commit word on the
+ * next worker. reason for the log and, after the second death in one step, for Error.WorkerCrashed. */
 void queue_on_worker_gone(Queue *q, const char *reason);
 /* No worker can be started: all jobs end with NoWorker. */
 void queue_on_no_worker(Queue *q, const Fault *f);

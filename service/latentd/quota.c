@@ -7,29 +7,40 @@
 #include "service/latentd/job.h"
 #include "service/latentd/session.h"
 
+#define SESSIONS_MAX 1024 /* of all users: as many as a worker takes arenas of */
+
 int quota_check_session(const Manager *m, uid_t uid, uint64_t arena_bytes, Fault *f) {
         const Config *c = m->config;
         const Session *s;
         uint64_t bytes = 0;
-        uint32_t n = 0;
+        uint32_t n = 0, all = 0;
 
         /* Closed ones that a step still runs in are counted too: their memory is not free yet. */
-        TAILQ_FOREACH(s, &m->sessions, entry)
+        TAILQ_FOREACH(s, &m->sessions, entry) {
+                all++;
                 if (s->uid == uid) {
                         n++;
                         bytes += s->input_bytes + s->output_bytes;
                 }
+        }
+
+        if (all >= SESSIONS_MAX)
+                return fault_set(f, -EDQUOT, FAULT_LIMIT,
+                        "The service has %" PRIu32 " sessions, as many as it can: wait until one is closed.",
+                        all);
 
         if (n >= c->sessions_per_user)
                 return fault_set(f, -EDQUOT, FAULT_LIMIT,
-                                "You have %" PRIu32 " sessions, the limit is %" PRIu32 " (SessionsPerUser=): close one first.", n,
-                                c->sessions_per_user);
+                        "You have %" PRIu32 " sessions, the limit is %" PRIu32
+                        " (SessionsPerUser=): close one first.",
+                        n, c->sessions_per_user);
 
         if (arena_bytes > c->arena_bytes_per_user || bytes > c->arena_bytes_per_user - arena_bytes)
                 return fault_set(f, -EDQUOT, FAULT_LIMIT,
-                                "Arenas of %" PRIu64 " bytes do not fit: your sessions hold %" PRIu64 " bytes and the limit is %" PRIu64
-                                " (ArenaBytesPerUser=). Ask for smaller ones or close a session.",
-                                arena_bytes, bytes, c->arena_bytes_per_user);
+                        "Arenas of %" PRIu64 " bytes do not fit: your sessions hold %" PRIu64
+                        " bytes and the limit is %" PRIu64
+                        " (ArenaBytesPerUser=). Ask for smaller ones or close a session.",
+                        arena_bytes, bytes, c->arena_bytes_per_user);
 
         return 0;
 }
@@ -44,8 +55,9 @@ int quota_check_job(const Manager *m, uid_t uid, Fault *f) {
 
         if (n >= m->config->jobs_per_user)
                 return fault_set(f, -EDQUOT, FAULT_LIMIT,
-                                "You have %" PRIu32 " unfinished jobs, the limit is %" PRIu32 " (JobsPerUser=): wait for one or cancel it.", n,
-                                m->config->jobs_per_user);
+                        "You have %" PRIu32 " unfinished jobs, the limit is %" PRIu32
+                        " (JobsPerUser=): wait for one or cancel it.",
+                        n, m->config->jobs_per_user);
 
         return 0;
 }

@@ -35,7 +35,8 @@ static int parse_compute(const char *s, WireCompute *ret, Fault *f) {
                         return 0;
                 }
 
-        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"compute\" is \"%.32s\", expected auto, f32 or bf16.", s);
+        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                "\"compute\" is \"%.32s\", expected auto, f32 or bf16.", s);
 }
 
 static int missing(const char *key, const char *what, Fault *f) {
@@ -46,8 +47,9 @@ static int arena_size(const char *key, uint64_t *bytes, Fault *f) {
         uint64_t page = (uint64_t) sysconf(_SC_PAGESIZE);
 
         if (*bytes < ARENA_MIN || *bytes > UINT64_C(1) << 62)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"%s\" is %" PRIu64 ", expected %" PRIu64 " bytes or more.", key,
-                                *bytes, ARENA_MIN);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"%s\" is %" PRIu64 ", expected %" PRIu64 " bytes or more.", key, *bytes,
+                        ARENA_MIN);
 
         *bytes = (*bytes + page - 1) / page * page;
         return 0;
@@ -59,7 +61,8 @@ static int find_model(Manager *m, const char *path, uid_t uid, Model **ret, Faul
 
         r = model_from_path(m, path, uid, &model);
         if (r < 0)
-                return fault_set(f, r, FAULT_NOT_FOUND, "There is no model \"%.128s\": load it first.", path);
+                return fault_set(
+                        f, r, FAULT_NOT_FOUND, "There is no model \"%.128s\": load it first.", path);
 
         switch (model->state) {
 
@@ -68,13 +71,16 @@ static int find_model(Manager *m, const char *path, uid_t uid, Model **ret, Faul
                 return 0;
 
         case MODEL_LOADING:
-                return fault_set(f, -EBUSY, FAULT_BUSY, "The model is still loading: wait for its load job.");
+                return fault_set(
+                        f, -EBUSY, FAULT_BUSY, "The model is still loading: wait for its load job.");
 
         case MODEL_NEW:
-                return fault_set(f, -EBUSY, FAULT_BUSY, "The model has no files yet: call AddFiles and Commit, and wait for the job.");
+                return fault_set(f, -EBUSY, FAULT_BUSY,
+                        "The model has no files yet: call AddFiles and Commit, and wait for the job.");
 
         default:
-                return fault_set(f, -EINVAL, FAULT_INVALID_MODEL, "The model could not be loaded; its load job said why.");
+                return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
+                        "The model could not be loaded; its load job said why.");
         }
 }
 
@@ -82,7 +88,8 @@ static int check_class(const char *s, Fault *f) {
         if (strcmp(s, "normal") == 0 || strcmp(s, "batch") == 0 || strcmp(s, "interactive") == 0)
                 return 0;
 
-        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"class\" is \"%.32s\", expected normal, batch or interactive.", s);
+        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                "\"class\" is \"%.32s\", expected normal, batch or interactive.", s);
 }
 
 int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, SessionOptions *ret, Fault *f) {
@@ -90,20 +97,20 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
         const char *model = NULL, *compute = "auto", *job_class = "normal";
         uint32_t ranks = 0;
         const BusKey keys[] = {
-                { "model",        "o", &model          },
-                { "input-bytes",  "t", &o.input_bytes  },
+                { "model", "o", &model },
+                { "input-bytes", "t", &o.input_bytes },
                 { "output-bytes", "t", &o.output_bytes },
-                { "compute",      "s", &compute        },
-                { "ranks",        "u", &ranks          },
-                { "class",        "s", &job_class      },
-                { "gpus",     "as", NULL, NULL, true },
-                { "shares",   "ad", NULL, NULL, true },
-                { "plan",     "s",  NULL, NULL, true },
-                { "exchange", "s",  NULL, NULL, true },
-                { "chunks",   "u",  NULL, NULL, true },
-                { "sigmas",   "ad", NULL, NULL, true },
-                { "sparse",   "s",  NULL, NULL, true },
-                { "preview",  "u",  NULL, NULL, true },
+                { "compute", "s", &compute },
+                { "ranks", "u", &ranks },
+                { "class", "s", &job_class },
+                { "gpus", "as", NULL, NULL, true },
+                { "shares", "ad", NULL, NULL, true },
+                { "plan", "s", NULL, NULL, true },
+                { "exchange", "s", NULL, NULL, true },
+                { "chunks", "u", NULL, NULL, true },
+                { "sigmas", "ad", NULL, NULL, true },
+                { "sparse", "s", NULL, NULL, true },
+                { "preview", "u", NULL, NULL, true },
         };
         int r;
 
@@ -127,8 +134,8 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
                 return r;
 
         if (ranks > WIRE_RANKS_MAX)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"ranks\" is %" PRIu32 ", expected 1 to %d, or 0 for all.", ranks,
-                                WIRE_RANKS_MAX);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"ranks\" is %" PRIu32 ", expected 1 to %d, or 0 for all.", ranks, WIRE_RANKS_MAX);
 
         r = check_class(job_class, f);
         if (r < 0)
@@ -144,16 +151,17 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
         return 0;
 }
 
-static int check_tensor(const char *key, const WireTensor *t, bool seen, bool required, StType type, uint32_t n_dims, const char *what,
-                        Fault *f) {
+static int check_tensor(const char *key, const WireTensor *t, bool seen, bool required, StType type,
+        uint32_t n_dims, const char *what, Fault *f) {
         if (!seen)
                 return required ? missing(key, what, f) : 0;
 
         if (t->dtype != (uint32_t) type || t->n_dims != n_dims) {
                 const char *name = st_type_name((StType) t->dtype);
 
-                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR, "\"%s\" is %s with %" PRIu32 " dimensions, expected %s.", key,
-                                name ? name : "?", t->n_dims, what);
+                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                        "\"%s\" is %s with %" PRIu32 " dimensions, expected %s.", key, name ? name : "?",
+                        t->n_dims, what);
         }
 
         return 0;
@@ -166,14 +174,14 @@ typedef struct Common {
         bool text, text_tags, video, audio, output_bytes;
 } Common;
 
-#define COMMON_KEYS(c)                                                              \
-        { "text",          "(tsat)", &(c)->q.text,          &(c)->text         },   \
-        { "text-tags",     "(tsat)", &(c)->q.text_tags,     &(c)->text_tags    },   \
-        { "video",         "(tsat)", &(c)->q.video,         &(c)->video        },   \
-        { "audio",         "(tsat)", &(c)->q.audio,         &(c)->audio        },   \
-        { "compute",       "s",      &(c)->compute                             },   \
-        { "output-offset", "t",      &(c)->q.output_offset                     },   \
-        { "output-bytes",  "t",      &(c)->q.output_size,   &(c)->output_bytes }
+#define COMMON_KEYS(c)                                                                                      \
+        { "text", "(tsat)", &(c)->q.text, &(c)->text },                                                     \
+                { "text-tags", "(tsat)", &(c)->q.text_tags, &(c)->text_tags },                              \
+                { "video", "(tsat)", &(c)->q.video, &(c)->video },                                          \
+                { "audio", "(tsat)", &(c)->q.audio, &(c)->audio }, { "compute", "s", &(c)->compute },       \
+                { "output-offset", "t", &(c)->q.output_offset }, {                                          \
+                "output-bytes", "t", &(c)->q.output_size, &(c)->output_bytes                                \
+        }
 
 static int finish_common(Common *c, const Session *s, Fault *f) {
         WireJobOpen *q = &c->q;
@@ -190,8 +198,9 @@ static int finish_common(Common *c, const Session *s, Fault *f) {
 
         if (c->text_tags && q->text_tags.shape[0] != q->text.shape[0])
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                                "\"text-tags\" has %" PRIu64 " elements, expected one for each of the %" PRIu64 " rows of \"text\".",
-                                q->text_tags.shape[0], q->text.shape[0]);
+                        "\"text-tags\" has %" PRIu64 " elements, expected one for each of the %" PRIu64
+                        " rows of \"text\".",
+                        q->text_tags.shape[0], q->text.shape[0]);
 
         r = check_tensor("video", &q->video, c->video, true, ST_F32, 4, "F32 [24, T, H, W]", f);
         if (r < 0)
@@ -221,7 +230,8 @@ static int sigma(const char *key, bool seen, double value, float *ret, Fault *f)
                 return missing(key, "0 to 1", f);
 
         if (!(value >= 0.0 && value <= 1.0))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"%s\" is %g, expected 0 to 1.", key, value);
+                return fault_set(
+                        f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"%s\" is %g, expected 0 to 1.", key, value);
 
         *ret = (float) value;
         return 0;
@@ -274,18 +284,23 @@ typedef struct Sample {
 
 static int check_names(const Sample *x, Fault *f) {
         if (strcmp(x->noise, "comfy") == 0 || strcmp(x->noise, "diffusers") == 0)
-                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "\"noise\" \"%s\" is of a later version: give the noise in \"video\" and \"audio\".",
-                                x->noise);
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "\"noise\" \"%s\" is of a later version: give the noise in \"video\" and \"audio\".",
+                        x->noise);
         if (strcmp(x->noise, "given") != 0)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"noise\" is \"%.32s\", expected given.", x->noise);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"noise\" is \"%.32s\", expected given.", x->noise);
 
         if (strcmp(x->sampler, "res_multistep") == 0 || strcmp(x->sampler, "res_multistep_perstream") == 0)
-                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "\"sampler\" \"%s\" is of a later version: use euler.", x->sampler);
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "\"sampler\" \"%s\" is of a later version: use euler.", x->sampler);
         if (strcmp(x->sampler, "euler") != 0)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"sampler\" is \"%.32s\", expected euler.", x->sampler);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"sampler\" is \"%.32s\", expected euler.", x->sampler);
 
         if (strcmp(x->schedule, "simple") != 0 && strcmp(x->schedule, "reference") != 0)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"schedule\" is \"%.32s\", expected simple or reference.", x->schedule);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"schedule\" is \"%.32s\", expected simple or reference.", x->schedule);
 
         return 0;
 }
@@ -295,8 +310,9 @@ static int given_sigmas(Sample *x, Fault *f) {
         int r;
 
         if (!x->sigmas_video || !x->sigmas_audio)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"sigmas-video\" and \"sigmas-audio\" go together: \"%s\" is missing.",
-                                x->sigmas_video ? "sigmas-audio" : "sigmas-video");
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"sigmas-video\" and \"sigmas-audio\" go together: \"%s\" is missing.",
+                        x->sigmas_video ? "sigmas-audio" : "sigmas-video");
 
         r = check_tensor("sigmas-video", &q->sigmas_video, true, true, ST_F32, 1, "F32 [steps + 1]", f);
         if (r < 0)
@@ -307,10 +323,11 @@ static int given_sigmas(Sample *x, Fault *f) {
                 return r;
 
         if (q->sigmas_video.shape[0] != q->sigmas_audio.shape[0] || q->sigmas_video.shape[0] < 2 ||
-            q->sigmas_video.shape[0] > JOB_STEPS_MAX + 1)
+                q->sigmas_video.shape[0] > JOB_STEPS_MAX + 1)
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                                "\"sigmas-video\" and \"sigmas-audio\" have %" PRIu64 " and %" PRIu64 " values, expected the same number, 2 to %d.",
-                                q->sigmas_video.shape[0], q->sigmas_audio.shape[0], JOB_STEPS_MAX + 1);
+                        "\"sigmas-video\" and \"sigmas-audio\" have %" PRIu64 " and %" PRIu64
+                        " values, expected the same number, 2 to %d.",
+                        q->sigmas_video.shape[0], q->sigmas_audio.shape[0], JOB_STEPS_MAX + 1);
 
         q->schedule = WIRE_SCHEDULE_GIVEN;
         return 0;
@@ -320,7 +337,8 @@ static int shift(const char *key, double value, float *ret, Fault *f) {
         float narrow = (float) value;
 
         if (!isfinite(value) || !isfinite(narrow) || !(narrow > 0.0f))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"%s\" is %g, expected a number above 0.", key, value);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"%s\" is %g, expected a number above 0.", key, value);
 
         *ret = narrow;
         return 0;
@@ -334,7 +352,8 @@ static int made_sigmas(Sample *x, Fault *f) {
                 return missing("steps", "1 to 1000, or else sigmas-video and sigmas-audio", f);
 
         if (x->steps < 1 || x->steps > JOB_STEPS_MAX)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"steps\" is %" PRIu32 ", expected 1 to %d.", x->steps, JOB_STEPS_MAX);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"steps\" is %" PRIu32 ", expected 1 to %d.", x->steps, JOB_STEPS_MAX);
 
         r = shift("shift-video", x->shift_video, &q->shift_video, f);
         if (r < 0)
@@ -359,16 +378,16 @@ int session_request_sample(sd_bus_message *message, const Session *s, WireJobOpe
         };
         const BusKey keys[] = {
                 COMMON_KEYS(&x.c),
-                { "noise",        "s",      &x.noise                               },
-                { "sampler",      "s",      &x.sampler                             },
-                { "sigmas-video", "(tsat)", &x.c.q.sigmas_video,  &x.sigmas_video  },
-                { "sigmas-audio", "(tsat)", &x.c.q.sigmas_audio,  &x.sigmas_audio  },
-                { "steps",        "u",      &x.steps,             &x.steps_seen    },
-                { "schedule",     "s",      &x.schedule                            },
-                { "shift-video",  "d",      &x.shift_video                         },
-                { "shift-audio",  "d",      &x.shift_audio                         },
-                { "keep-steps",   "b",      &x.keep_steps                          },
-                { "seed",         "t",      NULL,                 NULL,       true },
+                { "noise", "s", &x.noise },
+                { "sampler", "s", &x.sampler },
+                { "sigmas-video", "(tsat)", &x.c.q.sigmas_video, &x.sigmas_video },
+                { "sigmas-audio", "(tsat)", &x.c.q.sigmas_audio, &x.sigmas_audio },
+                { "steps", "u", &x.steps, &x.steps_seen },
+                { "schedule", "s", &x.schedule },
+                { "shift-video", "d", &x.shift_video },
+                { "shift-audio", "d", &x.shift_audio },
+                { "keep-steps", "b", &x.keep_steps },
+                { "seed", "t", NULL, NULL, true },
         };
         int r;
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Reading the dictionaries of OpenSession, Step and Sample (dbus/org.latentd.Latent1.Session.xml) into numbers that are in range. What the
- * arenas hold and whether shapes fit the model is the worker's to check. */
+/* Reading the dictionaries of OpenSession, Step and Sample (dbus/org.latentd.Latent1.Session.xml) into
+ * numbers that are in range. What the arenas hold and whether shapes fit the model is the worker's to check.
+ */
 
 #include <systemd/sd-bus.h>
 

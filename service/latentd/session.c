@@ -59,7 +59,7 @@ Session *session_free(Session *s) {
 
         x = malloc(sizeof(*x));
         if (x) {
-                *x = (Remains) { s->input_fd, s->output_fd, s->output_map, s->output_bytes };
+                *x = (Remains){ s->input_fd, s->output_fd, s->output_map, s->output_bytes };
                 if (pool_submit(m->pool, remains_free, NULL, x) < 0)
                         (void) remains_free(x);
         } else {
@@ -136,10 +136,11 @@ static void populate_done(void *userdata, int result) {
 
         if (result < 0)
                 (void) fault_set(&f, result, result == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL,
-                                "Arenas of %" PRIu64 " + %" PRIu64 " bytes could not be populated: %s.", s->input_bytes, s->output_bytes,
-                                strerror(-result));
+                        "Arenas of %" PRIu64 " + %" PRIu64 " bytes could not be populated: %s.",
+                        s->input_bytes, s->output_bytes, strerror(-result));
         else
-                (void) fault_set(&f, -ECANCELED, FAULT_CANCELLED, "The session was closed while it was opened.");
+                (void) fault_set(
+                        &f, -ECANCELED, FAULT_CANCELLED, "The session was closed while it was opened.");
 
         fn(s->open_userdata, NULL, &f);
         (void) session_free(s);
@@ -159,14 +160,16 @@ static int admit(Manager *m, uint64_t bytes, Fault *f) {
                 freed = store_evict(m->store, bytes - h.bytes);
         if (bytes > h.bytes && bytes - h.bytes > freed)
                 return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
-                                "Arenas of %" PRIu64 " bytes do not fit: %" PRIu64 " bytes may be taken now (limit: %s). Ask for smaller arenas, "
-                                "close sessions or unload models.",
-                                bytes, h.bytes + freed, h.limit);
+                        "Arenas of %" PRIu64 " bytes do not fit: %" PRIu64
+                        " bytes may be taken now (limit: %s). Ask for smaller arenas, "
+                        "close sessions or unload models.",
+                        bytes, h.bytes + freed, h.limit);
 
         return 0;
 }
 
-int session_new(Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn fn, void *userdata, Fault *f) {
+int session_new(
+        Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn fn, void *userdata, Fault *f) {
         CLEANUP(session_freep) Session *s = NULL;
         uint64_t bytes;
         int r;
@@ -186,7 +189,7 @@ int session_new(Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn 
         if (!s)
                 return -ENOMEM;
 
-        *s = (Session) {
+        *s = (Session){
                 .id = m->next_id++,
                 .manager = m,
                 .owner = owner,
@@ -235,13 +238,15 @@ static int check_input(const Session *s, const char *name, const WireTensor *t, 
 
         if (element == 0 || t->offset % element != 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                                "\"%s\" starts at %" PRIu64 ", which is no multiple of its element size of %" PRIu64 " bytes.", name, t->offset,
-                                element);
+                        "\"%s\" starts at %" PRIu64 ", which is no multiple of its element size of %" PRIu64
+                        " bytes.",
+                        name, t->offset, element);
 
         if (t->size > s->input_bytes || t->offset > s->input_bytes - t->size)
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                                "\"%s\" takes %" PRIu64 " bytes from %" PRIu64 ", which is outside the input arena of %" PRIu64 " bytes.", name,
-                                t->size, t->offset, s->input_bytes);
+                        "\"%s\" takes %" PRIu64 " bytes from %" PRIu64
+                        ", which is outside the input arena of %" PRIu64 " bytes.",
+                        name, t->size, t->offset, s->input_bytes);
 
         return 0;
 }
@@ -250,14 +255,15 @@ static int check_output(const Session *s, const WireJobOpen *q, Fault *f) {
         Job *j;
 
         if (q->output_offset % 64 != 0)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"output-offset\" is %" PRIu64 ", expected a multiple of 64.",
-                                q->output_offset);
-
-        if (q->output_size == 0 || q->output_size > s->output_bytes || q->output_offset > s->output_bytes - q->output_size)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                "The output range of %" PRIu64 " bytes from %" PRIu64 " is empty or outside the output arena of %" PRIu64
-                                " bytes.",
-                                q->output_size, q->output_offset, s->output_bytes);
+                        "\"output-offset\" is %" PRIu64 ", expected a multiple of 64.", q->output_offset);
+
+        if (q->output_size == 0 || q->output_size > s->output_bytes ||
+                q->output_offset > s->output_bytes - q->output_size)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The output range of %" PRIu64 " bytes from %" PRIu64
+                        " is empty or outside the output arena of %" PRIu64 " bytes.",
+                        q->output_size, q->output_offset, s->output_bytes);
 
         TAILQ_FOREACH(j, &s->manager->jobs, entry) {
                 const WireJobOpen *o = &j->request;
@@ -265,11 +271,14 @@ static int check_output(const Session *s, const WireJobOpen *q, Fault *f) {
                 if (j->session != s || job_is_finished(j))
                         continue;
 
-                if (q->output_offset < o->output_offset + o->output_size && o->output_offset < q->output_offset + q->output_size)
+                if (q->output_offset < o->output_offset + o->output_size &&
+                        o->output_offset < q->output_offset + q->output_size)
                         return fault_set(f, -EBUSY, FAULT_BUSY,
-                                        "The output range of %" PRIu64 " bytes from %" PRIu64 " overlaps that of the unfinished job %" PRIu64 " (%" PRIu64
-                                        " bytes from %" PRIu64 "): wait for it or use output-offset and output-bytes.",
-                                        q->output_size, q->output_offset, j->id, o->output_size, o->output_offset);
+                                "The output range of %" PRIu64 " bytes from %" PRIu64
+                                " overlaps that of the unfinished job %" PRIu64 " (%" PRIu64
+                                " bytes from %" PRIu64
+                                "): wait for it or use output-offset and output-bytes.",
+                                q->output_size, q->output_offset, j->id, o->output_size, o->output_offset);
         }
 
         return 0;
@@ -280,10 +289,10 @@ int session_check_request(const Session *s, const WireJobOpen *q, Fault *f) {
                 const char *name;
                 const WireTensor *tensor;
         } inputs[] = {
-                { "text",         &q->text         },
-                { "text-tags",    &q->text_tags    },
-                { "video",        &q->video        },
-                { "audio",        &q->audio        },
+                { "text", &q->text },
+                { "text-tags", &q->text_tags },
+                { "video", &q->video },
+                { "audio", &q->audio },
                 { "sigmas-video", &q->sigmas_video },
                 { "sigmas-audio", &q->sigmas_audio },
         };

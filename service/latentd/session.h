@@ -11,7 +11,8 @@ typedef enum SessionState {
         SESSION_CLOSED, /* gone for the client; a step still runs in it */
 } SessionState;
 
-/* Once per session_new() that succeeded: s is open and counted, or NULL and f says why not (also when its owner left meanwhile). */
+/* Once per session_new() that succeeded: s is open and counted, or NULL and f says why not (also when its
+ * owner left meanwhile). */
 typedef void (*SessionOpenFn)(void *userdata, Session *s, const Fault *f);
 
 struct Session {
@@ -26,7 +27,7 @@ struct Session {
         char job_class[16];
         uint64_t input_bytes, output_bytes;
         int input_fd, output_fd;
-        void *output_map; /* read-only: the broker reads commit words through it */
+        void *output_map;     /* read-only: the broker reads commit words through it */
         uint64_t arena_epoch; /* worker_link_epoch() of the worker that has the arenas */
         unsigned n_busy;      /* unfinished jobs, and the populating */
         int populate_result;
@@ -36,30 +37,33 @@ struct Session {
 };
 
 typedef struct SessionOptions {
-        Model *model; /* MODEL_READY */
+        Model *model;                       /* MODEL_READY */
         uint64_t input_bytes, output_bytes; /* multiples of the page size */
         WireCompute compute;
         uint32_t ranks;
         const char *job_class;
 } SessionOptions;
 
-/* Checks quota and memory (LimitExceeded, DoesNotFit with the numbers), makes the arenas and has them populated on the pool. fn is called
- * later, never from inside. */
-int session_new(Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn fn, void *userdata, Fault *f);
+/* Checks quota and memory (LimitExceeded, DoesNotFit with the numbers), makes the arenas and has them
+ * populated on the pool. fn is called later, never from inside. */
+int session_new(
+        Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn fn, void *userdata, Fault *f);
 
 /* NULL unless it is SESSION_OPEN. */
 Session *session_find(Manager *m, uint64_t id);
 int session_path(const Session *s, char **ret); /* malloc'ed object path */
 
-/* Checks a request's places against the arenas: inputs inside the input arena and aligned to their elements (InvalidTensor), the output range inside
- * the output arena (InvalidArgument) and not one that an unfinished job of the session may still write (Busy). `name` of each tensor as the
- * client knows it is for the message. A tensor that is not there has n_dims 0 and size 0. */
+/* Checks a request's places against the arenas: inputs inside the input arena and aligned to their elements
+ * (InvalidTensor), the output range inside the output arena (InvalidArgument) and not one that an unfinished
+ * job of the session may still write (Busy). `name` of each tensor as the client knows it is for the
+ * message. A tensor that is not there has n_dims 0 and size 0. */
 int session_check_request(const Session *s, const WireJobOpen *request, Fault *f);
 
 /* Makes a job of it and queues it. request is complete but for header, model and session. LimitExceeded. */
 int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **ret, Fault *f);
 
-/* Cancels its jobs at once for the client, waits for none of them: arenas live until the worker has answered ARENA_CLOSE or is gone. */
+/* Cancels its jobs at once for the client, waits for none of them: arenas live until the worker has answered
+ * ARENA_CLOSE or is gone. */
 void session_close(Session *s);
 void session_peer_gone(Peer *p);
 /* A job of the session has finished. May free the session. */

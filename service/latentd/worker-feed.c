@@ -14,9 +14,10 @@
 #include "service/shared/cleanup.h"
 
 #define MODELS_HELD_MAX 32 /* in a worker at a time; the least recently used one without jobs gives way */
-#define DEATHS_MAX 2  /* while a model is being opened */
+#define DEATHS_MAX 2       /* while a model is being opened */
 
-/* A step whose time is not known yet: at least this much work is taken to be done per second, in rows times bytes of weights. */
+/* A step whose time is not known yet: at least this much work is taken to be done per second, in rows times
+ * bytes of weights. */
 #define PACE_CPU UINT64_C(1000000000)
 #define PACE_GPU UINT64_C(1000000000000)
 #define PATIENCE 10 /* times the expected duration */
@@ -163,7 +164,7 @@ int worker_link_open_model(WorkerLink *w, Model *model, WorkerModelFn fn, void *
         if (!x)
                 return -ENOMEM;
 
-        *x = (ModelRequest) { .model = model, .fn = fn, .userdata = userdata };
+        *x = (ModelRequest){ .model = model, .fn = fn, .userdata = userdata };
         if (!w->answer_source)
                 r = sd_event_add_defer(w->manager->event, &w->answer_source, on_answer, w);
         else
@@ -276,8 +277,8 @@ static int send_plan(WorkerLink *w, Job *j) {
 
         /* The session uses fewer ranks than the worker has: the others take part with nothing to do. */
         for (uint32_t i = p->ranks; i < w->ranks; i++) {
-                p->rows[i] = (WireRange) { j->ready.rows, j->ready.rows };
-                p->heads[i] = (WireHeads) { j->model->info.heads, j->model->info.heads };
+                p->rows[i] = (WireRange){ j->ready.rows, j->ready.rows };
+                p->heads[i] = (WireHeads){ j->model->info.heads, j->model->info.heads };
         }
         p->ranks = w->ranks;
 
@@ -286,7 +287,8 @@ static int send_plan(WorkerLink *w, Job *j) {
         return 0;
 }
 
-/* For the next block of a step. Without a measurement a pace is assumed that everything worth using exceeds. */
+/* For the next block of a step. Without a measurement a pace is assumed that everything worth using exceeds.
+ */
 static uint64_t step_patience(const WorkerLink *w, const Job *j) {
         uint64_t pace = strcmp(w->hello.backend, "cpu") == 0 ? PACE_CPU : PACE_GPU, usec, limit;
         double block;
@@ -294,7 +296,8 @@ static uint64_t step_patience(const WorkerLink *w, const Job *j) {
         if (j->step_usec > 0)
                 usec = j->step_usec;
         else {
-                block = (double) j->ready.rows * (double) j->model->info.weight_bytes / j->ready.blocks / (double) pace;
+                block = (double) j->ready.rows * (double) j->model->info.weight_bytes / j->ready.blocks /
+                        (double) pace;
                 usec = block < 1e9 ? (uint64_t) (block * 1e6) : UINT64_C(1000000000000000);
         }
         if (__builtin_mul_overflow(usec, (uint64_t) PATIENCE, &limit))
@@ -452,7 +455,8 @@ void worker_feed_on_gone(WorkerLink *w, const char *reason) {
         ModelRequest *x, *next;
         Fault f = {};
 
-        (void) fault_set(&f, -EIO, FAULT_WORKER_CRASHED, "The worker died %d times while it opened the model: it %s.", DEATHS_MAX, reason);
+        (void) fault_set(&f, -EIO, FAULT_WORKER_CRASHED,
+                "The worker died %d times while it opened the model: it %s.", DEATHS_MAX, reason);
         for (x = TAILQ_FIRST(&w->requests); x; x = next) {
                 LinkModel *y = find_model(w, x->model->id);
 

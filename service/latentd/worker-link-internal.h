@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* What the parts of the broker's end of a worker share: worker-link.c (life and death), worker-send.c (sending), worker-feed.c (models,
- * arenas, jobs). Tests shorten the times. */
+/* What the parts of the broker's end of a worker share: worker-link.c (life and death), worker-send.c
+ * (sending), worker-feed.c (models, arenas, jobs). Tests shorten the times. */
 
 #include "service/latentd/worker-link.h"
 #include "service/latentd/worker-start.h"
 
 typedef enum LinkState {
-        LINK_IDLE,   /* no worker */
-        LINK_DELAY,  /* one is wanted; the timer starts it */
-        LINK_HELLO,  /* started, has not said Hello or not acknowledged WELCOME */
+        LINK_IDLE,  /* no worker */
+        LINK_DELAY, /* one is wanted; the timer starts it */
+        LINK_HELLO, /* started, has not said Hello or not acknowledged WELCOME */
         LINK_READY,
         LINK_ENDING, /* told or made to end, or seen ending: not gone yet */
 } LinkState;
 
 typedef struct Outgoing {
         STAILQ_ENTRY(Outgoing) entry;
-        int fd; /* ours; -EBADF: none */
+        int fd;              /* ours; -EBADF: none */
         WireHeader header[]; /* the message, header.size bytes */
 } Outgoing;
 
@@ -49,9 +49,9 @@ struct WorkerLink {
 
         WorkerProcess process;
         bool eof, reaped, hung;
-        bool greeted; /* HELLO: it has said Hello */
+        bool greeted;             /* HELLO: it has said Hello */
         bool was_ready, was_busy; /* ENDING: when it began */
-        char end_reason[200]; /* behind "the worker "; "" while not known */
+        char end_reason[200];     /* behind "the worker "; "" while not known */
         WireHello hello;
         uint32_t ranks;
         sd_event_source *io, *child, *timer;

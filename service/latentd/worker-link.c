@@ -35,7 +35,7 @@ int worker_link_new(Manager *m, WorkerLink **ret) {
         if (!w)
                 return -ENOMEM;
 
-        *w = (WorkerLink) {
+        *w = (WorkerLink){
                 .manager = m,
                 .process = { .socket = -EBADF, .pidfd = -EBADF },
                 .row_tile = ROW_TILE,
@@ -79,7 +79,7 @@ static void close_process(WorkerLink *w) {
         w->child = sd_event_source_disable_unref(w->child);
         cleanup_closep(&w->process.socket);
         cleanup_closep(&w->process.pidfd);
-        w->process = (WorkerProcess) { .socket = -EBADF, .pidfd = -EBADF };
+        w->process = (WorkerProcess){ .socket = -EBADF, .pidfd = -EBADF };
 }
 
 /* Tells it, and makes it see the end of the connection, which its reaper thread obeys in any case. */
@@ -235,7 +235,8 @@ static void gone(WorkerLink *w, bool was_ready, bool was_busy) {
         char reason[sizeof(w->end_reason)];
         bool expected = w->expected, cuda = w->process.cuda;
 
-        (void) snprintf(reason, sizeof(reason), "%s", w->end_reason[0] ? w->end_reason : "closed the connection");
+        (void) snprintf(
+                reason, sizeof(reason), "%s", w->end_reason[0] ? w->end_reason : "closed the connection");
         close_process(w);
         worker_send_clear(w);
         disarm(w);
@@ -269,8 +270,8 @@ static void gone(WorkerLink *w, bool was_ready, bool was_busy) {
 }
 
 static void check_gone(WorkerLink *w) {
-        /* Of a worker that systemd started the end of file is all we ever see: its process has closed the connection by
-         * ending. One of our own is gone when it is reaped. */
+        /* Of a worker that systemd started the end of file is all we ever see: its process has closed the
+         * connection by ending. One of our own is gone when it is reaped. */
         if (w->process.pidfd >= 0 ? w->reaped : w->eof)
                 gone(w, w->was_ready, w->was_busy);
 }
@@ -300,7 +301,8 @@ void worker_link_drop(WorkerLink *w, const char *what) {
 int worker_link_release(WorkerLink *w) {
         if (w->state == LINK_IDLE || w->state == LINK_ENDING)
                 return 0;
-        if (w->state != LINK_READY || worker_feed_is_busy(w) || !queue_is_empty(w->manager->queue) || !TAILQ_EMPTY(&w->requests))
+        if (w->state != LINK_READY || worker_feed_is_busy(w) || !queue_is_empty(w->manager->queue) ||
+                !TAILQ_EMPTY(&w->requests))
                 return -EBUSY;
 
         w->expected = true;
@@ -322,14 +324,16 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata) {
                 break;
 
         case LINK_READY:
-                worker_link_drop(w, "stopped working: no progress for longer than ten times what a step takes");
+                worker_link_drop(
+                        w, "stopped working: no progress for longer than ten times what a step takes");
                 break;
 
         case LINK_ENDING:
                 /* Its arenas and devices stay taken until it has ended, whatever that takes. */
                 log_warning("The worker does not end; waiting for it.");
                 w->hung = true;
-                manager_set_state(w->manager, "A worker that was told to end hangs; no other can be started before it is gone.");
+                manager_set_state(w->manager,
+                        "A worker that was told to end hangs; no other can be started before it is gone.");
                 if (w->process.pidfd >= 0)
                         (void) pidfd_send_signal(w->process.pidfd, SIGKILL, NULL, 0);
                 arm(w, job_clock_usec() + w->end_usec);
@@ -362,8 +366,9 @@ static void on_hello(WorkerLink *w, const WireHello *m) {
         char text[200];
 
         if (strcmp(m->build_id, LATENTD_VERSION) != 0) {
-                (void) snprintf(text, sizeof(text), "is version %.63s, this service is version %s: restart both after an upgrade",
-                                m->build_id, LATENTD_VERSION);
+                (void) snprintf(text, sizeof(text),
+                        "is version %.63s, this service is version %s: restart both after an upgrade",
+                        m->build_id, LATENTD_VERSION);
                 w->useless = true;
                 worker_link_drop(w, text);
                 return;
@@ -384,12 +389,13 @@ static void on_hello(WorkerLink *w, const WireHello *m) {
 
         w->hello = *m;
         w->greeted = true;
-        log_info("A worker is there: %s, %" PRIu32 " devices, numerics %s, pid %" PRIi32 ".", m->backend, m->n_devices, m->numerics_id,
-                        m->pid);
+        log_info("A worker is there: %s, %" PRIu32 " devices, numerics %s, pid %" PRIi32 ".", m->backend,
+                m->n_devices, m->numerics_id, m->pid);
         welcome(w);
 }
 
-/* It has acknowledged WELCOME: its ranks run. One that cannot run them ends before, and counts as one that did not start. */
+/* It has acknowledged WELCOME: its ranks run. One that cannot run them ends before, and counts as one that
+ * did not start. */
 static void on_welcome_ack(WorkerLink *w) {
         if (worker_send_on_ack(w) < 0) {
                 worker_link_drop(w, "broke the protocol: ACK for nothing");
@@ -451,7 +457,8 @@ static void on_work_message(WorkerLink *w, const WireMessage *m) {
                 break;
 
         default:
-                worker_link_drop(w, "broke the protocol: a message that only the broker sends, or a second HELLO");
+                worker_link_drop(
+                        w, "broke the protocol: a message that only the broker sends, or a second HELLO");
                 return;
         }
 
@@ -465,7 +472,8 @@ static void on_message(WorkerLink *w, const WireMessage *m) {
                 else if (w->greeted && m->header.type == WIRE_ACK && m->header.epoch == w->epoch)
                         on_welcome_ack(w);
                 else
-                        worker_link_drop(w, "broke the protocol: it does not begin with HELLO and the ACK of WELCOME");
+                        worker_link_drop(w,
+                                "broke the protocol: it does not begin with HELLO and the ACK of WELCOME");
                 return;
         }
 
@@ -555,8 +563,15 @@ static int on_child(sd_event_source *source, int fd, uint32_t revents, void *use
 
 void worker_link_fault(const Fault *from, Fault *ret) {
         static const char *const names[] = {
-                FAULT_INVALID_ARGUMENT, FAULT_INVALID_FILE, FAULT_INVALID_MODEL, FAULT_INVALID_TENSOR, FAULT_NOT_SUPPORTED,
-                FAULT_DOES_NOT_FIT,     FAULT_IO,           FAULT_FILE_CHANGED,  FAULT_INTERNAL,
+                FAULT_INVALID_ARGUMENT,
+                FAULT_INVALID_FILE,
+                FAULT_INVALID_MODEL,
+                FAULT_INVALID_TENSOR,
+                FAULT_NOT_SUPPORTED,
+                FAULT_DOES_NOT_FIT,
+                FAULT_IO,
+                FAULT_FILE_CHANGED,
+                FAULT_INTERNAL,
         };
         const char *name = FAULT_INTERNAL;
 
@@ -564,5 +579,6 @@ void worker_link_fault(const Fault *from, Fault *ret) {
                 if (strcmp(from->name, names[i]) == 0)
                         name = names[i];
 
-        (void) fault_set(ret, -EIO, name, "%s", from->text[0] ? from->text : "The worker refused without a reason.");
+        (void) fault_set(
+                ret, -EIO, name, "%s", from->text[0] ? from->text : "The worker refused without a reason.");
 }

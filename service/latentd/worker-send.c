@@ -54,7 +54,8 @@ void worker_send_flush(WorkerLink *w) {
                         events |= EPOLLOUT;
                         break;
                 }
-                if (r == -EPIPE) /* it is ending: its last messages and its end of file are still to be read */
+                if (r == -EPIPE) /* it is ending: its last messages and its end of file are still to be read
+                                  */
                         break;
                 if (r < 0) {
                         send_failed(w, r);

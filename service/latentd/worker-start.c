@@ -21,12 +21,14 @@
 
 extern char **environ;
 
-/* All that the child needs, made before fork(): the service has threads, so the child may only make system calls. */
+/* All that the child needs, made before fork(): the service has threads, so the child may only make system
+ * calls. */
 typedef struct Child {
         const char *path;
         char *argv[2];
         char *environment[ENVIRONMENT_MAX + 1];
         char listen_pid[32]; /* "LISTEN_PID=", the child adds its own pid */
+        char log_level[32];
         int socket, null, error_pipe;
 } Child;
 
@@ -36,19 +38,22 @@ static int start_by_socket(const Config *c, WorkerProcess *ret, Fault *f) {
         size_t n = strlen(c->worker_socket);
 
         if (n >= sizeof(sa.sun_path))
-                return fault_set(f, -ENOENT, FAULT_NO_WORKER, "WorkerSocket= is too long for a socket address: \"%s\".", c->worker_socket);
+                return fault_set(f, -ENOENT, FAULT_NO_WORKER,
+                        "WorkerSocket= is too long for a socket address: \"%s\".", c->worker_socket);
         memcpy(sa.sun_path, c->worker_socket, n + 1);
 
         fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0)
-                return fault_set(f, -errno, FAULT_NO_WORKER, "No socket could be made for the worker: %s.", strerror(errno));
+                return fault_set(f, -errno, FAULT_NO_WORKER, "No socket could be made for the worker: %s.",
+                        strerror(errno));
 
         if (connect(fd, (struct sockaddr *) &sa, sizeof(sa)) < 0)
                 return fault_set(f, -errno, FAULT_NO_WORKER,
-                                "The worker's socket \"%s\" (WorkerSocket=) does not answer: %s. Is latent-worker.socket started?",
-                                c->worker_socket, strerror(errno));
+                        "The worker's socket \"%s\" (WorkerSocket=) does not answer: %s. Is "
+                        "latent-worker.socket started?",
+                        c->worker_socket, strerror(errno));
 
-        *ret = (WorkerProcess) { .socket = STEAL_FD(fd), .pidfd = -EBADF };
+        *ret = (WorkerProcess){ .socket = STEAL_FD(fd), .pidfd = -EBADF };
         return 0;
 }
 
@@ -70,7 +75,7 @@ static int find_binary(const Config *c, const char *backend, char **ret) {
 
 static int choose_binary(const Config *c, bool no_cuda, char **ret, bool *ret_cuda, Fault *f) {
         const char *backend;
-        int r;
+        int r = -ENOENT;
 
         if (c->worker == WORKER_CUDA || (c->worker == WORKER_AUTO && !no_cuda)) {
                 r = find_binary(c, "cuda", ret);
@@ -94,26 +99,43 @@ static int choose_binary(const Config *c, bool no_cuda, char **ret, bool *ret_cu
         }
 
         return fault_set(f, -ENOENT, FAULT_NO_WORKER,
-                        "No worker can be started: \"%s/latent-worker-%s\" (WorkerDirectory=, Worker=%s) cannot be run: %s.%s",
-                        c->worker_directory, backend, c->worker == WORKER_AUTO ? "auto" : backend, strerror(-r),
-                        c->worker == WORKER_CUDA ? " Install the CUDA worker or set Worker=cpu." : "");
+                "No worker can be started: \"%s/latent-worker-%s\" (WorkerDirectory=, Worker=%s) cannot be "
+                "run: %s.%s",
+                c->worker_directory, backend, c->worker == WORKER_AUTO ? "auto" : backend, strerror(-r),
+                c->worker == WORKER_CUDA ? " Install the CUDA worker or set Worker=cpu." : "");
 }
 
-/* A clean environment: what programs need to find libraries and devices, and the journal; nothing else of ours. */
-static void fill_environment(Child *child) {
+/* A clean environment: what programs need to find libraries and devices, and the journal; nothing else of
+ * ours. */
+static void fill_environment(Child *child, int log_level) {
         static const char *const kept[] = {
-                "PATH=", "LANG=", "LC_ALL=", "TMPDIR=", "LD_LIBRARY_PATH=", "JOURNAL_STREAM=", "CUDA_VISIBLE_DEVICES=", "CUDA_DEVICE_ORDER=",
-                "NVIDIA_VISIBLE_DEVICES=", "NVIDIA_DRIVER_CAPABILITIES=", "ASAN_OPTIONS=", "UBSAN_OPTIONS=", "LSAN_OPTIONS=",
+                "PATH=",
+                "LANG=",
+                "LC_ALL=",
+                "TMPDIR=",
+                "LD_LIBRARY_PATH=",
+                "JOURNAL_STREAM=",
+                "CUDA_VISIBLE_DEVICES=",
+                "CUDA_DEVICE_ORDER=",
+                "NVIDIA_VISIBLE_DEVICES=",
+                "NVIDIA_DRIVER_CAPABILITIES=",
+                "ASAN_OPTIONS=",
+                "UBSAN_OPTIONS=",
+                "LSAN_OPTIONS=",
         };
         static char listen_fds[] = "LISTEN_FDS=1";
         size_t n = 0;
 
         (void) snprintf(child->listen_pid, sizeof(child->listen_pid), "LISTEN_PID=");
+        (void) snprintf(child->log_level, sizeof(child->log_level), "LATENT_LOG_LEVEL=%d", log_level);
         child->environment[n++] = listen_fds;
         child->environment[n++] = child->listen_pid;
+        child->environment[n++] = child->log_level;
 
         for (char **e = environ; *e && n < ENVIRONMENT_MAX; e++) {
-                bool keep = strncmp(*e, "LATENT_", strlen("LATENT_")) == 0; /* switches of the worker itself */
+                /* Switches of the worker itself; its log level is ours. */
+                bool keep = strncmp(*e, "LATENT_", strlen("LATENT_")) == 0 &&
+                            strncmp(*e, "LATENT_LOG_LEVEL=", strlen("LATENT_LOG_LEVEL=")) != 0;
 
                 for (size_t i = 0; i < ELEMENTSOF(kept) && !keep; i++)
                         keep = strncmp(*e, kept[i], strlen(kept[i])) == 0;
@@ -218,8 +240,9 @@ static int child_run(Child *child, int pipe_read, pid_t *ret_pid) {
         return 0;
 }
 
-static int spawn(const char *path, WorkerProcess *ret) {
-        CLEANUP_CLOSE int ours = -EBADF, theirs = -EBADF, null = -EBADF, pipe_read = -EBADF, pipe_write = -EBADF;
+static int spawn(const char *path, int log_level, WorkerProcess *ret) {
+        CLEANUP_CLOSE int ours = -EBADF, theirs = -EBADF, null = -EBADF, pipe_read = -EBADF,
+                          pipe_write = -EBADF;
         int pair[2], pidfd, r;
         Child child = { .path = path, .argv = { (char *) path, NULL } };
         pid_t pid = 0;
@@ -241,7 +264,7 @@ static int spawn(const char *path, WorkerProcess *ret) {
         child.socket = theirs;
         child.null = null;
         child.error_pipe = STEAL_FD(pipe_write);
-        fill_environment(&child);
+        fill_environment(&child, log_level);
         r = child_run(&child, pipe_read, &pid);
         if (child.error_pipe >= 0)
                 (void) close(child.error_pipe);
@@ -255,7 +278,7 @@ static int spawn(const char *path, WorkerProcess *ret) {
                 return r;
         }
 
-        *ret = (WorkerProcess) { .socket = STEAL_FD(ours), .pidfd = pidfd, .pid = pid };
+        *ret = (WorkerProcess){ .socket = STEAL_FD(ours), .pidfd = pidfd, .pid = pid };
         return 0;
 }
 
@@ -268,10 +291,10 @@ static int start_by_spawn(const Config *c, bool no_cuda, WorkerProcess *ret, Fau
         if (r < 0)
                 return r;
 
-        r = spawn(path, ret);
+        r = spawn(path, c->log_level, ret);
         if (r < 0) /* never -ENOENT: the file was there, so another try is not useless */
-                return fault_set(f, r == -ENOENT ? -EIO : r, FAULT_NO_WORKER, "The worker \"%s\" could not be started: %s.", path,
-                                strerror(-r));
+                return fault_set(f, r == -ENOENT ? -EIO : r, FAULT_NO_WORKER,
+                        "The worker \"%s\" could not be started: %s.", path, strerror(-r));
 
         ret->cuda = cuda;
         return 0;
@@ -283,7 +306,8 @@ int worker_start(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
         if (c->worker_start == WORKER_START_SOCKET)
                 return start_by_socket(c, ret, f);
 
-        if (c->worker_start == WORKER_START_AUTO && c->worker_socket && stat(c->worker_socket, &st) >= 0 && S_ISSOCK(st.st_mode))
+        if (c->worker_start == WORKER_START_AUTO && c->worker_socket && stat(c->worker_socket, &st) >= 0 &&
+                S_ISSOCK(st.st_mode))
                 return start_by_socket(c, ret, f);
 
         return start_by_spawn(c, no_cuda, ret, f);
@@ -304,6 +328,7 @@ int worker_process_reap(int pidfd, char *ret_text, size_t size) {
         if (si.si_code == CLD_EXITED)
                 (void) snprintf(ret_text, size, "exited with status %d", si.si_status);
         else
-                (void) snprintf(ret_text, size, "was killed by signal %d (%s)", si.si_status, strsignal(si.si_status));
+                (void) snprintf(ret_text, size, "was killed by signal %d (%s)", si.si_status,
+                        strsignal(si.si_status));
         return 1;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* How a worker comes to life: systemd starts it when we connect to its socket unit, or we spawn it ourselves. Either way it finds
- * the connection as fd 3. */
+/* How a worker comes to life: systemd starts it when we connect to its socket unit, or we spawn it
+ * ourselves. Either way it finds the connection as fd 3. */
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -17,10 +17,12 @@ typedef struct WorkerProcess {
         bool cuda;  /* spawned as latent-worker-cuda */
 } WorkerProcess;
 
-/* no_cuda: with Worker=auto the CUDA worker was there but has no device, take the CPU worker. Does not wait for the Hello; a spawned child
- * has reached its exec. -ENOENT (fault NoWorker): none is installed where latentd.conf says, trying again soon is useless; other
- * errors (fault NoWorker): it did not start this time. */
+/* no_cuda: with Worker=auto the CUDA worker was there but has no device, take the CPU worker. Does not wait
+ * for the Hello; a spawned child has reached its exec. -ENOENT (fault NoWorker): none is installed where
+ * latentd.conf says, trying again soon is useless; other errors (fault NoWorker): it did not start this
+ * time. */
 int worker_start(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f);
 
-/* Of an ended child, non-blocking: 1 and a text for people to go behind "the worker" ("was killed by signal 9 (Killed)"), 0 if it still runs. Reaps it. */
+/* Of an ended child, non-blocking: 1 and a text for people to go behind "the worker" ("was killed by signal
+ * 9 (Killed)"), 0 if it still runs. Reaps it. */
 int worker_process_reap(int pidfd, char *ret_text, size_t size);

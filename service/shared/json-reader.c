@@ -11,7 +11,7 @@ static int fail(JsonReader *j, const char *rule) {
         return -EBADMSG;
 }
 
-int json_check(JsonReader *j, unsigned depth_max) {
+int reader_check(JsonReader *j, unsigned depth_max) {
         bool in_string = false;
         unsigned depth = 0;
 
@@ -46,7 +46,7 @@ int json_check(JsonReader *j, unsigned depth_max) {
         return 0;
 }
 
-char json_peek(JsonReader *j) {
+char reader_peek(JsonReader *j) {
         while (j->at < j->n) {
                 char c = j->text[j->at];
 
@@ -58,9 +58,9 @@ char json_peek(JsonReader *j) {
         return '\0';
 }
 
-int json_take(JsonReader *j, char c) {
+int reader_take(JsonReader *j, char c) {
         /* The end of the text looks like a NUL byte, which nobody takes. */
-        if (json_peek(j) == c) {
+        if (reader_peek(j) == c) {
                 j->at++;
                 return 0;
         }
@@ -82,10 +82,10 @@ int json_take(JsonReader *j, char c) {
         }
 }
 
-int json_next(JsonReader *j, char close, bool *first) {
+int reader_next(JsonReader *j, char close, bool *first) {
         int r;
 
-        if (json_peek(j) == close) {
+        if (reader_peek(j) == close) {
                 j->at++;
                 return 0;
         }
@@ -95,11 +95,11 @@ int json_next(JsonReader *j, char close, bool *first) {
                 return 1;
         }
 
-        r = json_take(j, ',');
+        r = reader_take(j, ',');
         if (r < 0)
                 return r;
 
-        if (json_peek(j) == close)
+        if (reader_peek(j) == close)
                 return fail(j, "a comma in front of the end of an object or list");
 
         return 1;
@@ -190,11 +190,11 @@ static int read_escape(JsonReader *j, char out[static 4], size_t *ret_n) {
         return 0;
 }
 
-int json_string(JsonReader *j, char *out, size_t *ret_n) {
+int reader_string(JsonReader *j, char *out, size_t *ret_n) {
         size_t n = 0;
         int r;
 
-        r = json_take(j, '"');
+        r = reader_take(j, '"');
         if (r < 0)
                 return r;
 
@@ -232,13 +232,13 @@ static bool is_digit(char c) {
         return c >= '0' && c <= '9';
 }
 
-int json_integer(JsonReader *j, uint64_t *ret_value) {
+int reader_integer(JsonReader *j, uint64_t *ret_value) {
         static const char rule[] =
                 "an integer from 0 to 9223372036854775807 expected, without sign, point or exponent";
         uint64_t v = 0;
         size_t start, i;
 
-        if (!is_digit(json_peek(j)))
+        if (!is_digit(reader_peek(j)))
                 return fail(j, j->at >= j->n ? "the text ends too early" : rule);
 
         start = j->at;
@@ -298,28 +298,28 @@ static int skip_container(JsonReader *j, bool object) {
 
         j->at++;
         for (;;) {
-                r = json_next(j, object ? '}' : ']', &first);
+                r = reader_next(j, object ? '}' : ']', &first);
                 if (r <= 0)
                         return r;
 
                 if (object) {
-                        r = json_string(j, NULL, &n);
+                        r = reader_string(j, NULL, &n);
                         if (r < 0)
                                 return r;
-                        r = json_take(j, ':');
+                        r = reader_take(j, ':');
                         if (r < 0)
                                 return r;
                 }
 
-                r = json_skip(j);
+                r = reader_skip(j);
                 if (r < 0)
                         return r;
         }
 }
 
-int json_skip(JsonReader *j) {
+int reader_skip(JsonReader *j) {
         static const char *const words[] = {"true", "false", "null"};
-        char c = json_peek(j);
+        char c = reader_peek(j);
         size_t n;
 
         if (j->at >= j->n)
@@ -328,7 +328,7 @@ int json_skip(JsonReader *j) {
         if (c == '{' || c == '[')
                 return skip_container(j, c == '{');
         if (c == '"')
-                return json_string(j, NULL, &n);
+                return reader_string(j, NULL, &n);
 
         for (size_t i = 0; i < 3; i++) {
                 n = strlen(words[i]);
@@ -341,7 +341,7 @@ int json_skip(JsonReader *j) {
         return skip_number(j);
 }
 
-int json_end(JsonReader *j) {
-        (void) json_peek(j);
+int reader_end(JsonReader *j) {
+        (void) reader_peek(j);
         return j->at < j->n ? fail(j, "text behind the end of the object") : 0;
 }

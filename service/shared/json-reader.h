@@ -20,27 +20,27 @@ typedef struct JsonReader {
 
 /* Linear, without allocation: all bytes are UTF-8 and objects and lists are nested at most depth_max deep.
  * Call it first; the functions below rely on it. -EBADMSG, with `at` and `rule` set. */
-int json_check(JsonReader *j, unsigned depth_max);
+int reader_check(JsonReader *j, unsigned depth_max);
 
 /* Skips white space and returns the next byte without reading it, '\0' at the end of the text. */
-char json_peek(JsonReader *j);
+char reader_peek(JsonReader *j);
 
 /* Reads the character c, with white space in front of it. -EBADMSG. */
-int json_take(JsonReader *j, char c);
+int reader_take(JsonReader *j, char c);
 
 /* Between the elements of an object or a list that `close` ends: reads a comma, or `close` itself. 1: an
  * element follows, 0: closed. *first says that none was read yet; set it to true at the start. -EBADMSG. */
-int json_next(JsonReader *j, char close, bool *first);
+int reader_next(JsonReader *j, char close, bool *first);
 
 /* Reads a string, writes it unescaped and terminated to out, which has room for the string's text with its
  * two quotes. out may be NULL. ret_n: length in bytes, without the terminator. -EBADMSG. */
-int json_string(JsonReader *j, char *out, size_t *ret_n);
+int reader_string(JsonReader *j, char *out, size_t *ret_n);
 
 /* Reads an integer from 0 to 2^63 - 1; no sign, fraction or exponent. -EBADMSG. */
-int json_integer(JsonReader *j, uint64_t *ret_value);
+int reader_integer(JsonReader *j, uint64_t *ret_value);
 
-/* Reads any value and forgets it. Recursive, as deep as json_check() allowed. -EBADMSG. */
-int json_skip(JsonReader *j);
+/* Reads any value and forgets it. Recursive, as deep as reader_check() allowed. -EBADMSG. */
+int reader_skip(JsonReader *j);
 
 /* Only white space is left. -EBADMSG. */
-int json_end(JsonReader *j);
+int reader_end(JsonReader *j);

@@ -69,7 +69,7 @@ static int read_string(Parser *p, const char **ret) {
         size_t n;
         int r;
 
-        r = json_string(&p->json, s, &n);
+        r = reader_string(&p->json, s, &n);
         if (r < 0)
                 return fail_json(p);
 
@@ -85,10 +85,10 @@ static int read_entry(Parser *p, StIndexEntry *e) {
         r = read_string(p, &e->tensor);
         if (r < 0)
                 return r;
-        if (json_take(&p->json, ':') < 0)
+        if (reader_take(&p->json, ':') < 0)
                 return fail_json(p);
 
-        if (json_peek(&p->json) != '"')
+        if (reader_peek(&p->json) != '"')
                 return fail(
                         p, "tensor '%.200s': the name of a file expected (byte %zu)", e->tensor, p->json.at);
         r = read_string(p, &e->file);
@@ -105,11 +105,11 @@ static int read_weight_map(Parser *p) {
         bool first = true;
         int r;
 
-        if (json_take(&p->json, '{') < 0)
+        if (reader_take(&p->json, '{') < 0)
                 return fail(
                         p, "'weight_map' must be an object of tensor and file names (byte %zu)", p->json.at);
 
-        while ((r = json_next(&p->json, '}', &first)) > 0) {
+        while ((r = reader_next(&p->json, '}', &first)) > 0) {
                 if (st_grow((void **) &x->entries, x->n_entries, &p->cap, sizeof(*x->entries)) < 0)
                         return fail_memory(p);
 
@@ -127,18 +127,18 @@ static int read_index(Parser *p) {
         const char *key = NULL;
         int r;
 
-        if (json_take(&p->json, '{') < 0)
+        if (reader_take(&p->json, '{') < 0)
                 return fail(p, "an object with 'weight_map' expected (byte %zu)", p->json.at);
 
-        while ((r = json_next(&p->json, '}', &first)) > 0) {
+        while ((r = reader_next(&p->json, '}', &first)) > 0) {
                 r = read_string(p, &key);
                 if (r < 0)
                         return r;
-                if (json_take(&p->json, ':') < 0)
+                if (reader_take(&p->json, ':') < 0)
                         return fail_json(p);
 
                 if (strcmp(key, "weight_map") != 0) {
-                        if (json_skip(&p->json) < 0)
+                        if (reader_skip(&p->json) < 0)
                                 return fail_json(p);
                         continue;
                 }
@@ -151,7 +151,7 @@ static int read_index(Parser *p) {
                         return r;
         }
 
-        if (r < 0 || json_end(&p->json) < 0)
+        if (r < 0 || reader_end(&p->json) < 0)
                 return fail_json(p);
 
         return seen ? 0 : fail(p, "'weight_map' is missing");
@@ -202,10 +202,10 @@ int st_index_parse(const void *json, uint64_t size, const char *file_name, StInd
                 return fail(&p, "it has more than %u bytes", ST_HEADER_MAX);
 
         what = st_foreign_format(json, size);
-        if (what && json_peek(&p.json) != '{')
+        if (what && reader_peek(&p.json) != '{')
                 return fail(&p, "it is not a shard index, it looks like %s", what);
 
-        r = json_check(&p.json, INDEX_DEPTH);
+        r = reader_check(&p.json, INDEX_DEPTH);
         if (r < 0)
                 return fail_json(&p);
 

@@ -119,7 +119,7 @@ static int read_string(Parser *p, bool keep, const char **ret) {
         size_t n;
         int r;
 
-        r = json_string(&p->json, s, &n);
+        r = reader_string(&p->json, s, &n);
         if (r < 0)
                 return fail_json(p);
 
@@ -136,7 +136,7 @@ static int read_member(Parser *p, bool keep, const char **ret_key) {
         if (r < 0)
                 return r;
 
-        return json_take(&p->json, ':') < 0 ? fail_json(p) : 0;
+        return reader_take(&p->json, ':') < 0 ? fail_json(p) : 0;
 }
 
 static int read_shape(Parser *p, StTensor *t) {
@@ -144,12 +144,12 @@ static int read_shape(Parser *p, StTensor *t) {
         uint64_t v;
         int r;
 
-        if (json_take(&p->json, '[') < 0)
+        if (reader_take(&p->json, '[') < 0)
                 return fail_tensor(
                         p, t->name, "'shape' must be a list of integers (byte %zu)", p->json.at + 8);
 
-        while ((r = json_next(&p->json, ']', &first)) > 0) {
-                if (json_integer(&p->json, &v) < 0)
+        while ((r = reader_next(&p->json, ']', &first)) > 0) {
+                if (reader_integer(&p->json, &v) < 0)
                         return fail_tensor(
                                 p, t->name, "'shape' at byte %zu: %s", p->json.at + 8, p->json.rule);
                 if (t->n_dims == ST_DIMS_MAX)
@@ -167,14 +167,14 @@ static int read_offsets(Parser *p, StTensor *t) {
         size_t n = 0;
         int r;
 
-        if (json_take(&p->json, '[') < 0)
+        if (reader_take(&p->json, '[') < 0)
                 return fail_tensor(p, t->name, "'data_offsets' must be a list of two integers (byte %zu)",
                         p->json.at + 8);
 
-        while ((r = json_next(&p->json, ']', &first)) > 0) {
+        while ((r = reader_next(&p->json, ']', &first)) > 0) {
                 if (n == 2)
                         return fail_tensor(p, t->name, "'data_offsets' has more than two numbers");
-                if (json_integer(&p->json, &v[n]) < 0)
+                if (reader_integer(&p->json, &v[n]) < 0)
                         return fail_tensor(
                                 p, t->name, "'data_offsets' at byte %zu: %s", p->json.at + 8, p->json.rule);
                 n++;
@@ -194,7 +194,7 @@ static int read_type(Parser *p, StTensor *t) {
         const char *name = NULL;
         int r;
 
-        if (json_peek(&p->json) != '"')
+        if (reader_peek(&p->json) != '"')
                 return fail_tensor(p, t->name, "'dtype' must be a string (byte %zu)", p->json.at + 8);
 
         r = read_string(p, false, &name);
@@ -218,12 +218,12 @@ static int read_entry(Parser *p, const char *name, StTensor *ret) {
         size_t k;
         int r;
 
-        if (json_take(&p->json, '{') < 0)
+        if (reader_take(&p->json, '{') < 0)
                 return fail_tensor(p, name,
                         "an object with 'dtype', 'shape' and 'data_offsets' expected (byte %zu)",
                         p->json.at + 8);
 
-        while ((r = json_next(&p->json, '}', &first)) > 0) {
+        while ((r = reader_next(&p->json, '}', &first)) > 0) {
                 r = read_member(p, false, &key);
                 if (r < 0)
                         return r;
@@ -262,16 +262,16 @@ static int read_meta(Parser *p) {
                 return fail_tensor(p, "__metadata__", "duplicate name");
         p->has_meta = true;
 
-        if (json_take(&p->json, '{') < 0)
+        if (reader_take(&p->json, '{') < 0)
                 return fail_tensor(p, "__metadata__",
                         "this name is reserved for an object of strings (byte %zu)", p->json.at + 8);
 
-        while ((r = json_next(&p->json, '}', &first)) > 0) {
+        while ((r = reader_next(&p->json, '}', &first)) > 0) {
                 r = read_member(p, true, &key);
                 if (r < 0)
                         return r;
 
-                if (json_peek(&p->json) != '"')
+                if (reader_peek(&p->json) != '"')
                         return fail_tensor(p, "__metadata__",
                                 strcmp(key, "shape") == 0 || strcmp(key, "data_offsets") == 0
                                         ? "this name is reserved for an object of strings, a tensor cannot "
@@ -303,9 +303,9 @@ static int read_header(Parser *p) {
                 p->json.rule = "a header begins with '{'";
                 return fail_json(p);
         }
-        (void) json_take(&p->json, '{');
+        (void) reader_take(&p->json, '{');
 
-        while ((r = json_next(&p->json, '}', &first)) > 0) {
+        while ((r = reader_next(&p->json, '}', &first)) > 0) {
                 r = read_member(p, true, &name);
                 if (r < 0)
                         return r;
@@ -326,7 +326,7 @@ static int read_header(Parser *p) {
                 h->n_tensors++;
         }
 
-        return r < 0 || json_end(&p->json) < 0 ? fail_json(p) : 0;
+        return r < 0 || reader_end(&p->json) < 0 ? fail_json(p) : 0;
 }
 
 static int compare_tensors(const void *a, const void *b) {
@@ -481,7 +481,7 @@ int st_header_parse(const void *bytes, uint64_t size, uint64_t file_size, const 
                         file_name, size, expected);
 
         p.json = (JsonReader){.text = (const char *) bytes + 8, .n = size - 8};
-        r = json_check(&p.json, HEADER_DEPTH);
+        r = reader_check(&p.json, HEADER_DEPTH);
         if (r < 0)
                 return fail_json(&p);
 

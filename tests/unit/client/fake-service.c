@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -303,6 +304,7 @@ void fake_start_service(Fake *f) {
         f->service_pid = fork();
         assert_true(f->service_pid >= 0);
         if (f->service_pid == 0) {
+                (void) prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that crashes leaves nothing behind */
                 (void) close(pipe_fd[0]);
                 service_run(f->address, pipe_fd[1]);
         }
@@ -349,12 +351,12 @@ static void start_bus(Fake *f) {
         assert_true(f->bus_pid >= 0);
         if (f->bus_pid == 0) {
                 char option[160], print[48];
-                const char *program = getenv("LATENT_DBUS_DAEMON");
+
+                (void) prctl(PR_SET_PDEATHSIG, SIGKILL);
 
                 (void) snprintf(option, sizeof(option), "--config-file=%s", config);
                 (void) snprintf(print, sizeof(print), "--print-address=%d", pipe_fd[1]);
-                execlp(program ? program : "dbus-daemon", "dbus-daemon", option, print, "--nofork",
-                        "--nosyslog", NULL);
+                execlp("dbus-daemon", "dbus-daemon", option, print, "--nofork", "--nosyslog", NULL);
                 _exit(127);
         }
         (void) close(pipe_fd[1]);

@@ -5,7 +5,7 @@
 
 #include <systemd/sd-bus.h>
 
-#include "fake-worker.h"
+#include "tests/unit/latentd/fake-worker.h"
 
 typedef struct FakeBus {
         sd_bus *service, *client;

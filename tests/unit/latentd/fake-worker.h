@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A manager with a worker played by the test itself, in the same thread: it listens on the worker's socket, speaks wire.h and samples
- * with x := x / 2 + 1. Hooks let it die, lie or keep silent at any message. */
+/* A manager with a worker played by the test itself, in the same thread: it listens on the worker's socket,
+ * speaks wire.h and samples with x := x / 2 + 1. Hooks let it die, lie or keep silent at any message. */
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -72,7 +72,7 @@ struct Fake {
         WirePlan plan;
         uint32_t ranks; /* of WELCOME */
         const char *build_id, *numerics_id;
-        bool silent; /* no HELLO */
+        bool silent;             /* no HELLO */
         uint64_t step_order[64]; /* job of each step that ran */
 
         /* Sees each message first. True: done with it (no ACK is sent). It may close the connection. */
@@ -116,9 +116,12 @@ static inline uint64_t *fake_commit_word(Fake *f, const FakeJob *j) {
 }
 
 static inline float *fake_slot(Fake *f, const FakeJob *j, uint32_t state) {
-        uint32_t n = j->open.kind == WIRE_JOB_STEP ? 1 : (j->open.flags & WIRE_JOB_KEEP_STEPS) ? j->steps + 1 : 2;
+        uint32_t n = j->open.kind == WIRE_JOB_STEP           ? 1
+                     : (j->open.flags & WIRE_JOB_KEEP_STEPS) ? j->steps + 1
+                                                             : 2;
 
-        return (float *) (void *) (fake_arena(f, j->open.session, 1) + j->open.output_offset + 64 + (state % n) * STRIDE);
+        return (float *) (void *) (fake_arena(f, j->open.session, 1) + j->open.output_offset + 64 +
+                                   (state % n) * STRIDE);
 }
 
 /* The answer to a JOB_OPEN, before it is sent: hooks change it into lies. */
@@ -147,7 +150,7 @@ static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_co
         uint32_t epoch, done = 0;
 
         assert_true(f->n_jobs <= ELEMENTSOF(f->jobs));
-        *j = (FakeJob) { .open = *q };
+        *j = (FakeJob){ .open = *q };
         j->steps = q->kind == WIRE_JOB_STEP ? 1 : q->steps;
 
         if (q->flags & WIRE_JOB_RESUME)
@@ -155,7 +158,8 @@ static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_co
         else {
                 *fake_commit_word(f, j) = 0;
                 if (q->kind == WIRE_JOB_SAMPLE)
-                        memcpy(fake_slot(f, j, 0), fake_arena(f, q->session, 0) + q->video.offset, STRIDE - 32);
+                        memcpy(fake_slot(f, j, 0), fake_arena(f, q->session, 0) + q->video.offset,
+                                STRIDE - 32);
         }
         *fake_commit_word(f, j) = wire_commit_pack((uint32_t) f->epoch, done);
         *ret_committed = done;
@@ -164,13 +168,16 @@ static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_co
 
 /* Computes and commits step k without saying so. */
 static inline void fake_compute(Fake *f, FakeJob *j, uint32_t step) {
-        const float *from = j->open.kind == WIRE_JOB_STEP ? (const float *) (const void *) (fake_arena(f, j->open.session, 0) + j->open.video.offset)
-                                                          : fake_slot(f, j, step);
+        const float *from = j->open.kind == WIRE_JOB_STEP
+                                    ? (const float *) (const void *) (fake_arena(f, j->open.session, 0) +
+                                                                      j->open.video.offset)
+                                    : fake_slot(f, j, step);
         float *to = fake_slot(f, j, step + 1);
 
         for (int i = 0; i < VIDEO_FLOATS + AUDIO_FLOATS; i++)
                 to[i] = from[i] / 2 + 1;
-        __atomic_store_n(fake_commit_word(f, j), wire_commit_pack((uint32_t) f->epoch, step + 1), __ATOMIC_RELEASE);
+        __atomic_store_n(
+                fake_commit_word(f, j), wire_commit_pack((uint32_t) f->epoch, step + 1), __ATOMIC_RELEASE);
         f->step_order[f->n_steps++ % ELEMENTSOF(f->step_order)] = j->open.header.job;
 }
 
@@ -363,7 +370,8 @@ static inline void fake_pump(Fake *f) {
                 if (m.header.type == WIRE_WELCOME)
                         f->epoch = m.header.epoch;
                 else
-                        assert_int_equal(m.header.epoch, m.header.type == WIRE_DIE && f->epoch == 0 ? m.header.epoch : f->epoch);
+                        assert_int_equal(m.header.epoch,
+                                m.header.type == WIRE_DIE && f->epoch == 0 ? m.header.epoch : f->epoch);
 
                 if (!f->hook || !f->hook(f, &m))
                         fake_handle(f, &m, fd);
@@ -373,14 +381,14 @@ static inline void fake_pump(Fake *f) {
 }
 
 /* Runs loop and worker until the condition holds. */
-#define RUN_UNTIL(f, condition)                                                                      \
-        do {                                                                                         \
-                uint64_t _end = job_clock_usec() + 20 * UINT64_C(1000000);                           \
-                while (!(condition)) {                                                               \
-                        assert_true(job_clock_usec() < _end);                                        \
-                        assert_true(sd_event_run((f)->m->event, 2000) >= 0);                         \
-                        fake_pump(f);                                                                \
-                }                                                                                    \
+#define RUN_UNTIL(f, condition)                                                                             \
+        do {                                                                                                \
+                uint64_t _end = job_clock_usec() + 20 * UINT64_C(1000000);                                  \
+                while (!(condition)) {                                                                      \
+                        assert_true(job_clock_usec() < _end);                                               \
+                        assert_true(sd_event_run((f)->m->event, 2000) >= 0);                                \
+                        fake_pump(f);                                                                       \
+                }                                                                                           \
         } while (false)
 
 static inline void run_for(Fake *f, uint64_t usec) {
@@ -396,11 +404,15 @@ static inline Model *fake_model_new(Fake *f) {
         Model *model = calloc(1, sizeof(*model));
 
         assert_non_null(model);
-        *model = (Model) { .id = f->m->next_id++, .manager = f->m, .state = MODEL_READY, .n_parts = 1 };
+        *model = (Model){ .id = f->m->next_id++, .manager = f->m, .state = MODEL_READY, .n_parts = 1 };
         model->name = strdup("fake");
         model->parts = calloc(1, sizeof(*model->parts));
         assert_non_null(model->parts);
-        model->parts[0] = (ModelPart) { .model = model, .name = strdup("fake.safetensors"), .fd = -EBADF, .size = 4000, .region = &f->region };
+        model->parts[0] = (ModelPart){ .model = model,
+                .name = strdup("fake.safetensors"),
+                .fd = -EBADF,
+                .size = 4000,
+                .region = &f->region };
         model->info.heads = FAKE_HEADS;
         model->info.layers = FAKE_BLOCKS;
         model->info.weight_bytes = 4096;
@@ -452,7 +464,7 @@ static inline int fake_setup(void **state) {
         f->peer = fake_peer_new(f);
 
         assert_int_equal(memfd_new("test-region", 8192, &f->region_fd), 0);
-        f->region = (Region) { .n_ref = 1, .state = REGION_COMPLETE, .fd = f->region_fd, .size = 8192 };
+        f->region = (Region){ .n_ref = 1, .state = REGION_COMPLETE, .fd = f->region_fd, .size = 8192 };
         f->model = fake_model_new(f);
         *state = f;
         return 0;
@@ -498,7 +510,10 @@ static inline void fake_on_opened(void *userdata, Session *s, const Fault *fault
 
 /* A session with recognisable input: element i of video and audio is start + i. */
 static inline Session *fake_session(Fake *f, float start) {
-        SessionOptions o = { .model = f->model, .input_bytes = ARENA_BYTES, .output_bytes = ARENA_BYTES, .job_class = "normal" };
+        SessionOptions o = { .model = f->model,
+                .input_bytes = ARENA_BYTES,
+                .output_bytes = ARENA_BYTES,
+                .job_class = "normal" };
         Fault fault = {};
         Opened opened = {};
         float *map;
@@ -508,7 +523,8 @@ static inline Session *fake_session(Fake *f, float start) {
         while (opened.calls == 0)
                 assert_true(sd_event_run(f->m->event, 2000) >= 0);
         assert_non_null(opened.session);
-        assert_int_equal(memfd_map(opened.session->input_fd, ARENA_BYTES, PROT_READ | PROT_WRITE, (void **) &map), 0);
+        assert_int_equal(
+                memfd_map(opened.session->input_fd, ARENA_BYTES, PROT_READ | PROT_WRITE, (void **) &map), 0);
         for (int i = 0; i < VIDEO_FLOATS + AUDIO_FLOATS; i++)
                 map[i] = start + (float) i;
         (void) munmap(map, ARENA_BYTES);
@@ -523,8 +539,16 @@ static inline WireJobOpen fake_request(WireJobKind kind, uint32_t steps, unsigne
                 .schedule = kind == WIRE_JOB_SAMPLE ? WIRE_SCHEDULE_SIMPLE : WIRE_SCHEDULE_GIVEN,
                 .output_offset = place * UINT64_C(16384),
                 .output_size = 16384,
-                .video = { .offset = 0, .size = VIDEO_FLOATS * 4, .dtype = ST_F32, .n_dims = 4, .shape = { VIDEO_FLOATS, 1, 1, 1 } },
-                .audio = { .offset = VIDEO_FLOATS * 4, .size = AUDIO_FLOATS * 4, .dtype = ST_F32, .n_dims = 3, .shape = { 32, 2, 1 } },
+                .video = { .offset = 0,
+                        .size = VIDEO_FLOATS * 4,
+                        .dtype = ST_F32,
+                        .n_dims = 4,
+                        .shape = { VIDEO_FLOATS, 1, 1, 1 } },
+                .audio = { .offset = VIDEO_FLOATS * 4,
+                        .size = AUDIO_FLOATS * 4,
+                        .dtype = ST_F32,
+                        .n_dims = 3,
+                        .shape = { 32, 2, 1 } },
                 .text = { .offset = 4096, .size = 16, .dtype = ST_BF16, .n_dims = 2, .shape = { 2, 4 } },
         };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fake-bus.h"
+#include "tests/unit/latentd/fake-bus.h"
 
 /* What the client heard. */
 typedef struct Heard {
@@ -34,7 +34,8 @@ static void read_result(sd_bus_message *m, Heard *h) {
                                 assert_int_equal(n, strstr(name, "video") ? 32 : 24);
                                 if (h->tensors[0] == '\0')
                                         h->first_offset = offset;
-                                (void) strncat(h->tensors, name, sizeof(h->tensors) - strlen(h->tensors) - 1);
+                                (void) strncat(
+                                        h->tensors, name, sizeof(h->tensors) - strlen(h->tensors) - 1);
                                 (void) strncat(h->tensors, " ", sizeof(h->tensors) - strlen(h->tensors) - 1);
                                 assert_true(sd_bus_message_exit_container(m) >= 0);
                         }
@@ -63,7 +64,8 @@ static int on_signal(sd_bus_message *m, void *userdata, sd_bus_error *error) {
 
         if (sd_bus_message_is_signal(m, BUS_INTERFACE("Job"), "Progress") > 0) {
                 assert_int_equal(h->finished, 0);
-                assert_true(sd_bus_message_read(m, "suuuudt", &phase, &step, &steps, &h->block, &blocks, &fraction, &eta) > 0);
+                assert_true(sd_bus_message_read(m, "suuuudt", &phase, &step, &steps, &h->block, &blocks,
+                                    &fraction, &eta) > 0);
                 assert_true(fraction >= 0 && fraction <= 1);
                 if (h->progress++ > 0 && now - h->last_usec < h->least_gap_usec)
                         h->least_gap_usec = now - h->last_usec;
@@ -75,7 +77,8 @@ static int on_signal(sd_bus_message *m, void *userdata, sd_bus_error *error) {
                 (void) snprintf(h->error_name, sizeof(h->error_name), "%s", name);
                 (void) snprintf(h->error_text, sizeof(h->error_text), "%.120s", text);
                 (void) snprintf(h->path, sizeof(h->path), "%s", sd_bus_message_get_path(m));
-                (void) snprintf(h->destination, sizeof(h->destination), "%s", sd_bus_message_get_destination(m));
+                (void) snprintf(
+                        h->destination, sizeof(h->destination), "%s", sd_bus_message_get_destination(m));
                 read_result(m, h);
         }
         return 0;
@@ -83,7 +86,7 @@ static int on_signal(sd_bus_message *m, void *userdata, sd_bus_error *error) {
 
 static void listen_to(Fake *f, FakeBus *b, Heard *h) {
         fake_bus_start(f, b);
-        *h = (Heard) { .least_gap_usec = UINT64_MAX };
+        *h = (Heard){ .least_gap_usec = UINT64_MAX };
         assert_true(sd_bus_add_filter(b->client, NULL, on_signal, h) >= 0);
         f->peer->bus = sd_bus_ref(b->service);
         free(f->peer->name);

@@ -36,7 +36,8 @@ static void assert_valid(const WirePlan *p, uint64_t rows, uint32_t heads, uint3
 
 static void plan_make_many_numbers_cover_exactly(void **state) {
         static const uint64_t rows[] = { 1, 7, 33, 127, 128, 129, 1000, 38010, 75794 };
-        static const uint32_t ranks[] = { 1, 2, 3, 4, 5, 7, 8, 64 }, heads[] = { 1, 4, 8, 56 }, tiles[] = { 1, 16, 128 };
+        static const uint32_t ranks[] = { 1, 2, 3, 4, 5, 7, 8, 64 }, heads[] = { 1, 4, 8, 56 },
+                              tiles[] = { 1, 16, 128 };
         WirePlan p;
 
         for (size_t a = 0; a < ELEMENTSOF(rows); a++)
@@ -44,7 +45,8 @@ static void plan_make_many_numbers_cover_exactly(void **state) {
                         for (size_t c = 0; c < ELEMENTSOF(heads); c++)
                                 for (size_t d = 0; d < ELEMENTSOF(tiles); d++) {
                                         memset(&p, 0xff, sizeof(p));
-                                        assert_int_equal(plan_make(rows[a], heads[c], ranks[b], tiles[d], &p), 0);
+                                        assert_int_equal(
+                                                plan_make(rows[a], heads[c], ranks[b], tiles[d], &p), 0);
                                         assert_valid(&p, rows[a], heads[c], ranks[b], tiles[d]);
                                 }
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fake-worker.h"
+#include "tests/unit/latentd/fake-worker.h"
 
 #define START 100.0f
 
@@ -68,7 +68,8 @@ static void queue_window_bounds_open_jobs(void **state) {
                         most = f->n_jobs;
         }
         assert_int_equal(most, QUEUE_WINDOW);
-        /* The first eight took one step each before any took its second; the ninth came when one had ended. */
+        /* The first eight took one step each before any took its second; the ninth came when one had ended.
+         */
         for (unsigned i = 0; i < 8; i++) {
                 assert_int_equal(f->step_order[i], jobs[i]->id);
                 assert_int_equal(f->step_order[8 + i], jobs[i]->id);

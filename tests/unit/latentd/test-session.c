@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fake-bus.h"
+#include "tests/unit/latentd/fake-bus.h"
 
 #include <math.h>
 
@@ -21,7 +21,8 @@ static void seal(sd_bus_message *m) {
         assert_true(sd_bus_message_rewind(m, 1) >= 0);
 }
 
-static void add_tensor(sd_bus_message *m, const char *key, uint64_t offset, const char *type, size_t n, const uint64_t *shape) {
+static void add_tensor(sd_bus_message *m, const char *key, uint64_t offset, const char *type, size_t n,
+        const uint64_t *shape) {
         assert_true(sd_bus_message_open_container(m, 'e', "sv") >= 0);
         assert_true(sd_bus_message_append(m, "s", key) >= 0);
         assert_true(sd_bus_message_open_container(m, 'v', "(tsat)") >= 0);
@@ -33,7 +34,10 @@ static void add_tensor(sd_bus_message *m, const char *key, uint64_t offset, cons
 }
 
 #define ADD(m, key, type, value) assert_true(sd_bus_message_append(m, "{sv}", key, type, value) >= 0)
-#define SHAPE(...) sizeof((uint64_t[]) { __VA_ARGS__ }) / 8, (uint64_t[]) { __VA_ARGS__ }
+#define SHAPE(...)                                                                                          \
+        sizeof((uint64_t[]){ __VA_ARGS__ }) / 8, (uint64_t[]) {                                             \
+                __VA_ARGS__                                                                                 \
+        }
 
 /* The required tensors without the one called skip. */
 static sd_bus_message *with_tensors(const char *skip) {
@@ -289,7 +293,7 @@ static void request_overlap_with_unfinished_job_is_busy(void **state) {
 
 static int request_open(Fake *f, sd_bus_message *m, SessionOptions *ret, Fault *fault) {
         seal(m);
-        *fault = (Fault) {};
+        *fault = (Fault){};
         return session_request_open(m, f->m, getuid(), ret, fault);
 }
 
@@ -358,9 +362,11 @@ static void request_open_reads_and_refuses(void **state) {
 }
 
 static int try_session(Fake *f, uint64_t bytes, Opened *opened, Fault *fault) {
-        SessionOptions o = { .model = f->model, .input_bytes = bytes, .output_bytes = bytes, .job_class = "normal" };
+        SessionOptions o = {
+                .model = f->model, .input_bytes = bytes, .output_bytes = bytes, .job_class = "normal"
+        };
 
-        *fault = (Fault) {};
+        *fault = (Fault){};
         return session_new(f->m, f->peer, &o, fake_on_opened, opened, fault);
 }
 

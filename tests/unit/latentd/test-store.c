@@ -264,6 +264,38 @@ static void store_get_odd_sizes_are_byte_equal(void **state) {
         assert_int_equal(loader_ring_error(t->store->loader), 0);
 }
 
+/* A direct read of the last block may leave anything behind the end of the file. */
+static void region_checksum_zeroes_behind_the_end(void **state) {
+        const FileIdentity identity = {.size = MIB + 777};
+        NumaPolicy policy = {.kind = NUMA_DEFAULT};
+        Region *r = NULL;
+        uint8_t *map;
+
+        assert_int_equal(region_new(1, &identity, &policy, &r), 0);
+        map = r->map;
+        memset(map, 0xff, MIB + 4096);
+        region_checksum(r, 0, MIB);
+        assert_int_equal(map[MIB + 777], 0xff);
+        region_checksum(r, MIB, MIB + 4096);
+        assert_int_equal(map[MIB + 776], 0xff);
+        for (uint64_t i = MIB + 777; i < MIB + 4096; i++)
+                assert_int_equal(map[i], 0);
+        assert_int_equal(region_crc_table(r)[0], crc32c(0, map, MIB));
+        assert_int_equal(region_crc_table(r)[1], crc32c(0, map + MIB, 4096));
+        assert_null(region_free(r));
+}
+
+static void region_memory_bytes_counts_blocks_and_trailer(void **state) {
+        assert_int_equal(region_memory_bytes(0), 0);
+        assert_int_equal(region_memory_bytes(UINT64_MAX), 0);
+        assert_int_equal(region_memory_bytes(INT64_MAX), 0);
+        assert_int_equal(region_data_bytes(1), 4096);
+        assert_int_equal(region_data_bytes(4097), 8192);
+        assert_int_equal(region_memory_bytes(1), 3 * 4096);
+        assert_int_equal(region_memory_bytes(1024 * MIB), 1024 * MIB + 2 * 4096);
+        assert_int_equal(region_memory_bytes(1024 * MIB + 1), 1024 * MIB + 4096 + 3 * 4096);
+}
+
 static void store_get_second_time_reads_nothing(void **state) {
         Test *t = *state;
         CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", 3 * MIB + 5), again = -EBADF;
@@ -553,6 +585,7 @@ static void store_get_two_loads_are_never_promised_the_same_memory(void **state)
                 assert_in_range(store_bytes(t->store), 0, 16 * MIB);
         }
         assert_true((a.result == 0) != (b.result == 0));
+        assert_int_equal(t->store->next_id, 2); /* the other one never began */
         assert_string_equal(a.result < 0 ? a.fault.name : b.fault.name, FAULT_DOES_NOT_FIT);
 }
 
@@ -831,6 +864,8 @@ int main(void) {
                 /* Before any thread was ever started: a child of fork() has only one. */
                 cmocka_unit_test(store_get_without_io_uring_gives_the_same_bytes),
                 TEST(store_get_odd_sizes_are_byte_equal),
+                cmocka_unit_test(region_checksum_zeroes_behind_the_end),
+                cmocka_unit_test(region_memory_bytes_counts_blocks_and_trailer),
                 TEST(store_get_second_time_reads_nothing),
                 TEST(store_get_other_policy_is_another_region),
                 TEST(store_get_at_once_twice_is_one_load),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fake-worker.h"
+#include "tests/unit/latentd/fake-worker.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -129,7 +129,11 @@ static void credits_are_never_exceeded(void **state) {
         f->model->n_parts = 100;
         f->model->parts = calloc(100, sizeof(*f->model->parts));
         for (unsigned i = 0; i < 100; i++)
-                f->model->parts[i] = (ModelPart) { .model = f->model, .name = (char *) "part", .fd = -EBADF, .size = 4000, .region = &f->region };
+                f->model->parts[i] = (ModelPart){ .model = f->model,
+                        .name = (char *) "part",
+                        .fd = -EBADF,
+                        .size = 4000,
+                        .region = &f->region };
 
         s = fake_session(f, START);
         worker_link_want(f->m->worker);
@@ -162,7 +166,14 @@ static bool die_at_type(Fake *f, const WireMessage *m) {
 
 static void death_at_every_phase_is_survived(void **state) {
         static const WireType types[] = {
-                WIRE_WELCOME, WIRE_MODEL_OPEN, WIRE_REGION, WIRE_MODEL_COMMIT, WIRE_ARENA, WIRE_JOB_OPEN, WIRE_PLAN, WIRE_STEP,
+                WIRE_WELCOME,
+                WIRE_MODEL_OPEN,
+                WIRE_REGION,
+                WIRE_MODEL_COMMIT,
+                WIRE_ARENA,
+                WIRE_JOB_OPEN,
+                WIRE_PLAN,
+                WIRE_STEP,
         };
         Fake *f = *state;
         Session *s = fake_session(f, START);
@@ -235,12 +246,12 @@ static void change_job_ready(Fake *f, const WireMessage *m, void (*change)(WireJ
         fake_send(f, &reply);
 }
 
-#define LIE_READY(name, change)                                             \
-        static void name##_change(WireJobReady *y) {                        \
-                change;                                                     \
-        }                                                                   \
-        static void name(Fake *f, const WireMessage *m) {                   \
-                change_job_ready(f, m, name##_change);                      \
+#define LIE_READY(name, change)                                                                             \
+        static void name##_change(WireJobReady *y) {                                                        \
+                change;                                                                                     \
+        }                                                                                                   \
+        static void name(Fake *f, const WireMessage *m) {                                                   \
+                change_job_ready(f, m, name##_change);                                                      \
         }
 
 LIE_READY(lie_commit_outside, y->commit_offset = ARENA_BYTES)
@@ -473,8 +484,8 @@ static void on_model(void *userdata, Model *model, const WireModelReady *info, c
         Answer *a = userdata;
 
         a->calls++;
-        a->fault = f ? *f : (Fault) {};
-        a->info = info ? *info : (WireModelReady) {};
+        a->fault = f ? *f : (Fault){};
+        a->info = info ? *info : (WireModelReady){};
 }
 
 static void open_model_answers_once(void **state) {
@@ -604,38 +615,45 @@ static void plan_fits_ranks_of_worker_and_session(void **state) {
         }
 }
 
-/* The test program started as a worker: says in its numerics id what is wrong with its surroundings, then waits for the end. */
-static int child_worker(void) {
-        const char *fds = getenv("LISTEN_FDS"), *pid = getenv("LISTEN_PID"), *mode = getenv("LATENT_TEST_CHILD"), *problem = "all well";
-        struct pollfd p = { .fd = 3, .events = POLLIN };
+/* What is wrong with the surroundings of a spawned worker. */
+static const char *child_problem(void) {
+        const char *fds = getenv("LISTEN_FDS"), *pid = getenv("LISTEN_PID"),
+                   *level = getenv("LATENT_LOG_LEVEL");
         struct rlimit core;
-        sigset_t mask;
-        WireMessage m;
         struct stat st;
+        sigset_t mask;
+
+        if (!fds || strcmp(fds, "1") != 0 || !pid || atoi(pid) != getpid())
+                return "LISTEN_FDS, LISTEN_PID";
+        if (getenv("LATENTD_TEST_SECRET") || !level || strcmp(level, "6") != 0)
+                return "environment";
+        if (getrlimit(RLIMIT_CORE, &core) < 0 || core.rlim_max != 0)
+                return "core";
+        if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1)
+                return "no_new_privs";
+        if (fstat(0, &st) < 0 || !S_ISCHR(st.st_mode))
+                return "stdin";
+        if (sigprocmask(SIG_SETMASK, NULL, &mask) < 0 || sigismember(&mask, SIGTERM))
+                return "signal mask";
+        for (int fd = 4; fd < 1024; fd++)
+                if (fcntl(fd, F_GETFD) >= 0)
+                        return "a descriptor too many";
+        return "all well";
+}
+
+/* The test program started as a worker: says in its numerics id what is wrong, then waits for the end. */
+static int child_worker(void) {
+        const char *mode = getenv("LATENT_TEST_CHILD");
+        struct pollfd p = { .fd = 3, .events = POLLIN };
+        WireMessage m;
 
         if (mode && strcmp(mode, "exit") == 0)
                 return 3;
-        if (!fds || strcmp(fds, "1") != 0 || !pid || atoi(pid) != getpid())
-                problem = "LISTEN_FDS, LISTEN_PID";
-        else if (getenv("LATENTD_TEST_SECRET"))
-                problem = "environment";
-        else if (getrlimit(RLIMIT_CORE, &core) < 0 || core.rlim_max != 0)
-                problem = "core";
-        else if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1)
-                problem = "no_new_privs";
-        else if (fstat(0, &st) < 0 || !S_ISCHR(st.st_mode))
-                problem = "stdin";
-        else if (sigprocmask(SIG_SETMASK, NULL, &mask) < 0 || sigismember(&mask, SIGTERM))
-                problem = "signal mask";
-        else
-                for (int fd = 4; fd < 1024; fd++)
-                        if (fcntl(fd, F_GETFD) >= 0)
-                                problem = "a descriptor too many";
 
         wire_init(&m, WIRE_HELLO, 0, 0, 0);
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), LATENTD_VERSION);
         (void) snprintf(m.hello.backend, sizeof(m.hello.backend), "cpu");
-        (void) snprintf(m.hello.numerics_id, sizeof(m.hello.numerics_id), "%s", problem);
+        (void) snprintf(m.hello.numerics_id, sizeof(m.hello.numerics_id), "%s", child_problem());
         m.hello.pid = getpid();
         if (wire_send(3, &m, -EBADF) < 0)
                 return 1;

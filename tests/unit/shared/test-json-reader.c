@@ -37,7 +37,7 @@ static void json_check_depth_counts_outside_strings(void **state) {
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 JsonReader j = reader_new(cases[i].text, strlen(cases[i].text));
 
-                assert_int_equal(json_check(&j, 3), cases[i].r);
+                assert_int_equal(reader_check(&j, 3), cases[i].r);
                 assert_int_equal(j.rule != NULL, cases[i].r < 0);
                 reader_done(&j);
         }
@@ -46,7 +46,7 @@ static void json_check_depth_counts_outside_strings(void **state) {
 static void json_check_bad_utf8_refused_with_place(void **state) {
         JsonReader j = reader_new("{\"ab\xc3\x28\":1}", 9);
 
-        assert_int_equal(json_check(&j, 3), -EBADMSG);
+        assert_int_equal(reader_check(&j, 3), -EBADMSG);
         assert_int_equal(j.at, 4);
         reader_done(&j);
 }
@@ -68,7 +68,7 @@ static void json_string_escapes_resolved(void **state) {
                 char out[32];
                 size_t n;
 
-                assert_int_equal(json_string(&j, out, &n), 0);
+                assert_int_equal(reader_string(&j, out, &n), 0);
                 assert_string_equal(out, cases[i].value);
                 assert_int_equal(n, strlen(cases[i].value));
                 assert_int_equal(j.at, j.n);
@@ -104,7 +104,7 @@ static void json_string_malformed_refused(void **state) {
                 char out[32];
                 size_t n = 77;
 
-                assert_int_equal(json_string(&j, out, &n), -EBADMSG);
+                assert_int_equal(reader_string(&j, out, &n), -EBADMSG);
                 assert_non_null(j.rule);
                 assert_int_equal(n, 77);
                 reader_done(&j);
@@ -140,7 +140,7 @@ static void json_integer_limits_kept(void **state) {
                 JsonReader j = reader_new(cases[i].text, strlen(cases[i].text));
                 uint64_t v = 77;
 
-                assert_int_equal(json_integer(&j, &v), cases[i].r);
+                assert_int_equal(reader_integer(&j, &v), cases[i].r);
                 assert_int_equal(v, cases[i].r < 0 ? 77 : cases[i].value);
                 reader_done(&j);
         }
@@ -200,10 +200,10 @@ static void json_skip_values_judged_by_grammar(void **state) {
         for (size_t i = 0; i < ELEMENTSOF(good) + ELEMENTSOF(bad); i++) {
                 const char *text = i < ELEMENTSOF(good) ? good[i] : bad[i - ELEMENTSOF(good)];
                 JsonReader j = reader_new(text, strlen(text));
-                int r = json_skip(&j);
+                int r = reader_skip(&j);
 
                 if (r >= 0)
-                        r = json_end(&j);
+                        r = reader_end(&j);
                 assert_int_equal(r, i < ELEMENTSOF(good) ? 0 : -EBADMSG);
                 reader_done(&j);
         }

@@ -215,23 +215,21 @@ static uint64_t now_msec(void) {
 /* A well-formed file of very many tensors of one number, no H3 model: the link thread is busy with it for a
  * while. */
 static int many_tensors(uint64_t *ret_size, uint64_t *ret_region_size) {
-        const unsigned n = 150000;
-        CLEANUP_FREE char *bytes = NULL;
-        size_t max = 8 + (size_t) n * 80, at = 8;
+        enum { n = 150000 };
+        static char bytes[8 + n * 80];
+        size_t at = 8;
         uint64_t header;
         int fd;
 
-        bytes = calloc(1, max);
-        assert_non_null(bytes);
         bytes[at++] = '{';
         for (unsigned i = 0; i < n; i++)
-                at += (size_t) sprintf(bytes + at,
+                at += (size_t) snprintf(bytes + at, sizeof(bytes) - at,
                         "\"t%u\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[%u,%u]}%c", i, 2 * i,
                         2 * i + 2, i + 1 < n ? ',' : '}');
         header = at - 8;
         memcpy(bytes, &header, sizeof(header));
         *ret_size = at + 2 * n;
-        assert_true(*ret_size <= max);
+        assert_true(*ret_size <= sizeof(bytes));
         *ret_region_size = (*ret_size + 4095) / 4096 * 4096;
         fd = memfd_of(bytes, *ret_size, *ret_region_size);
         return fd;

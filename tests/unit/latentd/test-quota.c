@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <string.h>
+
+#include "service/latentd/job.h"
+#include "service/latentd/quota.h"
+#include "service/latentd/session.h"
+#include "service/shared/cleanup.h"
+
+typedef struct Lists {
+        Config config;
+        Manager m;
+        Session sessions[1024];
+        Job jobs[4];
+} Lists;
+
+static int setup(void **state) {
+        Lists *l = calloc(1, sizeof(*l));
+
+        assert_non_null(l);
+        l->config = (Config){ .sessions_per_user = 2, .jobs_per_user = 2, .arena_bytes_per_user = 1000 };
+        l->m.config = &l->config;
+        TAILQ_INIT(&l->m.sessions);
+        TAILQ_INIT(&l->m.jobs);
+        *state = l;
+        return 0;
+}
+
+static int teardown(void **state) {
+        free(*state);
+        return 0;
+}
+
+static void add_session(Lists *l, unsigned i, uid_t uid, SessionState s) {
+        l->sessions[i] = (Session){ .uid = uid, .state = s, .input_bytes = 100, .output_bytes = 300 };
+        TAILQ_INSERT_TAIL(&l->m.sessions, &l->sessions[i], entry);
+}
+
+static void session_bytes_of_one_user_are_counted(void **state) {
+        Lists *l = *state;
+        Fault f = {};
+
+        assert_int_equal(quota_check_session(&l->m, 1, 1000, &f), 0);
+        assert_int_equal(quota_check_session(&l->m, 1, 1001, &f), -EDQUOT);
+        assert_int_equal(quota_check_session(&l->m, 1, UINT64_MAX, &f), -EDQUOT);
+        add_session(l, 0, 1, SESSION_CLOSED); /* its memory is still there */
+        assert_int_equal(quota_check_session(&l->m, 1, 600, &f), 0);
+        f = (Fault){};
+        assert_int_equal(quota_check_session(&l->m, 1, 601, &f), -EDQUOT);
+        assert_string_equal(f.name, FAULT_LIMIT);
+        assert_non_null(strstr(f.text, "601"));
+        assert_non_null(strstr(f.text, "400"));
+        assert_non_null(strstr(f.text, "1000"));
+        assert_int_equal(quota_check_session(&l->m, 2, 1000, &f), 0); /* another user */
+}
+
+static void session_number_per_user_and_in_all_is_limited(void **state) {
+        Lists *l = *state;
+        Fault f = {};
+
+        add_session(l, 0, 1, SESSION_OPEN);
+        assert_int_equal(quota_check_session(&l->m, 1, 1, &f), 0);
+        add_session(l, 1, 1, SESSION_OPENING);
+        assert_int_equal(quota_check_session(&l->m, 1, 1, &f), -EDQUOT);
+        assert_int_equal(quota_check_session(&l->m, 2, 1, &f), 0);
+        for (unsigned i = 2; i < ELEMENTSOF(l->sessions); i++)
+                add_session(l, i, 100 + i, SESSION_OPEN);
+        assert_int_equal(quota_check_session(&l->m, 2, 1, &f), -EDQUOT);
+}
+
+static void job_number_counts_unfinished_of_the_user(void **state) {
+        static const JobState states[] = { JOB_QUEUED, JOB_DONE, JOB_CANCELLED, JOB_CANCELLING };
+        Lists *l = *state;
+        Fault f = {};
+
+        for (unsigned i = 0; i < ELEMENTSOF(states); i++) {
+                assert_int_equal(quota_check_job(&l->m, 1, &f), 0);
+                l->jobs[i] = (Job){ .uid = 1, .state = states[i] };
+                TAILQ_INSERT_TAIL(&l->m.jobs, &l->jobs[i], entry);
+        }
+        assert_int_equal(quota_check_job(&l->m, 1, &f), -EDQUOT);
+        assert_string_equal(f.name, FAULT_LIMIT);
+        assert_int_equal(quota_check_job(&l->m, 2, &f), 0);
+}
+
+int main(void) {
+        const struct CMUnitTest tests[] = {
+                cmocka_unit_test_setup_teardown(session_bytes_of_one_user_are_counted, setup, teardown),
+                cmocka_unit_test_setup_teardown(
+                        session_number_per_user_and_in_all_is_limited, setup, teardown),
+                cmocka_unit_test_setup_teardown(job_number_counts_unfinished_of_the_user, setup, teardown),
+        };
+
+        return cmocka_run_group_tests(tests, NULL, NULL);
+}
