@@ -463,8 +463,8 @@ static void model_other_types_are_refused_by_name(void **state) {
                 int error;
                 const char *fault;
         } types[] = {{ST_I8, -EOPNOTSUPP, FAULT_NOT_SUPPORTED},
-                {ST_F8_E8M0, -EOPNOTSUPP, FAULT_NOT_SUPPORTED}, {ST_U8, -EOPNOTSUPP, FAULT_NOT_SUPPORTED}, {ST_F64, -EINVAL, FAULT_INVALID_MODEL},
-                {ST_I64, -EINVAL, FAULT_INVALID_MODEL}};
+                {ST_F8_E8M0, -EOPNOTSUPP, FAULT_NOT_SUPPORTED}, {ST_U8, -EOPNOTSUPP, FAULT_NOT_SUPPORTED},
+                {ST_F64, -EINVAL, FAULT_INVALID_MODEL}, {ST_I64, -EINVAL, FAULT_INVALID_MODEL}};
         CLEANUP_FREE void *data = calloc(96 * 64, 8);
 
         for (size_t i = 0; i < ELEMENTSOF(types); i++) {

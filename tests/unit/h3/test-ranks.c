@@ -127,8 +127,8 @@ typedef struct Split {
         uint64_t rows[RANKS_MAX + 1], heads[RANKS_MAX + 1];
 } Split;
 
-static void check_splits(const char *name, H3Compute compute, const Split *splits, size_t n_splits) {
-        CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
+static void check_splits_of(
+        GoldenModel *m, const char *name, H3Compute compute, const Split *splits, size_t n_splits) {
         CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open(name, &m->model->config);
         CLEANUP_FREE float *video = malloc(k->n_video * sizeof(float)),
                            *audio = malloc(k->n_audio * sizeof(float));
@@ -166,6 +166,12 @@ static void check_splits(const char *name, H3Compute compute, const Split *split
         }
 }
 
+static void check_splits(const char *name, H3Compute compute, const Split *splits, size_t n_splits) {
+        CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
+
+        check_splits_of(m, name, compute, splits, n_splits);
+}
+
 /* 193 rows: even and odd cuts, inside segments and on their borders, a rank without rows, a rank without
  * heads */
 static const Split splits_of_odd[] = {
@@ -189,6 +195,21 @@ static void step_split_two_timesteps_same_bits(void **state) {
         const Split splits[] = {{2, {0, 17, 33}, {0, 4, 8}}, {5, {0, 3, 9, 12, 26, 33}, {0, 1, 3, 5, 6, 8}}};
 
         check_splits("case_t2va_tiny", H3_COMPUTE_BF16, splits, ELEMENTSOF(splits));
+}
+
+/* A rank takes its heads' rows of a quantised matrix, and their scales; a curve is the same for all. */
+static void step_split_other_formats_same_bits(void **state) {
+        static const char *const names[] = {"comfy_int8.safetensors", "comfy_pruned.safetensors"};
+
+        for (size_t i = 0; i < ELEMENTSOF(names); i++)
+                for (unsigned compute = 0; compute < 2; compute++) {
+                        CLEANUP(golden_model_freep)
+                        GoldenModel *m = golden_model_open(
+                                golden_derived(), (const char *const[]){names[i], NULL}, H3_QKV_AUTO);
+
+                        check_splits_of(m, "case_t2va_odd", compute ? H3_COMPUTE_BF16 : H3_COMPUTE_F32,
+                                splits_of_odd + 2 * i, 4);
+                }
 }
 
 static int stop_at_two(void *userdata, uint32_t done, uint32_t total) {
@@ -262,6 +283,7 @@ int main(void) {
                 cmocka_unit_test(step_split_f32_same_bits),
                 cmocka_unit_test(step_split_bf16_same_bits),
                 cmocka_unit_test(step_split_two_timesteps_same_bits),
+                cmocka_unit_test(step_split_other_formats_same_bits),
                 cmocka_unit_test(step_hook_stops_after_a_block),
                 cmocka_unit_test(step_memory_shrinks_with_the_share),
         };
