@@ -23,7 +23,6 @@
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 DEFINE_CLEANUP(H3Model *, h3_model_free)
-DEFINE_CLEANUP(H3Lora *, h3_lora_free)
 DEFINE_CLEANUP(H3LoraReport *, h3_lora_report_free)
 
 static const LkOps *ops;
@@ -552,7 +551,6 @@ static void open_refused(const Checkpoint *c, int error, const char *word) {
 
 static void lora_files_that_are_none_are_refused(void **state) {
         CLEANUP(checkpoint_freep) Checkpoint *model = checkpoint_new(), *twice = keys("lora_comfy");
-        CLEANUP_FREE char *text = NULL;
         uint64_t size;
         uint8_t *bytes = golden_read(NULL, "lora/lora_diffusers.safetensors", &size);
         H3Lora *l = NULL;
