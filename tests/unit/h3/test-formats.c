@@ -166,6 +166,26 @@ static void curve_other_names_same_bits(void **state) {
         same_step(c, PRUNED, H3_COMPUTE_BF16);
 }
 
+/* Only the rows on the two sides of a timestep count: the others may be anything. */
+static void curve_takes_the_rows_beside_the_timestep(void **state) {
+        CLEANUP(checkpoint_freep) Checkpoint *c = derived_checkpoint(PRUNED);
+        CLEANUP(golden_freep) Golden *k = golden_open("case_t2va_tiny");
+        const float sigmas[] = {golden_meta_float(k, "sigma_video"), golden_meta_float(k, "sigma_audio")};
+        const float *table = checkpoint_data(c, "adaln_t_table");
+        CLEANUP_FREE float *other = malloc(1025 * 8 * sizeof(float));
+
+        for (unsigned i = 0; i < 1025 * 8; i++)
+                other[i] = 1e6f;
+        for (unsigned i = 0; i < 2; i++) {
+                size_t row = (size_t) floorf((1.0f - sigmas[i]) * 1024);
+
+                assert_true(row < 1024);
+                memcpy(other + row * 8, table + row * 8, 16 * sizeof(float));
+        }
+        checkpoint_replace(c, "adaln_t_table", ST_F32, 2, 1025, 8, other);
+        same_step(c, PRUNED, H3_COMPUTE_F32);
+}
+
 /* Rank 11 with three columns of zeros. */
 static void widen(Checkpoint *c, const char *name, uint64_t rows, size_t size, uint8_t *to) {
         const uint8_t *from = checkpoint_data(c, name);
@@ -578,6 +598,7 @@ int main(void) {
                 cmocka_unit_test(step_int8_f32_expands_weights),
                 cmocka_unit_test(step_int8_bf16_matches),
                 cmocka_unit_test(curve_other_names_same_bits),
+                cmocka_unit_test(curve_takes_the_rows_beside_the_timestep),
                 cmocka_unit_test(curve_any_rank_same_bits),
                 cmocka_unit_test(curve_any_number_of_points_matches),
                 cmocka_unit_test(curve_wrong_shapes_are_listed),
