@@ -167,10 +167,9 @@ static void carve_blocks(DitRun *run, Carver *k) {
         run->up = carve(k, chunk * c->ffn * e);
         run->act = carve(k, chunk * c->ffn * e);
         if (run->int8_cols > 0) {
-                /* of all rows, or of timesteps */
-                uint64_t rows = run->n_rows < DIT_CHUNK_ROWS ? max_of(run->n_rows, DIT_TIMESTEPS_MAX)
-                                                             : DIT_CHUNK_ROWS;
+                uint64_t rows = max_of(run->n_rows, run->timesteps_max);
 
+                rows = rows < DIT_CHUNK_ROWS ? rows : DIT_CHUNK_ROWS;
                 run->int8 = carve(k, rows * run->int8_cols);
                 run->int8_scale = carve(k, rows * sizeof(float));
         }
@@ -183,15 +182,14 @@ static uint64_t video_row(const H3Config *c) {
 static void carve_step(DitRun *run, Carver *k) {
         const H3Config *c = run->c;
         uint64_t own = dit_own_rows(run), rope = run->n_rows * 3 * c->rope_freqs * sizeof(float);
-        uint64_t time_bytes = DIT_TIMESTEPS_MAX * dit_time_width(c) * sizeof(float);
+        uint64_t time_bytes = run->timesteps_max * dit_time_width(c) * sizeof(float);
 
         run->cos = carve(k, rope);
         run->sin = carve(k, rope);
-        run->coordinate =
-                carve(k, (uint64_t) DIT_TIMESTEPS_MAX * c->time_dim * lk_type_size(run->coordinate_type));
+        run->coordinate = carve(k, run->timesteps_max * c->time_dim * lk_type_size(run->coordinate_type));
         run->time_a = carve(k, time_bytes);
         run->time_b = carve(k, time_bytes);
-        run->mod = carve(k, 6ull * DIT_TIMESTEPS_MAX * H3_TAGS * c->hidden * run->element);
+        run->mod = carve(k, 6 * run->timesteps_max * H3_TAGS * c->hidden * run->element);
         run->mod_index = carve(k, own * sizeof(int32_t));
         run->time_index = carve(k, own * sizeof(int32_t));
         run->io = carve(k, own * max_of(video_row(c), c->audio_channels) * sizeof(float));
@@ -289,6 +287,22 @@ static uint64_t own_offset(const DitRun *run, const H3Segment *s, uint64_t row, 
         return (s->begin + row - run->rows.begin) * width;
 }
 
+/* Rows begin..end of a segment of latents, the target's or a condition's. */
+static void latent_rows(const DitRun *run, const H3StepInput *in, const H3Segment *s, uint64_t begin,
+        uint64_t end, float *ret) {
+        const H3Shape *shape = &in->layout->shape;
+        bool target = s->condition < 0;
+        const float *video = target ? in->video : in->conditions[s->condition].video;
+        const float *audio = target ? in->audio : in->conditions[s->condition].audio;
+        H3Grid grid = target ? h3_shape_grid(shape) : shape->conditions[s->condition].grid;
+
+        if (s->kind == H3_SEGMENT_VIDEO)
+                h3_video_to_rows(run->c, &grid, video, begin, end, ret);
+        else
+                h3_audio_to_rows(run->c, target ? shape->audio : shape->conditions[s->condition].audio,
+                        audio, begin, end, ret);
+}
+
 /* Latent rows through their patch projection into the residual stream. */
 static int pack_latent(
         const DitRun *run, const H3Model *m, const H3StepInput *in, const H3Segment *s, float *host) {
@@ -299,11 +313,7 @@ static int pack_latent(
 
         if (!own_part(run, s, &begin, &end))
                 return 0;
-        if (video)
-                h3_video_to_rows(c, &in->layout->shape, in->video, begin, end, host);
-        else
-                h3_audio_to_rows(c, &in->layout->shape, in->audio, begin, end, host);
-
+        latent_rows(run, in, s, begin, end, host);
         r = run->ops->upload(run->context, run->io, host, (end - begin) * width * sizeof(float));
         if (r < 0)
                 return r;
@@ -395,10 +405,22 @@ static int final_rows(const DitRun *run, const H3Model *m, uint32_t timesteps) {
         return r < 0 ? r : dit_tap(run, -1, "final_norm", run->y, run->type, dit_own_rows(run), hidden);
 }
 
-/* Final rows of a segment through its head, in f32, into the latent. */
+/* Rows begin..end of a segment times their part of the mask. */
+static void mask_rows(
+        const H3Layout *l, const H3Segment *s, uint64_t begin, uint64_t end, uint64_t width, float *rows) {
+        for (uint64_t row = begin; l->level && row < end; row++) {
+                float m = (float) l->level[s->begin + row] / (float) H3_MASK_LEVELS;
+
+                for (uint64_t i = 0; i < width; i++)
+                        *rows++ *= m;
+        }
+}
+
+/* Final rows of a target segment through its head, in f32, into the latent. */
 static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const H3Segment *s, float *host,
         float *ret) {
         const H3Config *c = run->c;
+        H3Grid grid = h3_shape_grid(&l->shape);
         bool video = s->kind == H3_SEGMENT_VIDEO;
         uint64_t width = video ? video_row(c) : c->audio_channels, begin, end;
         int r;
@@ -412,17 +434,18 @@ static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const 
                 r = run->ops->download(run->context, host, run->io, (end - begin) * width * sizeof(float));
         if (r < 0)
                 return r;
+        mask_rows(l, s, begin, end, width, host);
         if (video)
-                h3_rows_to_video(c, &l->shape, host, begin, end, ret);
+                h3_rows_to_video(c, &grid, host, begin, end, ret);
         else
-                h3_rows_to_audio(c, &l->shape, host, begin, end, ret);
+                h3_rows_to_audio(c, l->shape.audio, host, begin, end, ret);
         return 0;
 }
 
 static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret_video, float *ret_audio) {
         const H3Layout *l = in->layout;
-        DitTimesteps t = dit_timesteps(in->sigma_video, in->sigma_audio);
         CLEANUP_FREE float *host = NULL; /* latent rows on their way in and out */
+        DitTimesteps t;
         int r;
 
         host = malloc(max_of(1, dit_own_rows(run)) * max_of(video_row(run->c), run->c->audio_channels) *
@@ -430,6 +453,7 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
         if (!host)
                 return -ENOMEM;
 
+        dit_timesteps(l, in->sigma_video, in->sigma_audio, &t);
         dit_tap_host(run, "timestep", t.t, t.n, 1);
         r = upload_rope(run, l);
         if (r >= 0)
@@ -443,8 +467,8 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
         if (r >= 0)
                 r = final_rows(run, m, t.n);
         if (r >= 0)
-                r = unpack(run, m, l, l->segments + 1, host, ret_audio);
-        return r < 0 ? r : unpack(run, m, l, l->segments + 2, host, ret_video);
+                r = unpack(run, m, l, h3_layout_audio(l), host, ret_audio);
+        return r < 0 ? r : unpack(run, m, l, h3_layout_video(l), host, ret_video);
 }
 
 /* A run of one rank of a plan, without memory yet. */
@@ -455,6 +479,7 @@ static int run_of_plan(const H3Model *m, const H3Layout *l, const H3Plan *plan, 
         if (rank >= plan->ranks)
                 return -EINVAL;
         run.rank = rank;
+        run.timesteps_max = l->timesteps_max;
         run.rows = plan->rows[rank];
         run.heads = plan->heads[rank];
         if (run.rows.begin > run.rows.end || run.rows.end > l->rows || run.heads.begin > run.heads.end ||
@@ -479,6 +504,25 @@ int h3_step_memory(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint
         return 0;
 }
 
+static int check_input(const H3StepInput *in, Fault *f) {
+        const H3Shape *s = &in->layout->shape;
+
+        if (!(in->sigma_video >= 0 && in->sigma_video <= 1) ||
+                !(in->sigma_audio >= 0 && in->sigma_audio <= 1))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "Sigma is %g (video) and %g (audio); expected 0 to 1.", (double) in->sigma_video,
+                        (double) in->sigma_audio);
+        for (uint32_t i = 0; i < s->n_conditions; i++) {
+                const H3Condition *k = s->conditions + i;
+
+                if (!in->conditions || (k->grid.frames > 0 && !in->conditions[i].video) ||
+                        (k->audio > 0 && !in->conditions[i].audio))
+                        return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                                "The layout has a condition %u, whose latent was not given.", i);
+        }
+        return 0;
+}
+
 int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks,
         float *ret_video, float *ret_audio, Fault *f) {
         uint64_t bytes;
@@ -487,11 +531,9 @@ int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H
         Carver k;
         int r;
 
-        if (!(in->sigma_video >= 0 && in->sigma_video <= 1) ||
-                !(in->sigma_audio >= 0 && in->sigma_audio <= 1))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "Sigma is %g (video) and %g (audio); expected 0 to 1.", (double) in->sigma_video,
-                        (double) in->sigma_audio);
+        r = check_input(in, f);
+        if (r < 0)
+                return r;
         r = run_of_plan(m, in->layout, rank->plan, rank->index, in->compute, &run);
         if (r >= 0)
                 r = h3_step_memory(m, in->layout, rank->plan, rank->index, in->compute, &bytes);

@@ -73,6 +73,17 @@ int h3_schedule(H3ScheduleKind kind, uint32_t evaluations, float shift, float *r
                 "There is no schedule number %d; give simple or reference.", (int) kind);
 }
 
+void h3_schedule_audio(float shift_video, float shift_audio, const float *sigmas_video, uint64_t n,
+        float *ret_sigmas_audio) {
+        double video = (double) shift_video, audio = (double) shift_audio;
+
+        for (uint64_t i = 0; i < n; i++) {
+                double sigma = (double) sigmas_video[i], base = sigma / (video + sigma * (1.0 - video));
+
+                ret_sigmas_audio[i] = (float) (audio * base / (1.0 + (audio - 1.0) * base));
+        }
+}
+
 int h3_schedule_check(const char *what, const float *sigmas, uint64_t n, Fault *f) {
         if (n < 2 || n > H3_STEPS_MAX + 1)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,

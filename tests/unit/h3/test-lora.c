@@ -33,13 +33,21 @@ typedef struct Step {
         uint64_t n_video, n_audio;
 } Step;
 
-static void step_run(const H3Model *m, H3Compute compute, Step *ret) {
-        CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open("case_t2va_tiny", &m->config);
+static void step_run_case(const H3Model *m, const char *name, H3Compute compute, Step *ret) {
+        char file[100];
+        CLEANUP(golden_case_freep) GoldenCase *k = NULL;
+
+        (void) snprintf(file, sizeof(file), "case_%s", name);
+        k = golden_case_open(file, &m->config);
 
         golden_step(m, k, compute, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL, &ret->video,
                 &ret->audio);
         ret->n_video = k->n_video;
         ret->n_audio = k->n_audio;
+}
+
+static void step_run(const H3Model *m, H3Compute compute, Step *ret) {
+        step_run_case(m, "t2va_tiny", compute, ret);
 }
 
 static void step_done(Step *s) {
@@ -73,7 +81,7 @@ static Adapter adapter_open(const char *name) {
         uint64_t size;
         uint8_t *bytes;
 
-        (void) snprintf(file, sizeof(file), "lora/%s.safetensors", name);
+        (void) snprintf(file, sizeof(file), "dit/lora/%s.safetensors", name);
         bytes = golden_read(NULL, file, &size);
         return adapter_of_bytes(bytes, size, H3_QKV_AUTO);
 }
@@ -106,22 +114,23 @@ static H3Model *merged(const H3Model *base, const Adapter *a, double strength, H
         return m;
 }
 
-static void check_published(const Step *s, const char *variant) {
+static void check_published(const Step *s, const char *name, const char *variant) {
         char file[100];
         CLEANUP(golden_freep) Golden *e = NULL;
         double video, audio, largest[2];
 
-        (void) snprintf(file, sizeof(file), "lora/expect_t2va_tiny.%s.safetensors", variant);
-        e = golden_open_at(file);
+        (void) snprintf(file, sizeof(file), "expect_%s.%s", name, variant);
+        e = golden_open(file);
         video = golden_distance(
                 s->video, golden_data(e, "video_velocity", ST_F32, NULL), s->n_video, largest);
         audio = golden_distance(
                 s->audio, golden_data(e, "audio_velocity", ST_F32, NULL), s->n_audio, largest + 1);
-        print_message("%s: %.2e, %.2e\n", variant, video, audio);
+        print_message("%s.%s: %.2e, %.2e\n", name, variant, video, audio);
         assert_true(video <= F32_REL && audio <= F32_REL);
         assert_true(largest[0] <= F32_LARGEST && largest[1] <= F32_LARGEST);
 }
 
+static const char *const cases[] = {"t2va_tiny", "ref2va_small", "fl2va_mid"};
 static const char *const spellings[] = {"lora_diffusers", "lora_comfy", "lora_peft"};
 static const size_t n_modules[] = {18, 12, 18};
 
@@ -135,13 +144,16 @@ static void lora_published_files_match(void **state) {
                         CLEANUP(h3_lora_report_freep) H3LoraReport *report = NULL;
                         CLEANUP(h3_model_freep)
                         H3Model *m = merged(base->model, &a, half ? 0.5 : 1, H3_COMPUTE_F32, &report);
-                        Step s;
 
                         assert_int_equal(report->n_applied, n_modules[i]);
                         assert_int_equal(report->n_refused, 0);
-                        step_run(m, H3_COMPUTE_F32, &s);
-                        check_published(&s, half ? "lora_s0.5.f32" : "lora.f32");
-                        step_done(&s);
+                        for (size_t j = 0; j < ELEMENTSOF(cases); j++) {
+                                Step s;
+
+                                step_run_case(m, cases[j], H3_COMPUTE_F32, &s);
+                                check_published(&s, cases[j], half ? "lora_s0.5.f32" : "lora.f32");
+                                step_done(&s);
+                        }
                 }
                 adapter_done(&a);
         }
@@ -189,7 +201,7 @@ static void lora_any_base_layout_same_bits(void **state) {
 static Checkpoint *keys(const char *name) {
         char file[100];
 
-        (void) snprintf(file, sizeof(file), "lora/%s.safetensors", name);
+        (void) snprintf(file, sizeof(file), "dit/lora/%s.safetensors", name);
         return checkpoint_of(NULL, file);
 }
 
@@ -331,7 +343,7 @@ static void lora_several_add_up(void **state) {
         assert_int_equal(report->n_applied, 30);
         assert_int_equal(report->applied[29].lora, 1);
         step_run(m, H3_COMPUTE_F32, &s);
-        check_published(&s, "lora.f32");
+        check_published(&s, "t2va_tiny", "lora.f32");
         assert_memory_equal(before, base->bytes[0], size);
         step_done(&s);
         adapter_done(&a);
@@ -406,7 +418,7 @@ static void lora_int8_step_is_near_the_exact_one(void **state) {
         CLEANUP(golden_model_freep)
         GoldenModel *base =
                 golden_model_open(golden_derived(), WORDS("comfy_int8.safetensors"), H3_QKV_AUTO);
-        CLEANUP(golden_freep) Golden *e = golden_open_at("lora/expect_t2va_tiny.lora.f32.safetensors");
+        CLEANUP(golden_freep) Golden *e = golden_open("expect_t2va_tiny.lora.f32");
         Adapter a = adapter_open("lora_comfy");
         CLEANUP(h3_model_freep) H3Model *m = merged(base->model, &a, 1, H3_COMPUTE_F32, NULL);
         const float *expected = golden_data(e, "video_velocity", ST_F32, NULL);
@@ -552,7 +564,7 @@ static void open_refused(const Checkpoint *c, int error, const char *word) {
 static void lora_files_that_are_none_are_refused(void **state) {
         CLEANUP(checkpoint_freep) Checkpoint *model = checkpoint_new(), *twice = keys("lora_comfy");
         uint64_t size;
-        uint8_t *bytes = golden_read(NULL, "lora/lora_diffusers.safetensors", &size);
+        uint8_t *bytes = golden_read(NULL, "dit/lora/lora_diffusers.safetensors", &size);
         H3Lora *l = NULL;
         Fault f = {};
         char *alpha;
