@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "service/h3/dit-private.h"
+#include "service/h3/number.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/fmath.h"
 
@@ -40,6 +41,34 @@ static int time_linear(const DitRun *run, uint32_t n, const LkMatrix *w, const L
         return r < 0 ? r : run->ops->download(run->context, host, run->time_b, sizeof(float) * n * w->rows);
 }
 
+/* The curve at t: between two rows of the table, in f32, as torch.lerp does it. No silu: the table has it.
+ */
+static void curve_point(const H3Model *m, float t, float *ret) {
+        uint32_t points = m->config.curve_points, rank = m->config.time_dim;
+        float at = (t < 0 ? 0 : t > 1 ? 1 : t) * (float) (points - 1), weight;
+        uint32_t i = (uint32_t) at < points - 2 ? (uint32_t) at : points - 2;
+
+        weight = at - (float) i;
+        for (uint32_t k = 0; k < rank; k++) {
+                float a = h3_number(m->curve.data, m->curve.type, (uint64_t) i * rank + k);
+                float b = h3_number(m->curve.data, m->curve.type, ((uint64_t) i + 1) * rank + k);
+
+                ret[k] = weight < 0.5f ? a + weight * (b - a) : b - (b - a) * (1.0f - weight);
+        }
+}
+
+static int curve_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
+        uint64_t rank = run->c->time_dim;
+        CLEANUP_FREE float *host = NULL;
+
+        host = malloc(sizeof(float) * t->n * rank);
+        if (!host)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < t->n; i++)
+                curve_point(m, t->t[i], host + i * rank);
+        return run->ops->upload(run->context, run->coordinate, host, sizeof(float) * t->n * rank);
+}
+
 int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
         const H3Config *c = run->c;
         uint64_t n_out = (uint64_t) t->n * c->time_dim;
@@ -56,6 +85,8 @@ int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *
         CLEANUP_FREE float *host = NULL;
         int r;
 
+        if (m->curve.data)
+                return curve_embedding(run, m, t);
         host = malloc(sizeof(float) * t->n * dit_time_width(c));
         if (!host)
                 return -ENOMEM;

@@ -32,10 +32,14 @@ typedef struct DitRun {
         uint8_t *o;               /* [all rows, inner] */
         uint8_t *y;               /* [own rows, hidden]: what a branch adds */
         uint8_t *gate, *up, *act; /* [chunk, ffn] */
+        int8_t *int8;             /* [chunk, int8_cols]: quantised rows; no int8 matrices: empty */
+        float *int8_scale;        /* [chunk] */
+        uint32_t int8_cols;
 
         /* of a step, not of the refiner */
         float *cos, *sin;       /* [all rows, 3 * rope_freqs] */
-        uint8_t *coordinate;    /* [timesteps, time_dim]: silu(temb) */
+        uint8_t *coordinate;    /* [timesteps, time_dim]: silu(temb), or the curve's point */
+        LkType coordinate_type; /* `type`; f32 with a curve, and so are the final layer's shift and scale */
         float *time_a, *time_b; /* [timesteps, the widest time row] */
         uint8_t *mod; /* [timesteps * tags, 6 * hidden] of the block at hand, then [timesteps, 2 * hidden] */
         int32_t *mod_index;  /* [own rows]: timestep * tags + tag */
@@ -68,6 +72,16 @@ static inline uint8_t *dit_own_h(const DitRun *run) {
 
 /* y[m, w.rows] = x[m, w.cols] . w^T + bias, dense rows; m may be 0. bias may be NULL. */
 int dit_gemm(const DitRun *run, uint64_t m, const void *x, LkType x_type, const LkMatrix *w,
+        const LkVector *bias, void *y, LkType y_type);
+
+/* Whether a product with w is made in int8: of activations in bf16. In f32, int8 matrices are expanded. */
+static inline bool dit_is_int8(const DitRun *run, const LkMatrix *w, LkType x_type) {
+        return w->type == LK_I8 && run->type == LK_BF16 && x_type == LK_BF16;
+}
+
+/* The same product for such a w, by rows of a chunk. up: NULL, or x is the gate and silu(x) * up goes
+ * in. */
+int dit_int8_gemm(const DitRun *run, uint64_t m, const void *x, const void *up, const LkMatrix *w,
         const LkVector *bias, void *y, LkType y_type);
 
 /* dit-block.c: a block of the model (block->adaln present: modulated by run->mod, roped) or of the refiner.

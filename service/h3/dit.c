@@ -28,7 +28,54 @@ int dit_gemm(const DitRun *run, uint64_t m, const void *x, LkType x_type, const 
 
         if (m == 0)
                 return 0;
+        if (dit_is_int8(run, w, x_type))
+                return dit_int8_gemm(run, m, x, NULL, w, bias, y, y_type);
         return run->ops->gemm(run->context, &args);
+}
+
+static int int8_chunk(const DitRun *run, uint64_t n, const uint8_t *x, const uint8_t *up, const LkMatrix *w,
+        const LkVector *bias, uint8_t *y, LkType y_type) {
+        const LkQuantise rows = {
+                .x_type = run->type,
+                .m = n,
+                .k = w->cols,
+                .x = x,
+                .x_ld = w->cols,
+                .up = up,
+                .up_ld = w->cols,
+                .rotation = w->quant.rotation,
+                .q = run->int8,
+                .q_ld = w->cols,
+                .scale = run->int8_scale,
+        };
+        const LkGemmI8 product = {
+                .m = n,
+                .x = run->int8,
+                .x_ld = w->cols,
+                .x_scale = run->int8_scale,
+                .w = *w,
+                .bias = bias ? *bias : (LkVector){},
+                .y = y,
+                .y_type = y_type,
+                .y_ld = w->rows,
+        };
+        int r;
+
+        r = run->ops->quantise(run->context, &rows);
+        return r < 0 ? r : run->ops->gemm_i8(run->context, &product);
+}
+
+int dit_int8_gemm(const DitRun *run, uint64_t m, const void *x, const void *up, const LkMatrix *w,
+        const LkVector *bias, void *y, LkType y_type) {
+        uint64_t x_row = w->cols * run->element, y_row = w->rows * lk_type_size(y_type);
+        int r = 0;
+
+        for (uint64_t begin = 0; r >= 0 && begin < m; begin += DIT_CHUNK_ROWS)
+                r = int8_chunk(run, m - begin < DIT_CHUNK_ROWS ? m - begin : DIT_CHUNK_ROWS,
+                        (const uint8_t *) x + begin * x_row,
+                        up ? (const uint8_t *) up + begin * x_row : NULL, w, bias,
+                        (uint8_t *) y + begin * y_row, y_type);
+        return r;
 }
 
 void dit_tap_host(
@@ -77,10 +124,17 @@ static DitRun run_make(const H3Rank *rank, const H3Model *m, H3Compute compute, 
                 .c = &m->config,
                 .type = compute == H3_COMPUTE_F32 ? LK_F32 : LK_BF16,
                 .element = compute == H3_COMPUTE_F32 ? 4 : 2,
+                .coordinate_type =
+                        compute == H3_COMPUTE_F32 || m->config.curve_points > 0 ? LK_F32 : LK_BF16,
+                .int8_cols = compute == H3_COMPUTE_F32 ? 0 : m->int8_cols,
                 .n_rows = n_rows,
                 .rows = {0, n_rows},
                 .heads = {0, m->config.heads},
         };
+}
+
+static uint64_t max_of(uint64_t a, uint64_t b) {
+        return a > b ? a : b;
 }
 
 typedef struct Carver {
@@ -112,10 +166,13 @@ static void carve_blocks(DitRun *run, Carver *k) {
         run->gate = carve(k, chunk * c->ffn * e);
         run->up = carve(k, chunk * c->ffn * e);
         run->act = carve(k, chunk * c->ffn * e);
-}
+        if (run->int8_cols > 0) {
+                uint64_t rows = max_of(run->n_rows, run->timesteps_max);
 
-static uint64_t max_of(uint64_t a, uint64_t b) {
-        return a > b ? a : b;
+                rows = rows < DIT_CHUNK_ROWS ? rows : DIT_CHUNK_ROWS;
+                run->int8 = carve(k, rows * run->int8_cols);
+                run->int8_scale = carve(k, rows * sizeof(float));
+        }
 }
 
 static uint64_t video_row(const H3Config *c) {
@@ -129,7 +186,7 @@ static void carve_step(DitRun *run, Carver *k) {
 
         run->cos = carve(k, rope);
         run->sin = carve(k, rope);
-        run->coordinate = carve(k, run->timesteps_max * c->time_dim * run->element);
+        run->coordinate = carve(k, run->timesteps_max * c->time_dim * lk_type_size(run->coordinate_type));
         run->time_a = carve(k, time_bytes);
         run->time_b = carve(k, time_bytes);
         run->mod = carve(k, 6 * run->timesteps_max * H3_TAGS * c->hidden * run->element);
@@ -304,8 +361,8 @@ static int run_blocks(const DitRun *run, const H3Model *m, uint32_t timesteps) {
                 const H3Block *b = m->blocks + i;
 
                 /* one row of 18 * hidden per timestep is H3_TAGS rows of 6 * hidden */
-                r = dit_gemm(run, timesteps, run->coordinate, run->type, &b->adaln, &b->adaln_bias, run->mod,
-                        run->type);
+                r = dit_gemm(run, timesteps, run->coordinate, run->coordinate_type, &b->adaln,
+                        &b->adaln_bias, run->mod, run->type);
                 if (r >= 0)
                         r = dit_tap(run, (int) i, "mod", run->mod, run->type, (uint64_t) timesteps * H3_TAGS,
                                 6ull * c->hidden);
@@ -330,6 +387,7 @@ static int final_rows(const DitRun *run, const H3Model *m, uint32_t timesteps) {
                 .weight = m->final_norm,
                 .eps = run->c->eps,
                 .mod = run->mod,
+                .mod_type = run->coordinate_type,
                 .mod_ld = 2 * hidden,
                 .mod_index = run->time_index,
                 .shift_at = 0,
@@ -339,8 +397,8 @@ static int final_rows(const DitRun *run, const H3Model *m, uint32_t timesteps) {
         };
         int r;
 
-        r = dit_gemm(run, timesteps, run->coordinate, run->type, &m->final_adaln, &m->final_adaln_bias,
-                run->mod, run->type);
+        r = dit_gemm(run, timesteps, run->coordinate, run->coordinate_type, &m->final_adaln,
+                &m->final_adaln_bias, run->mod, run->coordinate_type);
         if (r < 0 || dit_own_rows(run) == 0)
                 return r;
         r = run->ops->norm(run->context, &args);

@@ -42,13 +42,18 @@ uint8_t *golden_read(const char *folder, const char *name, uint64_t *ret_size) {
 }
 
 Golden *golden_open(const char *name) {
+        char file[256];
+
+        (void) snprintf(file, sizeof(file), "dit/%s.safetensors", name);
+        return golden_open_at(file);
+}
+
+Golden *golden_open_at(const char *file) {
         Golden *g = calloc(1, sizeof(*g));
         uint64_t size, header_size;
         Fault f = {};
-        char file[256];
 
         assert_non_null(g);
-        (void) snprintf(file, sizeof(file), "dit/%s.safetensors", name);
         g->bytes = golden_read(NULL, file, &size);
         if (st_header_size(g->bytes, size, size, file, &header_size, &f) < 0 ||
                 st_header_parse(g->bytes, header_size, size, file, &g->header, &f) < 0)
@@ -151,6 +156,14 @@ GoldenModel *golden_model_free(GoldenModel *g) {
 
 void golden_model_freep(GoldenModel **g) {
         (void) golden_model_free(*g);
+}
+
+const char *golden_derived(void) {
+        const char *folder = getenv("LATENT_TEST_DERIVED");
+
+        if (!folder)
+                fail_msg("LATENT_TEST_DERIVED is not set; run the test through meson");
+        return folder;
 }
 
 static const StTensor *condition_tensor(const Golden *g, size_t i, const char *stream) {

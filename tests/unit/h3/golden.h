@@ -21,6 +21,7 @@ typedef struct Golden {
 } Golden;
 
 Golden *golden_open(const char *name); /* "case_t2va_tiny" of tests/data/dit */
+Golden *golden_open_at(const char *file); /* "lora/lora_comfy.safetensors" of tests/data */
 Golden *golden_free(Golden *g);
 void golden_freep(Golden **g);
 
@@ -45,6 +46,8 @@ GoldenModel *golden_model_open(const char *folder, const char *const *names, H3Q
 GoldenModel *golden_comfy(void);
 GoldenModel *golden_model_free(GoldenModel *g);
 void golden_model_freep(GoldenModel **g);
+
+const char *golden_derived(void); /* the folder of what derive-layouts.py made */
 
 /* A case, ready to run. */
 typedef struct GoldenCase {

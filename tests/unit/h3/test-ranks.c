@@ -141,9 +141,8 @@ static void set_masks(const GoldenModel *m, const GoldenCase *k) {
         assert_int_equal(h3_layout_set_masks(k->layout, &m->model->config, video, audio, NULL), 0);
 }
 
-static void check_splits(
-        const char *name, H3Compute compute, bool masked, const Split *splits, size_t n_splits) {
-        CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
+static void check_splits_of(GoldenModel *m, const char *name, H3Compute compute, bool masked,
+        const Split *splits, size_t n_splits) {
         CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open(name, &m->model->config);
         CLEANUP_FREE float *video = malloc(k->n_video * sizeof(float)),
                            *audio = malloc(k->n_audio * sizeof(float));
@@ -166,6 +165,13 @@ static void check_splits(
                         fail_msg("%s: split %zu (%u ranks) gives other bits than one rank", name, i,
                                 splits[i].ranks);
         }
+}
+
+static void check_splits(
+        const char *name, H3Compute compute, bool masked, const Split *splits, size_t n_splits) {
+        CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
+
+        check_splits_of(m, name, compute, masked, splits, n_splits);
 }
 
 /* 193 rows: even and odd cuts, inside segments and on their borders, a rank without rows, a rank without
@@ -211,6 +217,21 @@ static void step_split_references_same_bits(void **state) {
 static void step_split_masks_same_bits(void **state) {
         check_splits(
                 "case_ref2va_mixed", H3_COMPUTE_BF16, true, splits_of_mixed, ELEMENTSOF(splits_of_mixed));
+}
+
+/* A rank takes its heads' rows of a quantised matrix, and their scales; a curve is the same for all. */
+static void step_split_other_formats_same_bits(void **state) {
+        static const char *const names[] = {"comfy_int8.safetensors", "comfy_pruned.safetensors"};
+
+        for (size_t i = 0; i < ELEMENTSOF(names); i++)
+                for (unsigned compute = 0; compute < 2; compute++) {
+                        CLEANUP(golden_model_freep)
+                        GoldenModel *m = golden_model_open(
+                                golden_derived(), (const char *const[]){names[i], NULL}, H3_QKV_AUTO);
+
+                        check_splits_of(m, "case_t2va_odd", compute ? H3_COMPUTE_BF16 : H3_COMPUTE_F32,
+                                false, splits_of_odd + 2 * i, 4);
+                }
 }
 
 static int stop_at_two(void *userdata, uint32_t done, uint32_t total) {
@@ -340,6 +361,7 @@ int main(void) {
                 cmocka_unit_test(step_split_f32_same_bits),
                 cmocka_unit_test(step_split_bf16_same_bits),
                 cmocka_unit_test(step_split_two_timesteps_same_bits),
+                cmocka_unit_test(step_split_other_formats_same_bits),
                 cmocka_unit_test(step_split_references_same_bits),
                 cmocka_unit_test(step_split_masks_same_bits),
                 cmocka_unit_test(step_hook_stops_after_a_block),
