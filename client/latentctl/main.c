@@ -84,7 +84,7 @@ static const Verb *find_verb(const char *name) {
         return NULL;
 }
 
-int main(int argc, char *argv[]) {
+static int run(int argc, char *argv[]) {
         Ctl c = {.bus = {.struct_size = sizeof(c.bus)}};
         bool version = false;
         latent_error e;
@@ -118,4 +118,15 @@ int main(int argc, char *argv[]) {
         }
 
         return verb->run(&c, verb, argc - at, argv + at);
+}
+
+int main(int argc, char *argv[]) {
+        int status = run(argc, argv);
+
+        /* What could not be written was not said: a script must not take silence for an answer. */
+        if ((fflush(stdout) != 0 || ferror(stdout)) && status == STATUS_OK) {
+                (void) fprintf(stderr, "latentctl: standard output cannot be written.\n");
+                return STATUS_FAILED;
+        }
+        return status;
 }

@@ -361,6 +361,7 @@ static int property_get_api_version(sd_bus *bus, const char *path, const char *i
 }
 
 static uint64_t headroom(Manager *m) {
+        uint64_t promised = store_promised(m->store);
         MemoryHeadroom h;
         int r;
 
@@ -370,7 +371,7 @@ static uint64_t headroom(Manager *m) {
                 return 0;
         }
 
-        return h.bytes;
+        return h.bytes > promised ? h.bytes - promised : 0;
 }
 
 static uint32_t n_regions(Manager *m) {

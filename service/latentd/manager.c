@@ -56,6 +56,10 @@ int manager_new(Config *config, bool user_mode, Manager **ret) {
         if (r < 0)
                 return r;
 
+        if (store_ring_error(m->store) < 0)
+                log_notice("io_uring cannot be used here (%s): files are read by threads with pread()",
+                           strerror(-store_ring_error(m->store)));
+
         m->config = config; /* the parts below read it; on failure it stays the caller's */
         r = queue_new(m, &m->queue);
         if (r >= 0)
