@@ -8,6 +8,7 @@
 #include "client/latentctl/arguments.h"
 #include "client/latentctl/compute-job.h"
 #include "client/latentctl/report.h"
+#include "client/latentctl/run.h"
 
 #define STEPS_MAX 1000u
 
@@ -123,7 +124,7 @@ int verb_sample(Ctl *c, const Verb *verb, int argc, char *argv[]) {
 
         o.compute.model = operands[0];
         o.compute.input = operands[1];
-        r = sample_run(&j, &o, &e);
+        r = run_outcome(sample_run(&j, &o, &e), &e);
         if (r < 0)
                 return report_error(c, verb, &e);
 

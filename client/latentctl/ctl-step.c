@@ -5,6 +5,7 @@
 #include "client/latentctl/arguments.h"
 #include "client/latentctl/compute-job.h"
 #include "client/latentctl/report.h"
+#include "client/latentctl/run.h"
 
 typedef struct StepOptions {
         ComputeOptions compute;
@@ -72,7 +73,7 @@ int verb_step(Ctl *c, const Verb *verb, int argc, char *argv[]) {
 
         o.compute.model = operands[0];
         o.compute.input = operands[1];
-        r = step_run(&j, &o, &e);
+        r = run_outcome(step_run(&j, &o, &e), &e);
         if (r < 0)
                 return report_error(c, verb, &e);
 

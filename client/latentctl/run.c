@@ -36,6 +36,10 @@ static int error_interrupted(latent_error *e) {
         return ctl_error(e, -EINTR, CTL_ERROR_INTERRUPTED, "interrupted; nothing was written.");
 }
 
+int run_outcome(int r, latent_error *e) {
+        return r < 0 && n_signals > 0 ? error_interrupted(e) : r;
+}
+
 int run_wait(const Ctl *c, latent_job *job, const char *label, latent_error *e) {
         bool cancelled = false;
         Progress p;

@@ -113,6 +113,7 @@ static int ensure_model(WorkerLink *w, Model *model, LinkModel **ret) {
                 x->model = model;
                 TAILQ_INSERT_TAIL(&w->models, x, entry);
                 send_model(w, model);
+                w->models_usec = job_clock_usec();
                 worker_link_watch(w);
         }
 
@@ -237,6 +238,7 @@ static void send_job(WorkerLink *w, Job *j, bool resume) {
         w->asked_step = false;
         w->patience_usec = w->open_usec;
         worker_send(w, &m, -EBADF);
+        w->job_usec = job_clock_usec();
         worker_link_watch(w);
 }
 
@@ -321,6 +323,7 @@ int worker_link_step(WorkerLink *w, Job *j, uint32_t step) {
         w->asked_step = true;
         w->patience_usec = step_patience(w, j);
         send_simple(w, WIRE_STEP, j->id, step);
+        w->job_usec = job_clock_usec();
         worker_link_watch(w);
         return 0;
 }

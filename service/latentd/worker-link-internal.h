@@ -70,14 +70,15 @@ struct WorkerLink {
         bool opening_resume;
         uint64_t asked_job; /* JOB_OPEN or STEP that the worker has not answered; 0: none */
         bool asked_step;
-        uint64_t patience_usec; /* for the next sign of life of it */
+        uint64_t patience_usec;           /* for the next sign of life of it */
+        uint64_t job_usec, models_usec;   /* when it was asked or last gave one: jobs, models */
 
         uint64_t hello_usec, stall_usec, open_usec, end_usec; /* limits */
 };
 
 /* worker-link.c */
 
-/* Sets the timer of the stall limit anew, or stops it if nothing is asked. */
+/* Sets the timer of the stall limits, or stops it if nothing is asked. */
 void worker_link_watch(WorkerLink *w);
 
 /* worker-send.c */
