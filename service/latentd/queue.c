@@ -170,7 +170,7 @@ static void start(Queue *q, Job *j) {
                         /* This worker computes other bits than the one that began: all steps or none from
                          * one of them. */
                         j->resume = false;
-                        j->step = 0;
+                        j->step = j->request.start_step;
                 }
                 r = worker_link_open_job(w, j, j->resume);
         }
@@ -275,7 +275,7 @@ void queue_on_progress(Queue *q, const WireProgress *m) {
         }
 
         j->block = m->block;
-        if (j->step == 0 && m->block > 0) /* the first step: guessed from its blocks */
+        if (j->step == j->request.start_step && m->block > 0) /* the first step: guessed from its blocks */
                 j->step_usec = (job_clock_usec() - j->step_started_usec) * m->blocks / m->block;
         estimate(q, j);
         job_progress(j);
@@ -341,16 +341,16 @@ void queue_on_job_error(Queue *q, const WireError *m) {
 }
 
 /* How many steps of a SAMPLE that was open in a worker are in its output arena for good. A word that cannot
- * be right (of another job, or overwritten) counts as none: the job starts again, with the same bits. */
+ * be right (of another job, or overwritten) counts as none: the job starts where it began, with the same bits. */
 static uint32_t committed_steps(const Job *j, bool ran) {
-        uint32_t epoch, done, last = (uint32_t) j->worker_epoch;
+        uint32_t epoch, done, last = (uint32_t) j->worker_epoch, start = j->request.start_step;
 
         if (wire_commit_unpack(commit_word(j), &epoch, &done) < 0)
-                return 0;
+                return start;
         if (done < j->step || done > j->step + (ran ? 1 : 0) || done > j->steps)
-                return 0;
+                return start;
         if (epoch - j->first_epoch > last - j->first_epoch) /* modulo 2^32 */
-                return 0;
+                return start;
         return done;
 }
 
@@ -370,7 +370,7 @@ static bool take_up(Job *j, bool ran) {
         }
         j->step = done;
         j->block = 0;
-        j->resume = done > 0;
+        j->resume = done > j->request.start_step;
         j->opened = false;
         return done == j->steps;
 }
