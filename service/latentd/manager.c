@@ -23,7 +23,7 @@
 
 DEFINE_CLEANUP(Manager *, manager_free)
 
-int manager_new(Config *config, bool user_mode, Manager **ret) {
+int manager_new(Config *config, bool user_mode, FdStore *fds, Manager **ret) {
         CLEANUP(manager_freep) Manager *m = NULL;
         int threads, r;
 
@@ -51,6 +51,8 @@ int manager_new(Config *config, bool user_mode, Manager **ret) {
         r = store_new(m->event, m->pool, config, &m->store);
         if (r < 0)
                 return r;
+        if (fds)
+                store_adopt(m->store, fds);
 
         m->config = config; /* the parts below read it; on failure it stays the caller's */
         r = queue_new(m, &m->queue);

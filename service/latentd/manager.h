@@ -61,8 +61,8 @@ struct Manager {
         sd_event_source *stop_post, *stop_timer;
 };
 
-/* config is taken over on success. */
-int manager_new(Config *config, bool user_mode, Manager **ret);
+/* config is taken over on success; fds stays the caller's and outlives the manager (NULL: nothing outlives us). */
+int manager_new(Config *config, bool user_mode, FdStore *fds, Manager **ret);
 Manager *manager_free(Manager *m);
 /* Vtables, then the name; then READY=1. */
 int manager_connect(Manager *m, sd_bus *bus, Fault *f);

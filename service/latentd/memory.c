@@ -174,6 +174,11 @@ static void apply_groups(const char *root, uint64_t *bytes, char *limit, size_t 
         }
 }
 
+static void subtract(MemoryHeadroom *h, uint64_t reserve) {
+        h->missing = reserve > h->bytes ? reserve - h->bytes : 0;
+        h->bytes = h->bytes > reserve ? h->bytes - reserve : 0;
+}
+
 int memory_headroom(const Config *c, const char *root, uint64_t used, MemoryHeadroom *ret) {
         MemoryHeadroom h = {.bytes = UINT64_MAX};
         int r;
@@ -187,11 +192,13 @@ int memory_headroom(const Config *c, const char *root, uint64_t used, MemoryHead
 
         apply_groups(root, &h.bytes, h.limit, sizeof(h.limit));
         if (h.bytes != UINT64_MAX)
-                h.bytes = h.bytes > c->cache_ram_reserve ? h.bytes - c->cache_ram_reserve : 0;
+                subtract(&h, c->cache_ram_reserve);
 
         if (c->cache_ram_max > 0) {
                 uint64_t left = c->cache_ram_max > used ? c->cache_ram_max - used : 0;
 
+                if (used > c->cache_ram_max && used - c->cache_ram_max > h.missing)
+                        h.missing = used - c->cache_ram_max;
                 if (left <= h.bytes) {
                         h.bytes = left;
                         (void) snprintf(h.limit, sizeof(h.limit), "CacheRamMax");

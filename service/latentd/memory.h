@@ -11,6 +11,7 @@
 
 typedef struct MemoryHeadroom {
         uint64_t bytes; /* may be taken now, reserve already subtracted */
+        uint64_t missing; /* so much less should be taken for reserve and CacheRamMax to hold; 0: they do */
         char limit[96]; /* what limits it: "MemAvailable", "CacheRamMax", "cgroup /a/b" */
 } MemoryHeadroom;
 

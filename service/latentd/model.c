@@ -361,6 +361,9 @@ void model_user_add(Model *m) {
 void model_user_remove(Model *m) {
         m->n_users--;
         m->last_used_usec = job_clock_usec();
+        for (size_t i = 0; i < m->n_parts; i++)
+                if (m->parts[i].region)
+                        store_region_touch(m->parts[i].region);
 
         if (m->n_users > 0)
                 return;

@@ -460,7 +460,7 @@ static inline int fake_setup(void **state) {
         c->worker_start = WORKER_START_SOCKET;
         free(c->worker_socket);
         c->worker_socket = strdup(sa.sun_path);
-        assert_int_equal(manager_new(c, true, &f->m), 0);
+        assert_int_equal(manager_new(c, true, NULL, &f->m), 0);
         f->peer = fake_peer_new(f);
 
         assert_int_equal(memfd_new("test-region", 8192, &f->region_fd), 0);
