@@ -295,6 +295,8 @@ void model_pin(Model *m, bool pin) {
 void model_release_parts(Model *m, bool drop) {
         Store *store = m->manager->store;
 
+        model_mend_stop(m);
+
         for (size_t i = 0; i < m->n_parts; i++) {
                 ModelPart *p = &m->parts[i];
                 Region *region = STEAL_PTR(p->region);
@@ -399,6 +401,7 @@ Model *model_free(Model *m) {
                 return NULL;
 
         manager = m->manager;
+        model_mend_stop(m);
         model_load_stop(m, NULL);
         forget_in_worker(m);
         model_bus_withdraw(m);

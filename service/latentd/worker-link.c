@@ -141,7 +141,7 @@ void worker_link_watch(WorkerLink *w) {
 
         limit = w->asked_job != 0 ? w->patience_usec : 0;
         TAILQ_FOREACH(x, &w->models, entry)
-                if (!x->ready && limit < w->open_usec)
+                if (x->sent && !x->ready && limit < w->open_usec)
                         limit = w->open_usec;
 
         if (limit == 0)
@@ -252,7 +252,7 @@ static void gone(WorkerLink *w, bool was_ready, bool was_busy) {
 
         if (was_ready) {
                 manager_devices_gone(w->manager);
-                worker_feed_on_gone(w, reason);
+                worker_feed_on_gone(w, reason, !expected);
                 queue_on_worker_gone(w->manager->queue, reason);
         }
 
