@@ -6,6 +6,7 @@
  * service that made them and are called under that name: after a restart the same object path may mean
  * something else. */
 
+#include <stdbool.h>
 #include <sys/queue.h>
 
 #include <systemd/sd-bus.h>
@@ -20,6 +21,9 @@ struct latent_client {
         sd_bus *bus; /* NULL once the user freed the client or the connection was lost */
         sd_bus_slot *filter, *owner_match;
         LIST_HEAD(, latent_job) jobs; /* handles that the user holds, for signals */
+        char *owner;                  /* who has the service's name; NULL: nobody, or it did not change since we came */
+        bool no_resume;
+        uint64_t restart_usec;
 };
 
 /* A place on the bus: an object of one run of the service. */
