@@ -108,8 +108,8 @@ int compute_start(ComputeJob *j, uint32_t steps, bool keep_steps, ComputeStart s
                 if (r >= 0 || run_interrupted())
                         return r;
 
-                /* Not there at all is another thing than gone. */
-                if (r != -ECONNRESET && !(r == -ENOTCONN && until > 0))
+                /* Who could connect has seen it. */
+                if (r != -ECONNRESET && !(r == -ENOTCONN && j->client))
                         return r;
                 if (restart_sec(j) == 0 || (until > 0 && now_usec() >= until))
                         return r;
