@@ -135,6 +135,12 @@ class Manager(harness.Service):
             harness.wait_until("the service starts again", 30, lambda: self.starts > starts)
             self.wait_ready()
 
+    def kill_for_good(self):
+        """Kills the service, and nobody starts it again but start()."""
+        self.stopping = True
+        self.process.kill()
+        self.threads[1].join()
+
     def stop(self, keep=False):
         """keep: as before a restart; else the store is dropped, as `systemctl stop` does."""
         self.stopping = True

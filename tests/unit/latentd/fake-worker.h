@@ -147,7 +147,7 @@ static inline void fake_job_ready(Fake *f, const FakeJob *j, uint32_t committed,
 
 static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_committed) {
         FakeJob *j = &f->jobs[f->n_jobs++];
-        uint32_t epoch, done = 0;
+        uint32_t epoch, done = q->start_step;
 
         assert_true(f->n_jobs <= ELEMENTSOF(f->jobs));
         *j = (FakeJob){ .open = *q };
@@ -158,7 +158,7 @@ static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_co
         else {
                 *fake_commit_word(f, j) = 0;
                 if (q->kind == WIRE_JOB_SAMPLE)
-                        memcpy(fake_slot(f, j, 0), fake_arena(f, q->session, 0) + q->video.offset,
+                        memcpy(fake_slot(f, j, done), fake_arena(f, q->session, 0) + q->video.offset,
                                 STRIDE - 32);
         }
         *fake_commit_word(f, j) = wire_commit_pack((uint32_t) f->epoch, done);
