@@ -33,7 +33,8 @@
  * - Restarts. When the service goes away during a step or a trajectory (a crash, an upgrade) and comes back, latent_job_wait()
  *   loads the model again by the same means, opens the session again with its inputs and sends the job again; a trajectory
  *   goes on from its last finished step. The result has the same bits. Pointers into the input arena stay valid. Jobs that
- *   cannot be taken up (loads, models that were found and not loaded by this client) end with Restarted.
+ *   cannot be taken up (loads, models that were found and not loaded by this client, clients of the service's own socket) end
+ *   with Restarted.
  *
  * - Threads. One thread at a time per client and everything that was made from it. Different clients are
  *   independent. After fork() only the parent may use them. */
@@ -103,6 +104,8 @@ typedef struct latent_client_options {
         uint32_t struct_size;
         uint32_t bus;        /* LATENT_BUS_* */
         const char *address; /* LATENT_BUS_ADDRESS: of a message bus, e.g. "unix:path=/run/x/bus" */
+        /* Path of the service's own socket, e.g. "/run/latentd/bus": no message bus is used; bus must be 0 then. */
+        const char *socket;
         uint32_t flags;      /* LATENT_CLIENT_* */
         uint32_t restart_timeout_sec; /* how long a job waits for a service that went away; 0: 60 */
 } latent_client_options;

@@ -19,7 +19,8 @@
  *
  * Activations are LK_F32 or LK_BF16, the same type for all arguments of a call unless stated. They are
  * naturally aligned and rows are contiguous unless a stride is given; strides (ld) count elements. Weights
- * (LkMatrix, LkVector) may start at any byte and may be LK_F32, LK_BF16 or LK_F16.
+ * may start at any byte. LkVector: LK_F32, LK_BF16 or LK_F16. LkMatrix: any type; a quantised one stays as
+ * the file has it and is expanded tile by tile, so that a model is never in memory twice.
  *
  * All functions return 0 or a negative errno (-EINVAL for an argument that breaks the contract, -EIO or
  * -ENODEV when a device fails). They are called from one thread per LkContext. */
@@ -31,12 +32,54 @@ typedef enum LkType {
         LK_F32 = 1,
         LK_BF16 = 2,
         LK_F16 = 3,
+        /* of a matrix only */
+        LK_I8 = 4,
+        LK_F8_E4M3 = 5, /* the finite kind ("fn"): no infinity, two NaN */
+        LK_F8_E5M2 = 6,
+        LK_NVFP4 = 7, /* two numbers a byte, the even one in the high half */
+        LK_TYPE_MAX,
 } LkType;
+
+/* What a backend does with a weight type. */
+typedef enum LkSupport {
+        LK_REFUSED,  /* its gemm returns -EINVAL */
+        LK_EXPANDED, /* to f32, tile by tile, in gemm */
+        LK_NATIVE,   /* the arithmetic is the format's own; of LK_I8: gemm_i8 (gemm expands it) */
+} LkSupport;
 
 #define LK_KEY_TILE 64
 
 /* One rank's device: its threads or stream and its scratch memory. */
 typedef struct LkContext LkContext;
+
+typedef struct LkVector {
+        const void *data; /* NULL: absent */
+        LkType type;
+        uint64_t n;
+} LkVector;
+
+#define LK_ROTATION_MAX 256u
+
+/* How the numbers of a quantised matrix are meant. Row r of a view is row first_row + (r / block_rows) *
+ * (block_stride / row_stride) + r % block_rows of the tensor ("tensor row"), by which scales are found. All
+ * products are f32, in the order of the parentheses, rounded once each:
+ *     LK_I8    w = (sum over the group of q * H) * scale[row]    (the sum is exact; H below, 1 without
+ * rotation) LK_F8_*  w = value(q) * scale[row] LK_NVFP4 w = value(q) * (scale[row] * e4m3(block_scale of the
+ * 16 columns)) H is the normalised Hadamard matrix of the group: the Kronecker power of (1,1,1,-1)
+ * (1,1,-1,1) (1,-1,1,1) (-1,1,1,1), divided by 2 each time. */
+typedef struct LkQuant {
+        const void *scale;     /* f32 */
+        uint64_t scale_stride; /* bytes from one tensor row's to the next; 0: one for all */
+        uint64_t first_row;    /* the view's row 0 */
+        uint32_t rotation; /* LK_I8: columns per group, a power of 4 up to LK_ROTATION_MAX that divides cols;
+                              0: none */
+        const void *block_scale; /* LK_NVFP4: [tensor rows up to 128 | block_scale_cols up to 4] in tiles of
+                                    128 x 4: the scale (r, c) is byte (r % 32) * 16 + (r % 128) / 32 * 4 + c
+                                    % 4 of tile (r / 128) * (block_scale_cols / 4) + c / 4 */
+        uint64_t block_scale_cols; /* a multiple of 4, at least cols / 16 */
+        LkVector in_scale; /* [cols]: column k of x is multiplied by it in f32 before the product; may be
+                              absent */
+} LkQuant;
 
 /* A weight matrix [rows, cols], row-major inside a row. Row r starts at
  *     data + (r / block_rows) * block_stride + (r % block_rows) * row_stride      (bytes)
@@ -49,15 +92,11 @@ typedef struct LkMatrix {
         uint64_t row_stride;   /* bytes from one row to the next inside a block */
         uint64_t block_rows;   /* rows per block, > 0 */
         uint64_t block_stride; /* bytes from one block to the next */
+        LkQuant quant;         /* types from LK_I8 on; else zero */
 } LkMatrix;
 
-typedef struct LkVector {
-        const void *data; /* NULL: absent */
-        LkType type;
-        uint64_t n;
-} LkVector;
-
-/* y[m, n] = x[m, k] . w[n, k]^T + bias[n].  n = w.rows, k = w.cols. x and y may differ in type. */
+/* y[m, n] = x[m, k] . w[n, k]^T + bias[n].  n = w.rows, k = w.cols. x and y may differ in type. A quantised
+ * w is expanded as LkQuant says; then the rule of gemm holds. */
 typedef struct LkGemm {
         uint64_t m;
         const void *x;
@@ -69,6 +108,50 @@ typedef struct LkGemm {
         LkType y_type;
         uint64_t y_ld;
 } LkGemm;
+
+/* y[m, rows] (f32) = the matrix expanded as LkQuant says; of other types, converted. */
+typedef struct LkDequantise {
+        LkMatrix w;
+        float *y;
+        uint64_t y_ld;
+} LkDequantise;
+
+/* Rows to int8 with one scale each (h3.md 2.2). In f32, each operation rounded once:
+ *  1. v = x, or silu(x) * up with silu(g) = g / (1 + exp(-g)) if up is given
+ *  2. rotation by groups, a stage per power of 4 with strides 1, 4, 16, 64: the numbers a, b, c, d at that
+ *     stride become ((a+b)+c)-d, ((a+b)-c)+d, ((a-b)+c)+d, ((b-a)+c)+d, times 0.5
+ *  3. m = the largest |v|, at most the largest finite number of x_type; a NaN does not count
+ *  4. LK_BF16: s = max(m * (1/127), 1e-30), q = bf16(bf16(v) / bf16(s)); LK_F32 (weights): s = max(m / 127,
+ *     1e-30), q = v / s
+ *  5. q to the nearest integer, ties to even, clamped to [-128, 127]; NaN gives 0. scale = s. */
+typedef struct LkQuantise {
+        LkType x_type;
+        uint64_t m, k;
+        const void *x;
+        uint64_t x_ld;
+        const void *up; /* NULL: x as it is */
+        uint64_t up_ld;
+        uint32_t rotation; /* as in LkQuant */
+        int8_t *q;         /* [m, k] */
+        uint64_t q_ld;
+        float *scale; /* [m] */
+} LkQuantise;
+
+/* y = (f32(x . w^T) * x_scale[row]) * w.quant.scale[row of w] + bias, rounded to y_type. w is LK_I8;
+ * rotation and in_scale of w are not looked at: x was rotated by quantise. The int32 sum is exact (k <=
+ * LK_GEMM_I8_K_MAX), so its order is free; its conversion to f32 rounds once. */
+#define LK_GEMM_I8_K_MAX 131071u
+typedef struct LkGemmI8 {
+        uint64_t m;
+        const int8_t *x; /* [m, w.cols] */
+        uint64_t x_ld;
+        const float *x_scale; /* [m] */
+        LkMatrix w;
+        LkVector bias; /* data may be NULL */
+        void *y;
+        LkType y_type;
+        uint64_t y_ld;
+} LkGemmI8;
 
 /* o[i, h, :] = softmax(scale * q[i, h, :] . k[j, h, :]) . v[j, h, :], full attention over n_k keys.
  * Rows are [heads, head_dim] with row strides in elements. Scores, maximum and sum are f32; with LK_BF16
@@ -85,9 +168,9 @@ typedef struct LkAttention {
 } LkAttention;
 
 /* y = rms(x) * weight, optionally modulated: y = y * (1 + scale[row]) + shift[row].
- * Statistics f32: rstd = 1 / sqrtf(sum(x^2) / n + eps). Rounding points (LK_BF16): x * rstd * weight -> bf16;
- * then fma(h, 1 + scale, shift) in f32 -> bf16.
- * Row i uses modulation row mod_index[i] of `mod` (elements of `type`): shift at + shift_at, scale at + scale_at. */
+ * Statistics f32: rstd = 1 / sqrtf(sum(x^2) / n + eps). Rounding points (LK_BF16): x * rstd * weight ->
+ * bf16; then fma(h, 1 + scale, shift) in f32 -> bf16. Row i uses modulation row mod_index[i] of `mod`
+ * (elements of `mod_type`): shift at + shift_at, scale at + scale_at. */
 typedef struct LkNorm {
         LkType type;
         uint64_t m, n;
@@ -96,6 +179,7 @@ typedef struct LkNorm {
         LkVector weight;
         float eps;
         const void *mod; /* NULL: no modulation */
+        LkType mod_type; /* 0: `type` */
         uint64_t mod_ld;
         const int32_t *mod_index; /* [m] */
         uint64_t shift_at, scale_at;
@@ -106,8 +190,8 @@ typedef struct LkNorm {
 /* In place on x[m, heads, head_dim] (row stride x_ld): per-head rms with weight[head_dim], f32 statistics,
  * rounded to `type`; then, if cos is given, the first 2 * rope_dims of each head are rotated split-half:
  * a' = a*cos - b*sin, b' = b*cos + a*sin for the pair (i, i + rope_dims), computed in f32 as
- * fma(a, cos, -(b * sin)) and fma(b, cos, a * sin), rounded once. cos and sin are [m, rope_dims] f32, already rounded to
- * the activation type by the caller. */
+ * fma(a, cos, -(b * sin)) and fma(b, cos, a * sin), rounded once. cos and sin are [m, rope_dims] f32,
+ * already rounded to the activation type by the caller. */
 typedef struct LkQkNormRope {
         LkType type;
         uint64_t m;
@@ -135,7 +219,8 @@ typedef struct LkResidual {
         uint64_t gate_at;
 } LkResidual;
 
-/* y = silu(gate) * up; silu(g) = g / (1 + exp(-g)) in f32, rounded to `type`, times up, rounded to `type`. */
+/* y = silu(gate) * up; silu(g) = g / (1 + exp(-g)) in f32, rounded to `type`, times up, rounded to `type`.
+ */
 typedef struct LkSwiglu {
         LkType type;
         uint64_t m, n;
@@ -157,8 +242,9 @@ typedef struct LkConvert {
 } LkConvert;
 
 typedef struct LkOps {
-        const char *backend;     /* "cpu", "cuda" */
-        const char *numerics_id; /* what the bits depend on, e.g. "cpu-1" */
+        const char *backend;          /* "cpu", "cuda" */
+        const char *numerics_id;      /* what the bits depend on, e.g. "cpu-1" */
+        uint8_t weights[LK_TYPE_MAX]; /* LkSupport, by the type of a matrix */
 
         /* threads: 0 = as many as the calling thread's CPU mask allows. */
         int (*context_new)(uint32_t threads, LkContext **ret);
@@ -177,8 +263,37 @@ typedef struct LkOps {
         int (*residual)(LkContext *c, const LkResidual *a);
         int (*swiglu)(LkContext *c, const LkSwiglu *a);
         int (*convert)(LkContext *c, const LkConvert *a);
+        int (*quantise)(LkContext *c, const LkQuantise *a);
+        int (*gemm_i8)(LkContext *c, const LkGemmI8 *a);
+        int (*dequantise)(LkContext *c, const LkDequantise *a);
 } LkOps;
 
+/* Bytes of a number of an activation or a vector. */
 static inline uint64_t lk_type_size(LkType t) {
         return t == LK_F32 ? 4 : 2;
+}
+
+/* Bytes of n numbers in a row of a matrix; n is even for LK_NVFP4. */
+static inline uint64_t lk_row_size(LkType t, uint64_t n) {
+        return t == LK_NVFP4 ? n / 2 : t >= LK_I8 ? n : n * lk_type_size(t);
+}
+
+/* Rows [begin, begin + n) of a matrix as a matrix, n > 0. begin lies on a block boundary where the matrix
+ * has several blocks. */
+static inline LkMatrix lk_matrix_rows(const LkMatrix *m, uint64_t begin, uint64_t n) {
+        LkMatrix part = *m;
+        const uint8_t *data = (const uint8_t *) m->data;
+
+        part.rows = n;
+        if (m->block_rows >= m->rows) {
+                part.data = data + begin * m->row_stride;
+                part.block_rows = n;
+                part.block_stride = n * m->row_stride;
+                part.quant.first_row += begin;
+        } else {
+                part.data = data + begin / m->block_rows * m->block_stride;
+                if (m->row_stride > 0)
+                        part.quant.first_row += begin / m->block_rows * (m->block_stride / m->row_stride);
+        }
+        return part;
 }

@@ -61,7 +61,7 @@ static void ask_numerics(latent_client *c, const char *owner, char ret[static 12
 }
 
 static bool can_be_taken_up(const latent_session *s) {
-        return s->source && !s->closed && !s->client->no_resume;
+        return s->source && !s->closed && !s->client->no_resume && !s->client->is_peer;
 }
 
 int recover_before(latent_session *s, const Request *q, Before *ret, latent_error *e) {

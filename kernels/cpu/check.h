@@ -55,17 +55,56 @@ static inline bool check_mod_part(const void *mod, LkType t, uint64_t ld, uint64
                ld <= PTRDIFF_MAX / 4 / INT32_MAX;
 }
 
-static inline bool check_matrix(const LkMatrix *w) {
-        uint64_t row, last_block, last_row, end;
+static inline bool check_rotation(uint32_t rotation, uint64_t cols) {
+        if (rotation == 0)
+                return true;
+        if (rotation < 4 || rotation > LK_ROTATION_MAX || cols % rotation != 0)
+                return false;
 
-        if (!w->data || !check_type(w->type) || w->block_rows == 0)
+        while (rotation % 4 == 0)
+                rotation /= 4;
+
+        return rotation == 1;
+}
+
+/* What a quantised matrix says beside its numbers; how many scales there are is the caller's knowledge. */
+static inline bool check_quant(const LkMatrix *w) {
+        const LkQuant *q = &w->quant;
+
+        if (w->type < LK_I8)
+                return !q->in_scale.data && q->rotation == 0;
+        if (!q->scale || (q->rotation != 0 && w->type != LK_I8) || !check_rotation(q->rotation, w->cols) ||
+                (q->in_scale.data && !check_vector(&q->in_scale, w->cols)))
+                return false;
+        if (w->block_rows < w->rows && (w->row_stride == 0 || w->block_stride % w->row_stride != 0))
+                return false;
+
+        return w->type != LK_NVFP4 || (w->cols % 16 == 0 && q->block_scale && q->block_scale_cols % 4 == 0 &&
+                                              q->block_scale_cols >= w->cols / 16);
+}
+
+static inline bool check_matrix(const LkMatrix *w) {
+        uint64_t last_block, last_row, end;
+
+        if (!w->data || w->type < LK_F32 || w->type >= LK_TYPE_MAX || w->block_rows == 0)
                 return false;
         if (w->rows == 0 || w->cols == 0)
                 return true;
 
-        return !__builtin_mul_overflow(w->cols, lk_type_size(w->type), &row) && w->row_stride >= row &&
+        return w->cols <= PTRDIFF_MAX / 4 && w->row_stride >= lk_row_size(w->type, w->cols) &&
+               check_quant(w) &&
                !__builtin_mul_overflow((w->rows - 1) / w->block_rows, w->block_stride, &last_block) &&
                !__builtin_mul_overflow(
                        w->block_rows < w->rows ? w->block_rows : w->rows, w->row_stride, &last_row) &&
                !__builtin_add_overflow(last_block, last_row, &end) && end <= PTRDIFF_MAX;
+}
+
+/* m rows of n numbers of one byte, ld apart. */
+static inline bool check_bytes(const void *p, uint64_t m, uint64_t n, uint64_t ld) {
+        uint64_t bytes;
+
+        if (m == 0 || n == 0)
+                return true;
+
+        return p && ld >= n && !__builtin_mul_overflow(m, ld, &bytes) && bytes <= PTRDIFF_MAX;
 }

@@ -13,10 +13,16 @@
 
 /* All tables have the same numerics id: they give the same bits. */
 /* clang-format off */
+#define CPU_WEIGHTS                                                                                   \
+        {                                                                                             \
+                [LK_F32] = LK_NATIVE, [LK_BF16] = LK_NATIVE, [LK_F16] = LK_NATIVE, [LK_I8] = LK_NATIVE, \
+                [LK_F8_E4M3] = LK_EXPANDED, [LK_F8_E5M2] = LK_EXPANDED, [LK_NVFP4] = LK_EXPANDED,     \
+        }
 #define CPU_OPS(isa)                                       \
         {                                                  \
                 .backend = "cpu",                          \
                 .numerics_id = "cpu-1",                    \
+                .weights = CPU_WEIGHTS,                    \
                 .context_new = context_new,                \
                 .context_free = context_free,              \
                 .memory_new = context_memory_new,          \
@@ -30,6 +36,9 @@
                 .residual = lk_cpu_residual_##isa,         \
                 .swiglu = lk_cpu_swiglu_##isa,             \
                 .convert = lk_cpu_convert_##isa,           \
+                .quantise = lk_cpu_quantise_##isa,         \
+                .gemm_i8 = lk_cpu_gemm_i8_##isa,           \
+                .dequantise = lk_cpu_dequantise_##isa,     \
         }
 /* clang-format on */
 

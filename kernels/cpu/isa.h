@@ -14,7 +14,10 @@
         int lk_cpu_qk_norm_rope_##isa(LkContext *c, const LkQkNormRope *a);                                 \
         int lk_cpu_residual_##isa(LkContext *c, const LkResidual *a);                                       \
         int lk_cpu_swiglu_##isa(LkContext *c, const LkSwiglu *a);                                           \
-        int lk_cpu_convert_##isa(LkContext *c, const LkConvert *a);
+        int lk_cpu_convert_##isa(LkContext *c, const LkConvert *a);                                         \
+        int lk_cpu_quantise_##isa(LkContext *c, const LkQuantise *a);                                       \
+        int lk_cpu_gemm_i8_##isa(LkContext *c, const LkGemmI8 *a);                                          \
+        int lk_cpu_dequantise_##isa(LkContext *c, const LkDequantise *a);
 
 LK_CPU_DECLARE(scalar)
 LK_CPU_DECLARE(v3)

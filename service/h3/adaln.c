@@ -1,26 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "service/h3/dit-private.h"
+#include "service/h3/number.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/fmath.h"
 
-/* Timesteps, their embedding and which row has which (h3.md 1.6, 1.9). Functions of the timestep are host
- * arithmetic, the same on every backend; products with weights are the op table's, in f32. */
+/* The embedding of the timesteps (h3.md 1.6). Functions of the timestep are host arithmetic, the same on
+ * every backend; products with weights are the op table's, in f32. */
 
 #define LN_10000 9.210340371976184
-
-DitTimesteps dit_timesteps(float sigma_video, float sigma_audio) {
-        float video = 1.0f - sigma_video, audio = 1.0f - sigma_audio;
-
-        if (video == audio)
-                return (DitTimesteps){.n = 1, .t = {video}};
-        if (video < audio)
-                return (DitTimesteps){.n = 2, .t = {video, audio}, .audio = 1};
-        return (DitTimesteps){.n = 2, .t = {audio, video}, .video = 1};
-}
 
 /* [cos(t * f), sin(t * f)], f_i = 10000^(-i / half) */
 static void sinusoid(float t, uint32_t width, float *ret) {
@@ -51,6 +41,34 @@ static int time_linear(const DitRun *run, uint32_t n, const LkMatrix *w, const L
         return r < 0 ? r : run->ops->download(run->context, host, run->time_b, sizeof(float) * n * w->rows);
 }
 
+/* The curve at t: between two rows of the table, in f32, as torch.lerp does it. No silu: the table has it.
+ */
+static void curve_point(const H3Model *m, float t, float *ret) {
+        uint32_t points = m->config.curve_points, rank = m->config.time_dim;
+        float at = (t < 0 ? 0 : t > 1 ? 1 : t) * (float) (points - 1), weight;
+        uint32_t i = (uint32_t) at < points - 2 ? (uint32_t) at : points - 2;
+
+        weight = at - (float) i;
+        for (uint32_t k = 0; k < rank; k++) {
+                float a = h3_number(m->curve.data, m->curve.type, (uint64_t) i * rank + k);
+                float b = h3_number(m->curve.data, m->curve.type, ((uint64_t) i + 1) * rank + k);
+
+                ret[k] = weight < 0.5f ? a + weight * (b - a) : b - (b - a) * (1.0f - weight);
+        }
+}
+
+static int curve_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
+        uint64_t rank = run->c->time_dim;
+        CLEANUP_FREE float *host = NULL;
+
+        host = malloc(sizeof(float) * t->n * rank);
+        if (!host)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < t->n; i++)
+                curve_point(m, t->t[i], host + i * rank);
+        return run->ops->upload(run->context, run->coordinate, host, sizeof(float) * t->n * rank);
+}
+
 int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
         const H3Config *c = run->c;
         uint64_t n_out = (uint64_t) t->n * c->time_dim;
@@ -67,6 +85,8 @@ int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *
         CLEANUP_FREE float *host = NULL;
         int r;
 
+        if (m->curve.data)
+                return curve_embedding(run, m, t);
         host = malloc(sizeof(float) * t->n * dit_time_width(c));
         if (!host)
                 return -ENOMEM;
@@ -85,44 +105,4 @@ int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *
         silu(host, n_out);
         r = run->ops->upload(run->context, run->time_a, host, sizeof(float) * n_out);
         return r < 0 ? r : run->ops->convert(run->context, &to_activation);
-}
-
-static int tap_indices(const DitRun *run, const int32_t *time, uint64_t n) {
-        CLEANUP_FREE float *values = NULL;
-
-        if (!run->hooks || !run->hooks->on_tap)
-                return 0;
-        values = malloc(n * sizeof(*values));
-        if (!values)
-                return -ENOMEM;
-        for (uint64_t i = 0; i < n; i++)
-                values[i] = (float) time[i];
-        dit_tap_host(run, "timestep_indices", values, n, 1);
-        return 0;
-}
-
-int dit_index_rows(const DitRun *run, const H3Layout *l, const DitTimesteps *t) {
-        uint64_t n = dit_own_rows(run), audio_begin = l->segments[1].begin, audio_end = l->segments[1].end;
-        CLEANUP_FREE int32_t *time = NULL, *mod = NULL;
-        int r;
-
-        if (n == 0)
-                return 0;
-        time = malloc(n * sizeof(*time));
-        mod = malloc(n * sizeof(*mod));
-        if (!time || !mod)
-                return -ENOMEM;
-
-        for (uint64_t i = 0; i < n; i++) {
-                uint64_t row = run->rows.begin + i;
-
-                /* text rows go with the video, whatever their tag */
-                time[i] = (int32_t) (row >= audio_begin && row < audio_end ? t->audio : t->video);
-                mod[i] = time[i] * H3_TAGS + l->tag[row];
-        }
-        r = tap_indices(run, time, n);
-        if (r < 0)
-                return r;
-        r = run->ops->upload(run->context, run->time_index, time, n * sizeof(*time));
-        return r < 0 ? r : run->ops->upload(run->context, run->mod_index, mod, n * sizeof(*mod));
 }

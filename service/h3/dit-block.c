@@ -6,22 +6,6 @@
 /* One block over the rank's rows and heads (h3.md 1.6). The refiner's blocks are the same without modulation
  * and rope. */
 
-/* Rows [begin, begin + n) of a matrix, n > 0. begin lies on a block boundary where the matrix has several
- * blocks. */
-static LkMatrix matrix_rows(const LkMatrix *m, uint64_t begin, uint64_t n) {
-        LkMatrix part = *m;
-        const uint8_t *data = m->data;
-
-        part.rows = n;
-        if (m->block_rows >= m->rows) {
-                part.data = data + begin * m->row_stride;
-                part.block_rows = n;
-                part.block_stride = n * m->row_stride;
-        } else
-                part.data = data + begin / m->block_rows * m->block_stride;
-        return part;
-}
-
 /* The six vectors of a modulation row: shift, scale, gate of the attention, then of the MLP. */
 static uint64_t mod_at(const DitRun *run, DitBranch branch, uint32_t which) {
         return (branch == DIT_ATTENTION ? which : 3 + which) * (uint64_t) run->c->hidden;
@@ -95,8 +79,8 @@ static int norm_heads(const DitRun *run, void *x, const LkVector *head_weight, b
 
 static int project_heads(const DitRun *run, const LkMatrix *w, void *y) {
         uint64_t head_dim = run->c->head_dim;
-        LkMatrix part =
-                matrix_rows(w, run->heads.begin * head_dim, (run->heads.end - run->heads.begin) * head_dim);
+        LkMatrix part = lk_matrix_rows(
+                w, run->heads.begin * head_dim, (run->heads.end - run->heads.begin) * head_dim);
 
         return dit_gemm(run, run->n_rows, run->h, run->type, &part, NULL, y, run->type);
 }
@@ -195,6 +179,10 @@ static int mlp_chunk(const DitRun *run, const H3Mlp *m, uint64_t begin, uint64_t
         r = dit_gemm(run, n, h, run->type, &m->gate, NULL, run->gate, run->type);
         if (r >= 0)
                 r = dit_gemm(run, n, h, run->type, &m->up, NULL, run->up, run->type);
+        if (r >= 0 &&
+                dit_is_int8(run, &m->down, run->type)) /* the quantiser does it, unrounded (h3.md 2.2) */
+                return dit_int8_gemm(run, n, run->gate, run->up, &m->down, NULL,
+                        run->y + begin * hidden_bytes, run->type);
         if (r >= 0)
                 r = run->ops->swiglu(run->context, &args);
         return r < 0 ? r

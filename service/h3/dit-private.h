@@ -8,8 +8,9 @@
 /* The MLP's inner rows are the widest thing there is: they are made for so many rows at a time. */
 #define DIT_CHUNK_ROWS 4096
 
-/* Timesteps of a text-to-video step: one per stream, fewer if they are equal. */
-#define DIT_TIMESTEPS_MAX 2
+/* Timesteps of a step: one per stream and one per kind of condition, fewer if they are equal; more with a
+ * denoise mask. */
+#define DIT_TIMESTEPS_MAX (4 + 2 * H3_MASK_LEVELS)
 
 /* Rows are elements of `type` unless stated; "own" rows and heads are those of the rank. All arrays are
  * device memory, parts of one arena. */
@@ -20,8 +21,9 @@ typedef struct DitRun {
         uint32_t rank;
         const H3Config *c;
         LkType type;
-        uint64_t element; /* bytes of `type` */
-        uint64_t n_rows;  /* of the whole sequence */
+        uint64_t element;       /* bytes of `type` */
+        uint64_t n_rows;        /* of the whole sequence */
+        uint64_t timesteps_max; /* what the arrays below have room for */
         H3Range rows, heads;
 
         uint8_t *x;               /* [own rows, hidden]: the residual stream */
@@ -30,10 +32,14 @@ typedef struct DitRun {
         uint8_t *o;               /* [all rows, inner] */
         uint8_t *y;               /* [own rows, hidden]: what a branch adds */
         uint8_t *gate, *up, *act; /* [chunk, ffn] */
+        int8_t *int8;             /* [chunk, int8_cols]: quantised rows; no int8 matrices: empty */
+        float *int8_scale;        /* [chunk] */
+        uint32_t int8_cols;
 
         /* of a step, not of the refiner */
         float *cos, *sin;       /* [all rows, 3 * rope_freqs] */
-        uint8_t *coordinate;    /* [timesteps, time_dim]: silu(temb) */
+        uint8_t *coordinate;    /* [timesteps, time_dim]: silu(temb), or the curve's point */
+        LkType coordinate_type; /* `type`; f32 with a curve, and so are the final layer's shift and scale */
         float *time_a, *time_b; /* [timesteps, the widest time row] */
         uint8_t *mod; /* [timesteps * tags, 6 * hidden] of the block at hand, then [timesteps, 2 * hidden] */
         int32_t *mod_index;  /* [own rows]: timestep * tags + tag */
@@ -68,22 +74,35 @@ static inline uint8_t *dit_own_h(const DitRun *run) {
 int dit_gemm(const DitRun *run, uint64_t m, const void *x, LkType x_type, const LkMatrix *w,
         const LkVector *bias, void *y, LkType y_type);
 
+/* Whether a product with w is made in int8: of activations in bf16. In f32, int8 matrices are expanded. */
+static inline bool dit_is_int8(const DitRun *run, const LkMatrix *w, LkType x_type) {
+        return w->type == LK_I8 && run->type == LK_BF16 && x_type == LK_BF16;
+}
+
+/* The same product for such a w, by rows of a chunk. up: NULL, or x is the gate and silu(x) * up goes
+ * in. */
+int dit_int8_gemm(const DitRun *run, uint64_t m, const void *x, const void *up, const LkMatrix *w,
+        const LkVector *bias, void *y, LkType y_type);
+
 /* dit-block.c: a block of the model (block->adaln present: modulated by run->mod, roped) or of the refiner.
  */
 int dit_block(const DitRun *run, const H3Block *block, uint32_t layer);
 
-/* adaln.c */
+/* timesteps.c */
 typedef struct DitTimesteps {
         uint32_t n;
-        float t[DIT_TIMESTEPS_MAX]; /* ascending */
-        uint32_t video, audio;      /* which one a stream has */
+        float t[DIT_TIMESTEPS_MAX]; /* ascending, distinct */
+        /* which one a target row has, by its mask level; text rows have video[H3_MASK_LEVELS] */
+        uint32_t video[H3_MASK_LEVELS + 1], audio[H3_MASK_LEVELS + 1];
+        uint32_t visual_condition, audio_condition;
 } DitTimesteps;
 
-DitTimesteps dit_timesteps(float sigma_video, float sigma_audio);
-/* Sets run->coordinate. */
-int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t);
+void dit_timesteps(const H3Layout *l, float sigma_video, float sigma_audio, DitTimesteps *ret);
 /* Sets run->mod_index and run->time_index. */
 int dit_index_rows(const DitRun *run, const H3Layout *l, const DitTimesteps *t);
+
+/* adaln.c: sets run->coordinate. */
+int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t);
 
 /* Hands rows x columns of device memory to the test's tap, if there is one. layer < 0: no "block.N." before
  * the name. */

@@ -28,7 +28,54 @@ int dit_gemm(const DitRun *run, uint64_t m, const void *x, LkType x_type, const 
 
         if (m == 0)
                 return 0;
+        if (dit_is_int8(run, w, x_type))
+                return dit_int8_gemm(run, m, x, NULL, w, bias, y, y_type);
         return run->ops->gemm(run->context, &args);
+}
+
+static int int8_chunk(const DitRun *run, uint64_t n, const uint8_t *x, const uint8_t *up, const LkMatrix *w,
+        const LkVector *bias, uint8_t *y, LkType y_type) {
+        const LkQuantise rows = {
+                .x_type = run->type,
+                .m = n,
+                .k = w->cols,
+                .x = x,
+                .x_ld = w->cols,
+                .up = up,
+                .up_ld = w->cols,
+                .rotation = w->quant.rotation,
+                .q = run->int8,
+                .q_ld = w->cols,
+                .scale = run->int8_scale,
+        };
+        const LkGemmI8 product = {
+                .m = n,
+                .x = run->int8,
+                .x_ld = w->cols,
+                .x_scale = run->int8_scale,
+                .w = *w,
+                .bias = bias ? *bias : (LkVector){},
+                .y = y,
+                .y_type = y_type,
+                .y_ld = w->rows,
+        };
+        int r;
+
+        r = run->ops->quantise(run->context, &rows);
+        return r < 0 ? r : run->ops->gemm_i8(run->context, &product);
+}
+
+int dit_int8_gemm(const DitRun *run, uint64_t m, const void *x, const void *up, const LkMatrix *w,
+        const LkVector *bias, void *y, LkType y_type) {
+        uint64_t x_row = w->cols * run->element, y_row = w->rows * lk_type_size(y_type);
+        int r = 0;
+
+        for (uint64_t begin = 0; r >= 0 && begin < m; begin += DIT_CHUNK_ROWS)
+                r = int8_chunk(run, m - begin < DIT_CHUNK_ROWS ? m - begin : DIT_CHUNK_ROWS,
+                        (const uint8_t *) x + begin * x_row,
+                        up ? (const uint8_t *) up + begin * x_row : NULL, w, bias,
+                        (uint8_t *) y + begin * y_row, y_type);
+        return r;
 }
 
 void dit_tap_host(
@@ -77,10 +124,17 @@ static DitRun run_make(const H3Rank *rank, const H3Model *m, H3Compute compute, 
                 .c = &m->config,
                 .type = compute == H3_COMPUTE_F32 ? LK_F32 : LK_BF16,
                 .element = compute == H3_COMPUTE_F32 ? 4 : 2,
+                .coordinate_type =
+                        compute == H3_COMPUTE_F32 || m->config.curve_points > 0 ? LK_F32 : LK_BF16,
+                .int8_cols = compute == H3_COMPUTE_F32 ? 0 : m->int8_cols,
                 .n_rows = n_rows,
                 .rows = {0, n_rows},
                 .heads = {0, m->config.heads},
         };
+}
+
+static uint64_t max_of(uint64_t a, uint64_t b) {
+        return a > b ? a : b;
 }
 
 typedef struct Carver {
@@ -112,10 +166,13 @@ static void carve_blocks(DitRun *run, Carver *k) {
         run->gate = carve(k, chunk * c->ffn * e);
         run->up = carve(k, chunk * c->ffn * e);
         run->act = carve(k, chunk * c->ffn * e);
-}
+        if (run->int8_cols > 0) {
+                uint64_t rows = max_of(run->n_rows, run->timesteps_max);
 
-static uint64_t max_of(uint64_t a, uint64_t b) {
-        return a > b ? a : b;
+                rows = rows < DIT_CHUNK_ROWS ? rows : DIT_CHUNK_ROWS;
+                run->int8 = carve(k, rows * run->int8_cols);
+                run->int8_scale = carve(k, rows * sizeof(float));
+        }
 }
 
 static uint64_t video_row(const H3Config *c) {
@@ -125,14 +182,14 @@ static uint64_t video_row(const H3Config *c) {
 static void carve_step(DitRun *run, Carver *k) {
         const H3Config *c = run->c;
         uint64_t own = dit_own_rows(run), rope = run->n_rows * 3 * c->rope_freqs * sizeof(float);
-        uint64_t time_bytes = DIT_TIMESTEPS_MAX * dit_time_width(c) * sizeof(float);
+        uint64_t time_bytes = run->timesteps_max * dit_time_width(c) * sizeof(float);
 
         run->cos = carve(k, rope);
         run->sin = carve(k, rope);
-        run->coordinate = carve(k, (uint64_t) DIT_TIMESTEPS_MAX * c->time_dim * run->element);
+        run->coordinate = carve(k, run->timesteps_max * c->time_dim * lk_type_size(run->coordinate_type));
         run->time_a = carve(k, time_bytes);
         run->time_b = carve(k, time_bytes);
-        run->mod = carve(k, 6ull * DIT_TIMESTEPS_MAX * H3_TAGS * c->hidden * run->element);
+        run->mod = carve(k, 6 * run->timesteps_max * H3_TAGS * c->hidden * run->element);
         run->mod_index = carve(k, own * sizeof(int32_t));
         run->time_index = carve(k, own * sizeof(int32_t));
         run->io = carve(k, own * max_of(video_row(c), c->audio_channels) * sizeof(float));
@@ -230,6 +287,22 @@ static uint64_t own_offset(const DitRun *run, const H3Segment *s, uint64_t row, 
         return (s->begin + row - run->rows.begin) * width;
 }
 
+/* Rows begin..end of a segment of latents, the target's or a condition's. */
+static void latent_rows(const DitRun *run, const H3StepInput *in, const H3Segment *s, uint64_t begin,
+        uint64_t end, float *ret) {
+        const H3Shape *shape = &in->layout->shape;
+        bool target = s->condition < 0;
+        const float *video = target ? in->video : in->conditions[s->condition].video;
+        const float *audio = target ? in->audio : in->conditions[s->condition].audio;
+        H3Grid grid = target ? h3_shape_grid(shape) : shape->conditions[s->condition].grid;
+
+        if (s->kind == H3_SEGMENT_VIDEO)
+                h3_video_to_rows(run->c, &grid, video, begin, end, ret);
+        else
+                h3_audio_to_rows(run->c, target ? shape->audio : shape->conditions[s->condition].audio,
+                        audio, begin, end, ret);
+}
+
 /* Latent rows through their patch projection into the residual stream. */
 static int pack_latent(
         const DitRun *run, const H3Model *m, const H3StepInput *in, const H3Segment *s, float *host) {
@@ -240,11 +313,7 @@ static int pack_latent(
 
         if (!own_part(run, s, &begin, &end))
                 return 0;
-        if (video)
-                h3_video_to_rows(c, &in->layout->shape, in->video, begin, end, host);
-        else
-                h3_audio_to_rows(c, &in->layout->shape, in->audio, begin, end, host);
-
+        latent_rows(run, in, s, begin, end, host);
         r = run->ops->upload(run->context, run->io, host, (end - begin) * width * sizeof(float));
         if (r < 0)
                 return r;
@@ -292,8 +361,8 @@ static int run_blocks(const DitRun *run, const H3Model *m, uint32_t timesteps) {
                 const H3Block *b = m->blocks + i;
 
                 /* one row of 18 * hidden per timestep is H3_TAGS rows of 6 * hidden */
-                r = dit_gemm(run, timesteps, run->coordinate, run->type, &b->adaln, &b->adaln_bias, run->mod,
-                        run->type);
+                r = dit_gemm(run, timesteps, run->coordinate, run->coordinate_type, &b->adaln,
+                        &b->adaln_bias, run->mod, run->type);
                 if (r >= 0)
                         r = dit_tap(run, (int) i, "mod", run->mod, run->type, (uint64_t) timesteps * H3_TAGS,
                                 6ull * c->hidden);
@@ -318,6 +387,7 @@ static int final_rows(const DitRun *run, const H3Model *m, uint32_t timesteps) {
                 .weight = m->final_norm,
                 .eps = run->c->eps,
                 .mod = run->mod,
+                .mod_type = run->coordinate_type,
                 .mod_ld = 2 * hidden,
                 .mod_index = run->time_index,
                 .shift_at = 0,
@@ -327,18 +397,30 @@ static int final_rows(const DitRun *run, const H3Model *m, uint32_t timesteps) {
         };
         int r;
 
-        r = dit_gemm(run, timesteps, run->coordinate, run->type, &m->final_adaln, &m->final_adaln_bias,
-                run->mod, run->type);
+        r = dit_gemm(run, timesteps, run->coordinate, run->coordinate_type, &m->final_adaln,
+                &m->final_adaln_bias, run->mod, run->coordinate_type);
         if (r < 0 || dit_own_rows(run) == 0)
                 return r;
         r = run->ops->norm(run->context, &args);
         return r < 0 ? r : dit_tap(run, -1, "final_norm", run->y, run->type, dit_own_rows(run), hidden);
 }
 
-/* Final rows of a segment through its head, in f32, into the latent. */
+/* Rows begin..end of a segment times their part of the mask. */
+static void mask_rows(
+        const H3Layout *l, const H3Segment *s, uint64_t begin, uint64_t end, uint64_t width, float *rows) {
+        for (uint64_t row = begin; l->level && row < end; row++) {
+                float m = (float) l->level[s->begin + row] / (float) H3_MASK_LEVELS;
+
+                for (uint64_t i = 0; i < width; i++)
+                        *rows++ *= m;
+        }
+}
+
+/* Final rows of a target segment through its head, in f32, into the latent. */
 static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const H3Segment *s, float *host,
         float *ret) {
         const H3Config *c = run->c;
+        H3Grid grid = h3_shape_grid(&l->shape);
         bool video = s->kind == H3_SEGMENT_VIDEO;
         uint64_t width = video ? video_row(c) : c->audio_channels, begin, end;
         int r;
@@ -352,17 +434,18 @@ static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const 
                 r = run->ops->download(run->context, host, run->io, (end - begin) * width * sizeof(float));
         if (r < 0)
                 return r;
+        mask_rows(l, s, begin, end, width, host);
         if (video)
-                h3_rows_to_video(c, &l->shape, host, begin, end, ret);
+                h3_rows_to_video(c, &grid, host, begin, end, ret);
         else
-                h3_rows_to_audio(c, &l->shape, host, begin, end, ret);
+                h3_rows_to_audio(c, l->shape.audio, host, begin, end, ret);
         return 0;
 }
 
 static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret_video, float *ret_audio) {
         const H3Layout *l = in->layout;
-        DitTimesteps t = dit_timesteps(in->sigma_video, in->sigma_audio);
         CLEANUP_FREE float *host = NULL; /* latent rows on their way in and out */
+        DitTimesteps t;
         int r;
 
         host = malloc(max_of(1, dit_own_rows(run)) * max_of(video_row(run->c), run->c->audio_channels) *
@@ -370,6 +453,7 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
         if (!host)
                 return -ENOMEM;
 
+        dit_timesteps(l, in->sigma_video, in->sigma_audio, &t);
         dit_tap_host(run, "timestep", t.t, t.n, 1);
         r = upload_rope(run, l);
         if (r >= 0)
@@ -383,8 +467,8 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
         if (r >= 0)
                 r = final_rows(run, m, t.n);
         if (r >= 0)
-                r = unpack(run, m, l, l->segments + 1, host, ret_audio);
-        return r < 0 ? r : unpack(run, m, l, l->segments + 2, host, ret_video);
+                r = unpack(run, m, l, h3_layout_audio(l), host, ret_audio);
+        return r < 0 ? r : unpack(run, m, l, h3_layout_video(l), host, ret_video);
 }
 
 /* A run of one rank of a plan, without memory yet. */
@@ -395,6 +479,7 @@ static int run_of_plan(const H3Model *m, const H3Layout *l, const H3Plan *plan, 
         if (rank >= plan->ranks)
                 return -EINVAL;
         run.rank = rank;
+        run.timesteps_max = l->timesteps_max;
         run.rows = plan->rows[rank];
         run.heads = plan->heads[rank];
         if (run.rows.begin > run.rows.end || run.rows.end > l->rows || run.heads.begin > run.heads.end ||
@@ -419,6 +504,25 @@ int h3_step_memory(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint
         return 0;
 }
 
+static int check_input(const H3StepInput *in, Fault *f) {
+        const H3Shape *s = &in->layout->shape;
+
+        if (!(in->sigma_video >= 0 && in->sigma_video <= 1) ||
+                !(in->sigma_audio >= 0 && in->sigma_audio <= 1))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "Sigma is %g (video) and %g (audio); expected 0 to 1.", (double) in->sigma_video,
+                        (double) in->sigma_audio);
+        for (uint32_t i = 0; i < s->n_conditions; i++) {
+                const H3Condition *k = s->conditions + i;
+
+                if (!in->conditions || (k->grid.frames > 0 && !in->conditions[i].video) ||
+                        (k->audio > 0 && !in->conditions[i].audio))
+                        return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                                "The layout has a condition %u, whose latent was not given.", i);
+        }
+        return 0;
+}
+
 int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks,
         float *ret_video, float *ret_audio, Fault *f) {
         uint64_t bytes;
@@ -427,11 +531,9 @@ int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H
         Carver k;
         int r;
 
-        if (!(in->sigma_video >= 0 && in->sigma_video <= 1) ||
-                !(in->sigma_audio >= 0 && in->sigma_audio <= 1))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "Sigma is %g (video) and %g (audio); expected 0 to 1.", (double) in->sigma_video,
-                        (double) in->sigma_audio);
+        r = check_input(in, f);
+        if (r < 0)
+                return r;
         r = run_of_plan(m, in->layout, rank->plan, rank->index, in->compute, &run);
         if (r >= 0)
                 r = h3_step_memory(m, in->layout, rank->plan, rank->index, in->compute, &bytes);

@@ -22,12 +22,21 @@ typedef enum H3Compute {
 int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, const uint16_t *text,
         uint64_t text_rows, void **ret_refined, Fault *f);
 
+/* A condition's host latents, [24, T, H, W] and [32, 2, A], as the model shall see them: already noised
+ * (noise.h). NULL where the condition has none. */
+typedef struct H3ConditionLatents {
+        const float *video, *audio;
+} H3ConditionLatents;
+
+/* With masks (h3_layout_set_masks()) the latents are what the model shall see, too: what is kept was put in
+ * by the caller (h3_sampler_input()). */
 typedef struct H3StepInput {
         H3Compute compute;
         const H3Layout *layout;
-        const void *refined_text;       /* host, from h3_refine_text() */
-        const float *video, *audio;     /* host latents, [24, T, H, W] and [32, 2, A] */
-        float sigma_video, sigma_audio; /* in [0, 1] */
+        const void *refined_text;             /* host, from h3_refine_text() */
+        const float *video, *audio;           /* host latents, [24, T, H, W] and [32, 2, A] */
+        const H3ConditionLatents *conditions; /* [layout->shape.n_conditions] */
+        float sigma_video, sigma_audio;       /* in [0, 1] */
 } H3StepInput;
 
 /* Where a stage's values go for a test: name as in golden taps ("packed_input", "block.0.q", ...), host f32
@@ -49,6 +58,7 @@ int h3_step_memory(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint
 
 /* One step: velocities in the model's own sign (x0 = x + sigma * v), f32, for the target rows that this rank
  * owns, written into the shared host arrays ret_video [24, T, H, W] and ret_audio [32, 2, A] (ranks write
- * disjoint elements). On failure their content is undefined. 0, -ECANCELED, -ENOMEM, or a device error. */
+ * disjoint elements). With masks they are multiplied by the pooled mask, so that x0 = x + sigma * v still
+ * holds. On failure their content is undefined. 0, -EINVAL, -ECANCELED, -ENOMEM, or a device error. */
 int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks,
         float *ret_video, float *ret_audio, Fault *f);

@@ -23,6 +23,7 @@
 #define REFINER_MAX 64
 #define CHANNELS_MAX 4096
 #define WIDTH_MAX 65536 /* text and time widths */
+#define CURVE_POINTS_MAX (1u << 20)
 
 #define PATCH 2
 #define EPS 1e-5f
@@ -31,22 +32,15 @@
 
 #define NAME_SIZE 160
 
-/* A list for an error text: what fits, and how many there are. */
-typedef struct List {
-        char text[260];
-        size_t n;
-        uint32_t count;
-        bool full;
-} List;
-
 typedef struct Binder {
         H3TensorSet *set;
         H3QkvOrder order;
         H3Config *c;
-        List missing, wrong;
+        H3List missing, wrong;
+        bool curve;
 } Binder;
 
-__attribute__((format(printf, 2, 3))) static void list_add(List *l, const char *format, ...) {
+void h3_list_add(H3List *l, const char *format, ...) {
         char item[sizeof(l->text)];
         va_list ap;
         int n;
@@ -78,6 +72,11 @@ static const char *format_shape(const StTensor *t, char *buf, size_t size) {
         return buf;
 }
 
+/* A dimension as the model sees it: nvfp4 keeps two columns in a byte. */
+static uint64_t dimension(const H3Tensor *t, uint32_t axis) {
+        return t->entry->shape[axis] * (t->matrix_type == LK_NVFP4 && axis == 1 ? 2 : 1);
+}
+
 static bool is_diffusers(const Binder *b) {
         return b->order == H3_QKV_SPLIT;
 }
@@ -97,9 +96,9 @@ static uint32_t size_of(Binder *b, const char *prefix, const char *original, con
 
         if (!t || t->entry->n_dims != n_dims)
                 return 0;
-        if (t->entry->shape[axis] >= 1 && t->entry->shape[axis] <= max)
-                return (uint32_t) t->entry->shape[axis];
-        list_add(&b->wrong, "%.100s is %s (%s must be 1 to %" PRIu64 ")", name,
+        if (t->entry->shape[axis] >= 1 && dimension(t, axis) <= max)
+                return (uint32_t) dimension(t, axis);
+        h3_list_add(&b->wrong, "%.100s is %s (%s must be 1 to %" PRIu64 ")", name,
                 format_shape(t->entry, shape, sizeof(shape)), what, max);
         return 0;
 }
@@ -121,7 +120,7 @@ static uint32_t count_layers(Binder *b, const char *prefix, uint32_t max) {
                 if (*end != '.' || (name[n] == '0' && end != name + n + 1)) /* left over: reported as such */
                         continue;
                 if (errno != 0 || layer >= max) {
-                        list_add(&b->wrong, "%.100s (at most %u layers)", name, max);
+                        h3_list_add(&b->wrong, "%.100s (at most %u layers)", name, max);
                         continue;
                 }
                 if (layer >= count)
@@ -141,7 +140,7 @@ static uint32_t divide(Binder *b, uint32_t n, uint32_t by, const char *what) {
                 return 0;
         if (n % by == 0)
                 return n / by;
-        list_add(&b->wrong, "%s is %u, no multiple of %u", what, n, by);
+        h3_list_add(&b->wrong, "%s is %u, no multiple of %u", what, n, by);
         return 0;
 }
 
@@ -189,12 +188,42 @@ static void read_attention_sizes(Binder *b, const char *block0) {
                 "the row count of attn.qkv_proj or attn.to_q");
         c->inner = c->heads * c->head_dim;
         if (c->head_dim > 0 && (c->head_dim % 8 != 0 || c->head_dim < 6 * c->rope_freqs)) {
-                list_add(&b->wrong,
+                h3_list_add(&b->wrong,
                         "attn.q_norm: the head size is %u (expected a multiple of 8, at least %u for the "
                         "rope)",
                         c->head_dim, 6 * c->rope_freqs);
                 c->head_dim = 0;
         }
+}
+
+static const char *const curve_names[] = {"adaln_t_table", "time_embedder.table"};
+
+/* With a curve, its table instead of the time embedder. */
+static void read_time_sizes(Binder *b) {
+        H3Config *c = b->c;
+
+        for (size_t i = 0; i < ELEMENTSOF(curve_names); i++)
+                if (h3_tensor_set_find(b->set, curve_names[i])) {
+                        b->curve = true;
+                        c->curve_points = size_of(b, "", curve_names[i], curve_names[i], 2, 0,
+                                CURVE_POINTS_MAX, "the curve's points");
+                        c->time_dim = size_of(
+                                b, "", curve_names[i], curve_names[i], 2, 1, WIDTH_MAX, "the curve's rank");
+                        if (c->curve_points == 1)
+                                h3_list_add(
+                                        &b->wrong, "%s has one row (expected 2 or more)", curve_names[i]);
+                        return;
+                }
+
+        c->time_freq_dim = size_of(b, "", "time_embedder.proj_in.weight", "time_embedder.linear_1.weight", 2,
+                1, WIDTH_MAX, "the sinusoid size");
+        if (c->time_freq_dim % 2 != 0)
+                h3_list_add(&b->wrong, "time_embedder: the sinusoid size is %u (expected an even number)",
+                        c->time_freq_dim);
+        c->time_hidden = size_of(b, "", "time_embedder.proj_in.weight", "time_embedder.linear_1.weight", 2,
+                0, WIDTH_MAX, "the time size");
+        c->time_dim = size_of(b, "", "time_embedder.proj_out.weight", "time_embedder.linear_2.weight", 2, 0,
+                WIDTH_MAX, "the time size");
 }
 
 static int read_config(Binder *b, Fault *f) {
@@ -220,15 +249,7 @@ static int read_config(Binder *b, Fault *f) {
                 b, "", "audio_patch_proj.weight", "audio_proj_in.weight", 2, 1, CHANNELS_MAX, "the row");
         c->text_dim = size_of(
                 b, "", "condition_proj.weight", "context_embedder.weight", 2, 1, WIDTH_MAX, "the text size");
-        c->time_freq_dim = size_of(b, "", "time_embedder.proj_in.weight", "time_embedder.linear_1.weight", 2,
-                1, WIDTH_MAX, "the sinusoid size");
-        if (c->time_freq_dim % 2 != 0)
-                list_add(&b->wrong, "time_embedder: the sinusoid size is %u (expected an even number)",
-                        c->time_freq_dim);
-        c->time_hidden = size_of(b, "", "time_embedder.proj_in.weight", "time_embedder.linear_1.weight", 2,
-                0, WIDTH_MAX, "the time size");
-        c->time_dim = size_of(b, "", "time_embedder.proj_out.weight", "time_embedder.linear_2.weight", 2, 0,
-                WIDTH_MAX, "the time size");
+        read_time_sizes(b);
 
         (void) snprintf(block0, sizeof(block0), "%s0.", block_prefix(b, false));
         c->ffn = size_of(b, block0, "mlp.fc2.weight", "ff.net.2.weight", 2, 1, FFN_MAX, "the MLP size");
@@ -245,38 +266,38 @@ static const H3Tensor *take(Binder *b, const char *prefix, const char *original,
         bool same;
 
         if (!t) {
-                list_add(&b->missing, "%s", name);
+                h3_list_add(&b->missing, "%s", name);
                 return NULL;
         }
         t->used = true;
         same = t->entry->n_dims == n_dims;
         for (uint32_t i = 0; same && i < n_dims; i++)
-                same = dims[i] == 0 || t->entry->shape[i] == dims[i];
+                same = dims[i] == 0 || dimension(t, i) == dims[i];
         if (same)
                 return t;
 
         (void) format_shape(t->entry, shape, sizeof(shape));
         if (n_dims == 1)
-                list_add(&b->wrong, "%s is %s, expected [%" PRIu64 "]", name, shape, rows);
+                h3_list_add(&b->wrong, "%s is %s, expected [%" PRIu64 "]", name, shape, rows);
         else
-                list_add(
+                h3_list_add(
                         &b->wrong, "%s is %s, expected [%" PRIu64 ", %" PRIu64 "]", name, shape, rows, cols);
         return NULL;
-}
-
-static LkType weight_type(const H3Tensor *t) { /* other types were refused before binding */
-        return t->entry->type == ST_F32 ? LK_F32 : t->entry->type == ST_BF16 ? LK_BF16 : LK_F16;
 }
 
 /* Rows of a tensor as a matrix: `rows` of them from row `first`, in blocks of block_rows that start every
  * block_step rows. */
 static LkMatrix matrix_of(
         const H3Tensor *t, uint64_t first, uint64_t rows, uint64_t block_rows, uint64_t block_step) {
-        uint64_t cols = t->entry->shape[1], stride = cols * st_type_size(t->entry->type);
+        LkType type = t->matrix_type ? t->matrix_type : h3_float_type(t->entry->type);
+        uint64_t cols = dimension(t, 1), stride = lk_row_size(type, cols);
+        LkQuant quant = t->quant;
 
+        quant.first_row = t->matrix_type ? first : 0;
         return (LkMatrix){
+                .quant = quant,
                 .data = t->data + first * stride,
-                .type = weight_type(t),
+                .type = type,
                 .rows = rows,
                 .cols = cols,
                 .row_stride = stride,
@@ -298,7 +319,8 @@ static void bind_vector(Binder *b, const char *prefix, const char *original, con
         const H3Tensor *t = take(b, prefix, original, diffusers, 1, n, 0);
 
         if (t)
-                *ret = (LkVector){.data = t->data, .type = weight_type(t), .n = t->entry->shape[0]};
+                *ret = (LkVector){
+                        .data = t->data, .type = h3_float_type(t->entry->type), .n = t->entry->shape[0]};
 }
 
 static void bind_qkv(Binder *b, const char *prefix, H3Attention *a) {
@@ -335,6 +357,39 @@ static void bind_mlp(Binder *b, const char *prefix, H3Mlp *m) {
         bind_matrix(b, prefix, "mlp.fc2.weight", "ff.net.2.weight", b->c->hidden, ffn, &m->down);
 }
 
+/* A bias of a curve file, which has the mean of the time embedding folded in and may say so in its name. */
+static void bind_folded(Binder *b, const char *prefix, const char *original, const char *diffusers,
+        const char *folded, const char *folded_diffusers, uint64_t n, LkVector *ret) {
+        char name[NAME_SIZE];
+
+        if (b->curve && find(b, prefix, folded, folded_diffusers, name))
+                bind_vector(b, prefix, folded, folded_diffusers, n, ret);
+        else
+                bind_vector(b, prefix, original, diffusers, n, ret);
+}
+
+/* The table, and what some files keep beside it to fold LoRAs of the full model into theirs. */
+static void bind_curve(Binder *b, H3Model *m) {
+        const uint64_t rank = b->c->time_dim;
+        const H3Tensor *t;
+        H3Tensor *basis = h3_tensor_set_find(b->set, "adaln_basis"),
+                 *mean = h3_tensor_set_find(b->set, "adaln_mean");
+
+        for (size_t i = 0; i < ELEMENTSOF(curve_names); i++)
+                if (h3_tensor_set_find(b->set, curve_names[i])) {
+                        t = take(b, "", curve_names[i], curve_names[i], 2, b->c->curve_points, rank);
+                        if (t && h3_is_float(t->entry->type))
+                                m->curve = (LkVector){.data = t->data,
+                                        .type = h3_float_type(t->entry->type),
+                                        .n = t->entry->shape[0] * rank};
+                        break;
+                }
+        if (basis)
+                (void) take(b, "", "adaln_basis", "adaln_basis", 2, rank, 0);
+        if (mean)
+                (void) take(b, "", "adaln_mean", "adaln_mean", 1, 0, 0);
+}
+
 static void bind_block(Binder *b, uint32_t layer, bool refiner, H3Block *block) {
         const H3Config *c = b->c;
         char prefix[64];
@@ -352,8 +407,8 @@ static void bind_block(Binder *b, uint32_t layer, bool refiner, H3Block *block) 
                 return;
         bind_matrix(b, prefix, "adaln_proj.linear.weight", "adaln_proj.linear.weight",
                 6ull * H3_TAGS * c->hidden, c->time_dim, &block->adaln);
-        bind_vector(b, prefix, "adaln_proj.linear.bias", "adaln_proj.linear.bias",
-                6ull * H3_TAGS * c->hidden, &block->adaln_bias);
+        bind_folded(b, prefix, "adaln_proj.linear.bias", "adaln_proj.linear.bias", "adaln_proj.folded_bias",
+                "adaln_proj.folded_bias", 6ull * H3_TAGS * c->hidden, &block->adaln_bias);
 }
 
 static void bind_linear(Binder *b, const char *original, const char *diffusers, uint64_t rows, uint64_t cols,
@@ -377,15 +432,22 @@ static void bind_ends(Binder *b, H3Model *m) {
                 &m->audio_in_bias);
         bind_linear(b, "condition_proj", "context_embedder", c->hidden, c->text_dim, &m->text_in,
                 &m->text_in_bias);
-        bind_linear(b, "time_embedder.proj_in", "time_embedder.linear_1", c->time_hidden, c->time_freq_dim,
-                &m->time_1, &m->time_1_bias);
-        bind_linear(b, "time_embedder.proj_out", "time_embedder.linear_2", c->time_dim, c->time_hidden,
-                &m->time_2, &m->time_2_bias);
+        if (b->curve)
+                bind_curve(b, m);
+        else {
+                bind_linear(b, "time_embedder.proj_in", "time_embedder.linear_1", c->time_hidden,
+                        c->time_freq_dim, &m->time_1, &m->time_1_bias);
+                bind_linear(b, "time_embedder.proj_out", "time_embedder.linear_2", c->time_dim,
+                        c->time_hidden, &m->time_2, &m->time_2_bias);
+        }
         bind_vector(b, "", "token_refiner.final_norm.weight", "token_refiner.final_norm.weight", c->hidden,
                 &m->refiner_norm);
         bind_vector(b, "", "final_layer.norm.weight", "norm_out.norm.weight", c->hidden, &m->final_norm);
-        bind_linear(b, "final_layer.adaln_proj.linear", "norm_out.linear", 2ull * c->hidden, c->time_dim,
-                &m->final_adaln, &m->final_adaln_bias);
+        bind_matrix(b, "", "final_layer.adaln_proj.linear.weight", "norm_out.linear.weight",
+                2ull * c->hidden, c->time_dim, &m->final_adaln);
+        bind_folded(b, "", "final_layer.adaln_proj.linear.bias", "norm_out.linear.bias",
+                "final_layer.adaln_proj.folded_bias", "norm_out.folded_bias", 2ull * c->hidden,
+                &m->final_adaln_bias);
         bind_linear(
                 b, "final_layer.video_out", "proj_out", video, c->hidden, &m->video_out, &m->video_out_bias);
         bind_linear(b, "final_layer.audio_out", "audio_proj_out", c->audio_channels, c->hidden,
@@ -393,15 +455,15 @@ static void bind_ends(Binder *b, H3Model *m) {
 }
 
 static int report(Binder *b, Fault *f) {
-        List extra = {};
+        H3List extra = {};
 
         for (size_t i = 0; i < b->set->n_tensors; i++)
                 if (!b->set->tensors[i].used)
-                        list_add(&extra, "%.150s", b->set->tensors[i].entry->name);
+                        h3_list_add(&extra, "%.150s", b->set->tensors[i].entry->name);
         if (b->c->layers == 0 && b->missing.count == 0)
-                list_add(&b->missing, "%s0.*", block_prefix(b, false));
+                h3_list_add(&b->missing, "%s0.*", block_prefix(b, false));
         if (b->c->refiner_layers == 0)
-                list_add(&b->missing, "%s0.*", block_prefix(b, true));
+                h3_list_add(&b->missing, "%s0.*", block_prefix(b, true));
         if (b->missing.count + b->wrong.count + extra.count == 0)
                 return 0;
 
@@ -413,11 +475,41 @@ static int report(Binder *b, Fault *f) {
                 b->wrong.count ? b->wrong.text : "none", extra.count, extra.count ? extra.text : "none");
 }
 
+/* What is left after the quantised matrices and the tensors beside them were found. */
+static int check_types(const H3TensorSet *s, Fault *f) {
+        for (size_t i = 0; i < s->n_tensors; i++) {
+                const H3Tensor *t = s->tensors + i;
+
+                if (t->matrix_type || t->used || h3_is_float(t->entry->type))
+                        continue;
+                switch (t->entry->type) {
+                case ST_I8:
+                case ST_U8:
+                case ST_F8_E4M3:
+                case ST_F8_E5M2:
+                case ST_F8_E8M0:
+                        return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                                "%.200s: tensor %.200s is %s and belongs to no quantised matrix that this "
+                                "version runs. Use the bf16 model.",
+                                t->file, t->entry->name, st_type_name(t->entry->type));
+                default:
+                        return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
+                                "%.200s: tensor %.200s is %s; weights are F32, BF16 or F16, or quantised.",
+                                t->file, t->entry->name, st_type_name(t->entry->type));
+                }
+        }
+        return 0;
+}
+
 int h3_model_bind(H3TensorSet *s, H3QkvOrder order, H3Model *m, Fault *f) {
         Binder b = {.set = s, .order = order, .c = &m->config};
         int r;
 
-        r = read_config(&b, f);
+        r = h3_quant_resolve(s, &b.missing, &b.wrong, f);
+        if (r >= 0)
+                r = check_types(s, f);
+        if (r >= 0)
+                r = read_config(&b, f);
         if (r < 0)
                 return r;
 

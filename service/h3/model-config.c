@@ -57,8 +57,9 @@ static int check_patch(const json_t *root, const H3Config *c, Fault *f) {
         return 0;
 }
 
-static int check_class(const json_t *root, Fault *f) {
-        static const char expected[] = "MiniMaxH3Transformer3DModel";
+static int check_class(const json_t *root, const H3Config *c, Fault *f) {
+        const char *expected =
+                c->curve_points > 0 ? "MiniMaxH3PrunedTransformer3DModel" : "MiniMaxH3Transformer3DModel";
         const json_t *v = json_object_get(root, "_class_name");
         const char *said = json_string_value(v);
 
@@ -102,13 +103,19 @@ int h3_config_check(const char *json, uint64_t size, const H3Config *c, Fault *f
                 {"in_channels", c->video_channels},
                 {"audio_in_channels", c->audio_channels},
                 {"text_dim", c->text_dim},
-                {"freq_dim", c->time_freq_dim},
-                {"time_embed_hidden_dim", c->time_hidden},
-                {"time_embed_dim", c->time_dim},
                 {"rope_freq_dim", c->rope_freqs},
                 {"norm_eps", c->eps},
                 {"qk_norm_eps", c->eps},
                 {"final_norm_eps", c->eps},
+        };
+        const struct {
+                const char *key;
+                double is;
+        } time_numbers[] = {
+                /* a curve does not have them any more */
+                {"freq_dim", c->time_freq_dim},
+                {"time_embed_hidden_dim", c->time_hidden},
+                {"time_embed_dim", c->time_dim},
         };
         CLEANUP(json_unref) json_t *root = NULL;
         json_error_t error;
@@ -120,9 +127,11 @@ int h3_config_check(const char *json, uint64_t size, const H3Config *c, Fault *f
                         "config.json is not a JSON object: %s (line %d).",
                         root ? "it is something else" : error.text, root ? 1 : error.line);
 
-        r = check_class(root, f);
+        r = check_class(root, c, f);
         for (size_t i = 0; r >= 0 && i < ELEMENTSOF(numbers); i++)
                 r = check_number(root, numbers[i].key, numbers[i].is, f);
+        for (size_t i = 0; r >= 0 && c->curve_points == 0 && i < ELEMENTSOF(time_numbers); i++)
+                r = check_number(root, time_numbers[i].key, time_numbers[i].is, f);
         if (r >= 0)
                 r = check_patch(root, c, f);
         return r < 0 ? r : check_theta(root, c, f);

@@ -11,8 +11,20 @@ typedef struct H3Tensor {
         const StTensor *entry; /* of a header in the set */
         const uint8_t *data;   /* into the file's memory */
         const char *file;
-        bool used; /* by the binder */
+        bool used;          /* by the binder */
+        LkType matrix_type; /* of a quantised matrix; else 0 */
+        LkQuant quant;
 } H3Tensor;
+
+/* A list for an error text: what fits, and how many there are. */
+typedef struct H3List {
+        char text[260];
+        size_t n;
+        uint32_t count;
+        bool full;
+} H3List;
+
+void h3_list_add(H3List *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* All tensors of a checkpoint, one per name, sorted by name. */
 typedef struct H3TensorSet {
@@ -29,6 +41,26 @@ typedef struct H3TensorSet {
 int h3_tensor_set_new(const H3File *files, size_t n_files, H3TensorSet **ret, Fault *f);
 H3TensorSet *h3_tensor_set_free(H3TensorSet *s);
 H3Tensor *h3_tensor_set_find(const H3TensorSet *s, const char *name); /* NULL if absent */
+
+static inline bool h3_is_float(StType t) {
+        return t == ST_F32 || t == ST_BF16 || t == ST_F16;
+}
+
+static inline LkType h3_float_type(StType t) {
+        return t == ST_F32 ? LK_F32 : t == ST_BF16 ? LK_BF16 : LK_F16;
+}
+
+/* quant.c: finds the quantised matrices, says what each is (matrix_type, quant) and marks the tensors beside
+ * it as used. Absent and mis-shaped ones go to the lists; an unknown format or a broken marker is the error.
+ */
+int h3_quant_resolve(H3TensorSet *s, H3List *missing, H3List *wrong, Fault *f);
+
+/* model-probe.c: fills m->warning if the rows of the QKV matrices look as if they were in the other order.
+ */
+void h3_qkv_probe(H3Model *m);
+
+/* model.c: matrix_types and int8_cols from the views. */
+void h3_model_note_matrices(H3Model *m);
 
 /* model-bind.c: fills config and every view of m, or says everything that is missing, left over or
  * mis-shaped at once. order: INTERLEAVED or STACKED (original names), SPLIT (diffusers names). */

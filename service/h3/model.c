@@ -16,14 +16,6 @@ DEFINE_CLEANUP(H3TensorSet *, h3_tensor_set_free)
 static const struct {
         const char *part, *what;
 } later_formats[] = {
-        {".comfy_quant", "a quantised model"},
-        {".weight_scale", "a quantised model"},
-        {".weight_scale_2", "a quantised model"},
-        {".input_scale", "a quantised model"},
-        {"adaln_t_table", "a pruned model (curve AdaLN)"},
-        {"time_embedder.table", "a pruned model (curve AdaLN)"},
-        {".folded_bias", "a pruned model (curve AdaLN)"},
-        {"adaln_basis", "a pruned model (curve AdaLN)"},
         {".to_gate_compress.", "a model with sparse-attention gates"},
         {"control_proj_in.", "a ControlNet"},
         {"control_blocks.", "a ControlNet"},
@@ -43,34 +35,6 @@ static int check_supported(const H3TensorSet *s, Fault *f) {
                                         "run. Use the "
                                         "bf16 model.",
                                         t->file, t->entry->name, later_formats[j].what);
-        }
-        return 0;
-}
-
-static int check_types(const H3TensorSet *s, Fault *f) {
-        for (size_t i = 0; i < s->n_tensors; i++) {
-                const H3Tensor *t = s->tensors + i;
-
-                switch (t->entry->type) {
-                case ST_F32:
-                case ST_BF16:
-                case ST_F16:
-                        break;
-                case ST_I8:
-                case ST_U8:
-                case ST_F8_E4M3:
-                case ST_F8_E5M2:
-                case ST_F8_E8M0:
-                        return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                                "%.200s: tensor %.200s is %s, so this is a quantised model, which this "
-                                "version does "
-                                "not run. Use the bf16 model.",
-                                t->file, t->entry->name, st_type_name(t->entry->type));
-                default:
-                        return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                "%.200s: tensor %.200s is %s; weights are F32, BF16 or F16.", t->file,
-                                t->entry->name, st_type_name(t->entry->type));
-                }
         }
         return 0;
 }
@@ -114,10 +78,64 @@ static int choose_order(const H3TensorSet *s, H3QkvOrder asked, H3QkvOrder *ret,
                 "QKV order %d cannot be asked for; give auto, interleaved or stacked.", (int) asked);
 }
 
-static void describe(const H3TensorSet *s, H3QkvOrder order, H3Model *m) {
+static void note_matrix(H3Model *m, const LkMatrix *w) {
+        if (!w->data)
+                return;
+        m->matrix_types |= 1u << w->type;
+        if (w->type == LK_I8 && w->cols > m->int8_cols)
+                m->int8_cols = (uint32_t) w->cols;
+}
+
+void h3_model_note_matrices(H3Model *m) {
+        const LkMatrix *ends[] = {&m->video_in, &m->audio_in, &m->text_in, &m->time_1, &m->time_2,
+                &m->final_adaln, &m->video_out, &m->audio_out};
+
+        m->matrix_types = 0;
+        m->int8_cols = 0;
+        for (size_t i = 0; i < ELEMENTSOF(ends); i++)
+                note_matrix(m, ends[i]);
+        for (uint32_t i = 0; i < m->config.layers + m->config.refiner_layers; i++) {
+                const H3Block *b =
+                        i < m->config.layers ? m->blocks + i : m->refiner + (i - m->config.layers);
+                const LkMatrix *all[] = {&b->attn.q, &b->attn.k, &b->attn.v, &b->attn.out, &b->mlp.gate,
+                        &b->mlp.up, &b->mlp.down, &b->adaln};
+
+                for (size_t j = 0; j < ELEMENTSOF(all); j++)
+                        note_matrix(m, all[j]);
+        }
+}
+
+static void describe_types(const H3TensorSet *s, H3Model *m) {
         static const StType types[] = {ST_BF16, ST_F16, ST_F32};
+        static const struct {
+                LkType type;
+                const char *name;
+        } quantised[] = {
+                {LK_I8, "I8"}, {LK_F8_E4M3, "F8_E4M3"}, {LK_F8_E5M2, "F8_E5M2"}, {LK_NVFP4, "NVFP4"}};
         size_t n = 0;
 
+        for (size_t j = 0; j < ELEMENTSOF(types) + ELEMENTSOF(quantised); j++) {
+                bool plain = j < ELEMENTSOF(types), there = false, rotated = false;
+
+                for (size_t i = 0; i < s->n_tensors; i++) {
+                        const H3Tensor *t = s->tensors + i;
+
+                        if (plain ? t->entry->type == types[j]
+                                  : t->matrix_type == quantised[j - ELEMENTSOF(types)].type) {
+                                there = true;
+                                rotated = rotated || t->quant.rotation > 0;
+                        }
+                }
+                if (there)
+                        n += (size_t) snprintf(m->types + n, sizeof(m->types) - n, "%s%s%s", n ? ", " : "",
+                                plain ? st_type_name(types[j]) : quantised[j - ELEMENTSOF(types)].name,
+                                rotated ? " (rotated)" : "");
+        }
+        if (m->config.curve_points > 0)
+                (void) snprintf(m->types + n, sizeof(m->types) - n, ", AdaLN curve");
+}
+
+static void describe(const H3TensorSet *s, H3QkvOrder order, H3Model *m) {
         m->qkv_order = order;
         (void) snprintf(m->layout, sizeof(m->layout), "%s%s",
                 order == H3_QKV_SPLIT         ? "diffusers"
@@ -128,15 +146,20 @@ static void describe(const H3TensorSet *s, H3QkvOrder order, H3Model *m) {
 
         for (size_t i = 0; i < s->n_tensors; i++)
                 m->weight_bytes += s->tensors[i].entry->size;
-        for (size_t j = 0; j < ELEMENTSOF(types); j++) {
-                bool there = false;
+        describe_types(s, m);
+        h3_model_note_matrices(m);
+}
 
-                for (size_t i = 0; i < s->n_tensors && !there; i++)
-                        there = s->tensors[i].entry->type == types[j];
-                if (there)
-                        n += (size_t) snprintf(m->types + n, sizeof(m->types) - n, "%s%s", n ? ", " : "",
-                                st_type_name(types[j]));
-        }
+int h3_model_check_references(const H3Model *m, bool references, Fault *f) {
+        if (m->partition == H3_PARTITION_UNKNOWN || (m->partition == H3_PARTITION_REF2VA) == references)
+                return 0;
+        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                references
+                        ? "The request has references, and this model is of the fl2va partition (text and "
+                          "keyframes). Use the ref2va model."
+                        : "The request has no references, and this model is of the ref2va partition. Use "
+                          "the "
+                          "fl2va model.");
 }
 
 int h3_model_open(
@@ -150,9 +173,6 @@ int h3_model_open(
         if (r < 0)
                 return r;
         r = check_supported(s, f);
-        if (r < 0)
-                return r;
-        r = check_types(s, f);
         if (r < 0)
                 return r;
         r = choose_order(s, options ? options->qkv_order : H3_QKV_AUTO, &order, f);
@@ -172,6 +192,13 @@ int h3_model_open(
                         return r;
         }
         describe(s, order, m);
+        m->partition = options ? options->partition : H3_PARTITION_UNKNOWN;
+        if (options && options->ops) {
+                r = h3_model_support(m, options->ops, m->support, sizeof(m->support), f);
+                if (r < 0)
+                        return r;
+        }
+        h3_qkv_probe(m);
 
         *ret = STEAL_PTR(m);
         return 0;
@@ -180,6 +207,9 @@ int h3_model_open(
 H3Model *h3_model_free(H3Model *m) {
         if (!m)
                 return NULL;
+        for (size_t i = 0; i < m->n_merged; i++)
+                free(m->merged[i]);
+        free(m->merged);
         free(m->blocks);
         free(m->refiner);
         free(m);

@@ -5,12 +5,12 @@
 #include <math.h>
 
 /* Both published schedules are f32 tensor arithmetic: every operation below is one rounding, there and here.
- */
+ * With shifts below 1 these roundings can end above 1, or at infinity; no sigma lies there. */
 
 static float shifted(float shift, float b) {
         float above = (float) ((double) shift - 1.0);
 
-        return (shift * b) / (1.0f + above * b);
+        return fminf((shift * b) / (1.0f + above * b), 1.0f);
 }
 
 /* ComfyUI's table: entry i of 1000 is the shifted base value (i / 1000 * 1000) / 1000, in f32. */
@@ -71,6 +71,17 @@ int h3_schedule(H3ScheduleKind kind, uint32_t evaluations, float shift, float *r
         }
         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                 "There is no schedule number %d; give simple or reference.", (int) kind);
+}
+
+void h3_schedule_audio(float shift_video, float shift_audio, const float *sigmas_video, uint64_t n,
+        float *ret_sigmas_audio) {
+        double video = (double) shift_video, audio = (double) shift_audio;
+
+        for (uint64_t i = 0; i < n; i++) {
+                double sigma = (double) sigmas_video[i], base = sigma / (video + sigma * (1.0 - video));
+
+                ret_sigmas_audio[i] = (float) (audio * base / (1.0 + (audio - 1.0) * base));
+        }
 }
 
 int h3_schedule_check(const char *what, const float *sigmas, uint64_t n, Fault *f) {

@@ -19,5 +19,10 @@ typedef enum H3ScheduleKind {
 int h3_schedule(H3ScheduleKind kind, uint32_t evaluations, float shift, float *ret_sigmas, uint32_t *ret_n,
         Fault *f);
 
+/* The audio's sigmas beside the video's, by the two shifts (h3.md 4.4): the same place on the unshifted
+ * grid. n values; ret may be sigmas_video. */
+void h3_schedule_audio(float shift_video, float shift_audio, const float *sigmas_video, uint64_t n,
+        float *ret_sigmas_audio);
+
 /* A list that a client gives: 2 .. H3_STEPS_MAX + 1 values, finite, in [0, 1], strictly descending. */
 int h3_schedule_check(const char *what, const float *sigmas, uint64_t n, Fault *f);

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "service/latentd/file-io.h"
 #include "service/latentd/file-source.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
@@ -54,7 +55,6 @@ bool model_is_sound(const Model *m) {
 }
 
 static void mend_end(ModelMend *x) {
-        CLEANUP(mend_freep) ModelMend *own = x;
         Model *m = x->model;
         const Fault *f = x->fault.name[0] != '\0' ? &x->fault : NULL;
         bool failed = f && m->state == MODEL_READY;
@@ -69,6 +69,7 @@ static void mend_end(ModelMend *x) {
         x->fn(x->userdata, m, f);
         if (failed)
                 model_user_remove(m);
+        (void) mend_free(x);
 }
 
 /* One of the things that were waited for has come to its end. */
@@ -99,7 +100,8 @@ static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read
         arrived(x);
 }
 
-static const char *changed = "A damaged file of the model cannot be read again, since it has changed since it was loaded: load the model again.";
+static const char changed[] =
+        "A damaged file of the model cannot be read again, since it has changed since it was loaded: load the model again.";
 
 static void read_again(ModelMend *x, size_t i) {
         Model *m = x->model;
@@ -137,7 +139,7 @@ static int open_work(void *userdata) {
                 return -ENOMEM;
 
         for (size_t i = 0; r >= 0 && i < x->files.n_files; i++)
-                r = file_source_identity(x->files.files[i].fd, &x->identities[i]);
+                r = file_source_identity(&file_io_system, x->files.files[i].fd, &x->identities[i]);
         return r;
 }
 

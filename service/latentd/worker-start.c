@@ -306,8 +306,9 @@ int worker_start(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
         if (c->worker_start == WORKER_START_SOCKET)
                 return start_by_socket(c, ret, f);
 
+        /* A user's own instance sees the system's socket but may not connect to it. */
         if (c->worker_start == WORKER_START_AUTO && c->worker_socket && stat(c->worker_socket, &st) >= 0 &&
-                S_ISSOCK(st.st_mode))
+                S_ISSOCK(st.st_mode) && access(c->worker_socket, W_OK) >= 0)
                 return start_by_socket(c, ret, f);
 
         return start_by_spawn(c, no_cuda, ret, f);

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tiny model's other published layouts from dit/comfy.safetensors, byte for byte as the reference writer did.
+"""Makes the tiny model's other published layouts and formats from dit/comfy.safetensors, byte for byte as the reference writer did.
 
     derive-layouts.py DATA OUT [STAMP]
 
-DATA is this folder, OUT gets original.safetensors, diffusers/ and diffusers_sharded/. Every file is checked against
+DATA is this folder, OUT gets original.safetensors, diffusers/, diffusers_sharded/, and of delta/NAME, the tensors in which a format
+differs, NAME: comfy_pruned.safetensors (a curve instead of the time embedder) and comfy_int8.safetensors. Every file is checked against
 DATA/dit/SHA256SUMS; a mismatch is an error. STAMP is written last, for the build.
 """
 import hashlib
@@ -13,7 +14,7 @@ import os
 import struct
 import sys
 
-SIZES = {"F32": 4, "BF16": 2}
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1}
 SHARDS = 2
 
 
@@ -138,6 +139,10 @@ def write_sharded(folder, tensors):
 
 def derive(data, out):
     comfy = read(os.path.join(data, "dit", "comfy.safetensors"))
+    for name in ("comfy_pruned.safetensors", "comfy_int8.safetensors"):
+        delta = read(os.path.join(data, "delta", name))
+        kept = {n: t for n, t in comfy.items() if not ("adaln_t_table" in delta and n.startswith("time_embedder."))}
+        write(os.path.join(out, name), {**kept, **delta})
     head_dim = comfy["blocks.0.attn.q_norm.weight"][1][0]
     write(os.path.join(out, "original.safetensors"),
           {name: interleave(t, head_dim) if name.endswith(".qkv_proj.weight") else t for name, t in comfy.items()})

@@ -33,14 +33,18 @@ static void append(Checkpoint *c, const StTensor *t, const void *data) {
 }
 
 Checkpoint *checkpoint_new(void) {
+        return checkpoint_of(NULL, "dit/comfy.safetensors");
+}
+
+Checkpoint *checkpoint_of(const char *folder, const char *file) {
         Checkpoint *c = checkpoint_empty();
         StHeader *h = NULL;
         uint64_t size, header_size;
         Fault f = {};
 
-        c->source = golden_read(NULL, "dit/comfy.safetensors", &size);
-        assert_int_equal(st_header_size(c->source, size, size, "comfy", &header_size, &f), 0);
-        assert_int_equal(st_header_parse(c->source, header_size, size, "comfy", &h, &f), 0);
+        c->source = golden_read(folder, file, &size);
+        assert_int_equal(st_header_size(c->source, size, size, file, &header_size, &f), 0);
+        assert_int_equal(st_header_parse(c->source, header_size, size, file, &h, &f), 0);
         for (size_t i = 0; i < h->n_tensors; i++)
                 append(c, h->tensors + i, c->source + h->tensors[i].offset);
         (void) st_header_free(h);
@@ -71,6 +75,25 @@ static size_t index_of(const Checkpoint *c, const char *name) {
 
 StTensor *checkpoint_find(Checkpoint *c, const char *name) {
         return c->tensors + index_of(c, name);
+}
+
+const void *checkpoint_data(Checkpoint *c, const char *name) {
+        return c->data[index_of(c, name)];
+}
+
+void checkpoint_rename(Checkpoint *c, const char *name, const char *to) {
+        size_t i = index_of(c, name);
+
+        free(c->names[i]);
+        c->names[i] = strdup(to);
+        assert_non_null(c->names[i]);
+        c->tensors[i].name = c->names[i];
+}
+
+void checkpoint_replace(Checkpoint *c, const char *name, StType type, uint32_t n_dims, uint64_t a,
+        uint64_t b, const void *data) {
+        checkpoint_drop(c, name);
+        checkpoint_add(c, name, type, n_dims, a, b, data);
 }
 
 void checkpoint_drop(Checkpoint *c, const char *name) {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <jansson.h>
 
 #include "kernels/cpu/cpu.h"
 #include "service/shared/cleanup.h"
@@ -41,13 +42,18 @@ uint8_t *golden_read(const char *folder, const char *name, uint64_t *ret_size) {
 }
 
 Golden *golden_open(const char *name) {
+        char file[256];
+
+        (void) snprintf(file, sizeof(file), "dit/%s.safetensors", name);
+        return golden_open_at(file);
+}
+
+Golden *golden_open_at(const char *file) {
         Golden *g = calloc(1, sizeof(*g));
         uint64_t size, header_size;
         Fault f = {};
-        char file[256];
 
         assert_non_null(g);
-        (void) snprintf(file, sizeof(file), "dit/%s.safetensors", name);
         g->bytes = golden_read(NULL, file, &size);
         if (st_header_size(g->bytes, size, size, file, &header_size, &f) < 0 ||
                 st_header_parse(g->bytes, header_size, size, file, &g->header, &f) < 0)
@@ -152,9 +158,57 @@ void golden_model_freep(GoldenModel **g) {
         (void) golden_model_free(*g);
 }
 
+const char *golden_derived(void) {
+        const char *folder = getenv("LATENT_TEST_DERIVED");
+
+        if (!folder)
+                fail_msg("LATENT_TEST_DERIVED is not set; run the test through meson");
+        return folder;
+}
+
+static const StTensor *condition_tensor(const Golden *g, size_t i, const char *stream) {
+        char name[64];
+
+        (void) snprintf(name, sizeof(name), "cond.%zu.%s", i, stream);
+        return st_header_find(g->header, name);
+}
+
+static const float *condition_data(const Golden *g, const StTensor *t) {
+        return t ? golden_data(g, t->name, ST_F32, NULL) : NULL;
+}
+
+static H3Condition condition_of(
+        const Golden *g, size_t i, const json_t *entry, H3ConditionLatents *latents) {
+        static const char *const kinds[] = {"keyframe", "image", "video", "audio"};
+        const char *kind = json_string_value(json_object_get(entry, "kind"));
+        const StTensor *video = condition_tensor(g, i, "video"), *audio = condition_tensor(g, i, "audio");
+        H3Condition k = {.frame = (uint64_t) json_integer_value(json_object_get(entry, "frame"))};
+
+        assert_non_null(kind);
+        while (strcmp(kinds[k.kind], kind) != 0)
+                assert_true(++k.kind < ELEMENTSOF(kinds));
+        if (video)
+                k.grid = (H3Grid){video->shape[1], video->shape[2], video->shape[3]};
+        k.audio = audio ? audio->shape[2] : 0;
+        *latents = (H3ConditionLatents){condition_data(g, video), condition_data(g, audio)};
+        return k;
+}
+
+static uint32_t conditions_of(const Golden *g, H3Condition *ret, H3ConditionLatents *ret_latents) {
+        const char *text = st_header_meta(g->header, "conds");
+        json_t *list = json_loads(text ? text : "[]", 0, NULL), *entry;
+        size_t i;
+
+        assert_true(json_is_array(list) && json_array_size(list) <= H3_CONDITIONS_MAX);
+        json_array_foreach(list, i, entry) ret[i] = condition_of(g, i, entry, ret_latents + i);
+        json_decref(list);
+        return (uint32_t) i;
+}
+
 GoldenCase *golden_case_open(const char *name, const H3Config *c) {
         GoldenCase *k = calloc(1, sizeof(*k));
         const StTensor *video, *audio, *text;
+        H3Condition conditions[H3_CONDITIONS_MAX];
         H3Shape shape;
         Fault f = {};
 
@@ -170,9 +224,12 @@ GoldenCase *golden_case_open(const char *name, const H3Config *c) {
                 .height = video->shape[2],
                 .width = video->shape[3],
                 .audio = audio->shape[2],
+                .n_conditions = conditions_of(k->file, conditions, k->conditions),
+                .conditions = conditions,
         };
         if (h3_layout_new(c, &shape, golden_data(k->file, "text_tags", ST_U8, NULL), &k->layout, &f) < 0)
                 fail_msg("%s: %s", name, f.text);
+        assert_int_equal(k->layout->rows, (uint64_t) golden_meta_float(k->file, "rows"));
 
         k->text = golden_data(k->file, "text", ST_BF16, NULL);
         k->video = golden_data(k->file, "video", ST_F32, &k->n_video);
@@ -195,33 +252,58 @@ void golden_case_freep(GoldenCase **k) {
         (void) golden_case_free(*k);
 }
 
-void golden_step(const H3Model *m, const GoldenCase *k, H3Compute compute, const float *video,
-        const float *audio, float sigma_video, float sigma_audio, const H3StepHooks *hooks,
-        float **ret_video, float **ret_audio) {
-        const H3Range rows = {0, k->layout->rows}, heads = {0, m->config.heads};
-        const H3Plan plan = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &rows, .heads = &heads};
-        H3Rank rank = {.ops = lk_cpu_ops(LK_CPU_AUTO), .plan = &plan};
-        CLEANUP_FREE void *refined = NULL;
-        H3StepInput in;
-        Fault f = {};
-
-        *ret_video = malloc(k->n_video * sizeof(float));
-        *ret_audio = malloc(k->n_audio * sizeof(float));
-        assert_true(*ret_video && *ret_audio);
-        assert_int_equal(rank.ops->context_new(2, &rank.context), 0);
-        if (h3_refine_text(&rank, m, compute, k->text, k->layout->shape.text_rows, &refined, &f) < 0)
-                fail_msg("refiner: %s", f.text);
-
-        in = (H3StepInput){
+H3StepInput golden_input(const GoldenCase *k, H3Compute compute, const void *refined) {
+        return (H3StepInput){
                 .compute = compute,
                 .layout = k->layout,
                 .refined_text = refined,
-                .video = video,
-                .audio = audio,
-                .sigma_video = sigma_video,
-                .sigma_audio = sigma_audio,
+                .video = k->video,
+                .audio = k->audio,
+                .conditions = k->conditions,
+                .sigma_video = k->sigma_video,
+                .sigma_audio = k->sigma_audio,
         };
-        if (h3_step(&rank, m, &in, hooks, *ret_video, *ret_audio, &f) < 0)
+}
+
+void *golden_refine(const H3Model *m, const GoldenCase *k, H3Compute compute) {
+        H3Rank rank = {.ops = lk_cpu_ops(LK_CPU_AUTO)};
+        void *refined = NULL;
+        Fault f = {};
+
+        assert_int_equal(rank.ops->context_new(2, &rank.context), 0);
+        if (h3_refine_text(&rank, m, compute, k->text, k->layout->shape.text_rows, &refined, &f) < 0)
+                fail_msg("refiner: %s", f.text);
+        (void) rank.ops->context_free(rank.context);
+        return refined;
+}
+
+void golden_run(const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks, uint64_t n_video,
+        uint64_t n_audio, float **ret_video, float **ret_audio) {
+        const H3Range rows = {0, in->layout->rows}, heads = {0, m->config.heads};
+        const H3Plan plan = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &rows, .heads = &heads};
+        H3Rank rank = {.ops = lk_cpu_ops(LK_CPU_AUTO), .plan = &plan};
+        Fault f = {};
+
+        *ret_video = malloc(n_video * sizeof(float));
+        *ret_audio = malloc(n_audio * sizeof(float));
+        assert_true(*ret_video && *ret_audio);
+        memset(*ret_video, 0xff, n_video * sizeof(float)); /* NaN where nobody writes */
+        memset(*ret_audio, 0xff, n_audio * sizeof(float));
+        assert_int_equal(rank.ops->context_new(2, &rank.context), 0);
+        if (h3_step(&rank, m, in, hooks, *ret_video, *ret_audio, &f) < 0)
                 fail_msg("step: %s", f.text);
         (void) rank.ops->context_free(rank.context);
+}
+
+void golden_step(const H3Model *m, const GoldenCase *k, H3Compute compute, const float *video,
+        const float *audio, float sigma_video, float sigma_audio, const H3StepHooks *hooks,
+        float **ret_video, float **ret_audio) {
+        CLEANUP_FREE void *refined = golden_refine(m, k, compute);
+        H3StepInput in = golden_input(k, compute, refined);
+
+        in.video = video;
+        in.audio = audio;
+        in.sigma_video = sigma_video;
+        in.sigma_audio = sigma_audio;
+        golden_run(m, &in, hooks, k->n_video, k->n_audio, ret_video, ret_audio);
 }

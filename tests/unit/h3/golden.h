@@ -21,6 +21,7 @@ typedef struct Golden {
 } Golden;
 
 Golden *golden_open(const char *name); /* "case_t2va_tiny" of tests/data/dit */
+Golden *golden_open_at(const char *file); /* "lora/lora_comfy.safetensors" of tests/data */
 Golden *golden_free(Golden *g);
 void golden_freep(Golden **g);
 
@@ -46,10 +47,13 @@ GoldenModel *golden_comfy(void);
 GoldenModel *golden_model_free(GoldenModel *g);
 void golden_model_freep(GoldenModel **g);
 
+const char *golden_derived(void); /* the folder of what derive-layouts.py made */
+
 /* A case, ready to run. */
 typedef struct GoldenCase {
         Golden *file;
         H3Layout *layout;
+        H3ConditionLatents conditions[H3_CONDITIONS_MAX];
         const uint16_t *text;
         const float *video, *audio;
         uint64_t n_video, n_audio;
@@ -59,6 +63,15 @@ typedef struct GoldenCase {
 GoldenCase *golden_case_open(const char *name, const H3Config *c);
 GoldenCase *golden_case_free(GoldenCase *k);
 void golden_case_freep(GoldenCase **k);
+
+/* The arguments of a step at the case's own latents and sigmas; refined: h3_refine_text() of it. */
+H3StepInput golden_input(const GoldenCase *k, H3Compute compute, const void *refined);
+/* One step of any input on one rank of the CPU backend. Velocities (n_video and n_audio values) are freed by
+ * the caller. */
+void golden_run(const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks, uint64_t n_video,
+        uint64_t n_audio, float **ret_video, float **ret_audio);
+/* Refined text of a case, freed by the caller. */
+void *golden_refine(const H3Model *m, const GoldenCase *k, H3Compute compute);
 
 /* One step of a case on one rank of the CPU backend: refined text, then the model. Velocities are freed by
  * the caller. */

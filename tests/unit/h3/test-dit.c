@@ -90,38 +90,38 @@ static void run_case_bf16(const char *name) {
         check_bf16("audio velocity", audio, audio_bf16, audio_f32, k->n_audio);
 }
 
-static void step_tiny_f32_matches(void **state) {
-        run_case_f32("t2va_tiny");
-}
+#define CASE_TESTS(name)                                                                                    \
+        static void step_##name##_f32_matches(void **state) {                                               \
+                run_case_f32(#name);                                                                        \
+        }                                                                                                   \
+        static void step_##name##_bf16_matches(void **state) {                                              \
+                run_case_bf16(#name);                                                                       \
+        }
 
-static void step_odd_f32_matches(void **state) {
-        run_case_f32("t2va_odd");
-}
+CASE_TESTS(t2va_tiny)
+CASE_TESTS(t2va_odd)
+CASE_TESTS(t2va_long)
+CASE_TESTS(fl2va_first)
+CASE_TESTS(fl2va_last)
+CASE_TESTS(fl2va_firstlast)
+CASE_TESTS(fl2va_mid)
+CASE_TESTS(ref2va_mixed)
+CASE_TESTS(ref2va_small)
 
-static void step_long_f32_matches(void **state) {
-        run_case_f32("t2va_long");
-}
-
-static void step_tiny_bf16_matches(void **state) {
-        run_case_bf16("t2va_tiny");
-}
-
-static void step_odd_bf16_matches(void **state) {
-        run_case_bf16("t2va_odd");
-}
-
-static void step_long_bf16_matches(void **state) {
-        run_case_bf16("t2va_long");
-}
+#define CASE_ENTRIES(name)                                                                                  \
+        cmocka_unit_test(step_##name##_f32_matches), cmocka_unit_test(step_##name##_bf16_matches)
 
 int main(void) {
         const struct CMUnitTest tests[] = {
-                cmocka_unit_test(step_tiny_f32_matches),
-                cmocka_unit_test(step_odd_f32_matches),
-                cmocka_unit_test(step_long_f32_matches),
-                cmocka_unit_test(step_tiny_bf16_matches),
-                cmocka_unit_test(step_odd_bf16_matches),
-                cmocka_unit_test(step_long_bf16_matches),
+                CASE_ENTRIES(t2va_tiny),
+                CASE_ENTRIES(t2va_odd),
+                CASE_ENTRIES(t2va_long),
+                CASE_ENTRIES(fl2va_first),
+                CASE_ENTRIES(fl2va_last),
+                CASE_ENTRIES(fl2va_firstlast),
+                CASE_ENTRIES(fl2va_mid),
+                CASE_ENTRIES(ref2va_mixed),
+                CASE_ENTRIES(ref2va_small),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

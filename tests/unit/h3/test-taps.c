@@ -141,17 +141,22 @@ static void check_refined(const GoldenModel *m, const GoldenCase *k, const Golde
                 deviates("refined_text", rel);
 }
 
-static void taps_tiny_f32_every_stage_matches(void **state) {
+static void run_taps(const char *name) {
         static const char *const first[] = {"timestep", "rope_cos", "rope_sin"};
         static const char *const heads[] = {"block.0.q", "block.0.k", "block.0.v", "block.0.attn"};
         static const char *const last[] = {"block.0.attn_proj", "block.0.ff_in", "block.0.ff_out",
                 "block.0.out", "block.1.out", "block.2.out", "final_norm"};
         CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
-        CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open("case_t2va_tiny", &m->model->config);
-        CLEANUP(golden_freep) Golden *g = golden_open("taps_t2va_tiny.f32");
+        CLEANUP(golden_case_freep) GoldenCase *k = NULL;
+        CLEANUP(golden_freep) Golden *g = NULL;
         CLEANUP(taps_free) Taps t = {};
         CLEANUP_FREE float *video = NULL, *audio = NULL;
+        char file[64];
 
+        (void) snprintf(file, sizeof(file), "case_%s", name);
+        k = golden_case_open(file, &m->model->config);
+        (void) snprintf(file, sizeof(file), "taps_%s.f32", name);
+        g = golden_open(file);
         golden_step(m->model, k, H3_COMPUTE_F32, k->video, k->audio, k->sigma_video, k->sigma_audio,
                 &(H3StepHooks){.on_tap = record, .userdata = &t}, &video, &audio);
 
@@ -168,6 +173,14 @@ static void taps_tiny_f32_every_stage_matches(void **state) {
                 check_heads(&t, g, heads[i], &m->model->config);
         for (size_t i = 0; i < ELEMENTSOF(last); i++)
                 check_stage(&t, g, last[i]);
+}
+
+static void taps_tiny_f32_every_stage_matches(void **state) {
+        run_taps("t2va_tiny");
+}
+
+static void taps_references_f32_every_stage_matches(void **state) {
+        run_taps("ref2va_small");
 }
 
 static void taps_bf16_do_not_change_the_step(void **state) {
@@ -198,6 +211,7 @@ static void taps_bf16_do_not_change_the_step(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(taps_tiny_f32_every_stage_matches),
+                cmocka_unit_test(taps_references_f32_every_stage_matches),
                 cmocka_unit_test(taps_bf16_do_not_change_the_step),
         };
 

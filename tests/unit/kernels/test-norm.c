@@ -51,7 +51,8 @@ static float x_at(const LkNorm *a, uint64_t i, uint64_t j) {
 }
 
 static float mod_at(const LkNorm *a, uint64_t i, uint64_t at) {
-        return (float) get(a->mod, a->type, (uint64_t) a->mod_index[i] * a->mod_ld + at);
+        return (float) get(
+                a->mod, a->mod_type ? a->mod_type : a->type, (uint64_t) a->mod_index[i] * a->mod_ld + at);
 }
 
 static void rule(const LkNorm *a, uint64_t i, void *y) {
@@ -116,6 +117,29 @@ static void norm_sizes_follow_rule(void **state) {
                                 check_rule(&d.a, y);
                 }
 
+                data_done(&d);
+        }
+}
+
+/* Shift and scale of a curve's final layer: f32 beside rows of bf16. */
+static void norm_f32_modulation_follows_rule(void **state) {
+        static const uint64_t ns[] = {1, 16, 31, 96, 1027};
+
+        for (unsigned i = 0; i < ELEMENTSOF(ns); i++) {
+                uint64_t seed = i;
+                Data d;
+
+                data_make(13, ns[i], LK_BF16, LK_BF16, true, &d);
+                free(d.mod);
+                d.mod = random_aligned(MOD_ROWS * d.a.mod_ld, LK_F32, 0.5, &seed);
+                d.a.mod = d.mod;
+                d.a.mod_type = LK_F32;
+                for (unsigned isa = 0; isa < ISAS; isa++) {
+                        CLEANUP_FREE void *y = run(all_isas[isa], 1 + isa, &d);
+
+                        if (y)
+                                check_rule(&d.a, y);
+                }
                 data_done(&d);
         }
 }
@@ -252,6 +276,8 @@ static void norm_bad_argument_is_refused(void **state) {
         REFUSED(a.mod_ld = 12);
         REFUSED(a.shift_at = UINT64_MAX);
         REFUSED(a.mod = (uint8_t *) d.mod + 1);
+        REFUSED(a.mod_type = LK_BF16);
+        REFUSED(a.mod_type = LK_F16);
         REFUSED(a.m = UINT64_MAX / 8);
         data_done(&d);
         assert_null(ops->context_free(c));
@@ -260,6 +286,7 @@ static void norm_bad_argument_is_refused(void **state) {
 int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(norm_sizes_follow_rule),
+                cmocka_unit_test(norm_f32_modulation_follows_rule),
                 cmocka_unit_test(norm_against_double_is_accurate),
                 cmocka_unit_test(norm_any_thread_count_same_bits),
                 cmocka_unit_test(norm_row_position_same_bits),

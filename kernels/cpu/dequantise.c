@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A matrix as f32 rows. */
+
+#include <errno.h>
+
+#include "kernels/cpu/check.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/quant.h"
+#include "kernels/cpu/rows.h"
+
+static void dequantise_row(const void *arg, uint64_t row) {
+        const LkDequantise *a = arg;
+        float *y = a->y + row * a->y_ld;
+        const uint8_t *w = quant_row(&a->w, row);
+
+        if (a->w.type >= LK_I8)
+                quant_expand(&a->w, row, 0, a->w.cols, y);
+        else
+                for (uint64_t i = 0; i < a->w.cols; i++)
+                        y[i] = number_get(w, a->w.type, i);
+}
+
+int LK_ISA(dequantise)(LkContext *c, const LkDequantise *a) {
+        if (!c || !a || !check_matrix(&a->w) || !check_rows(a->y, LK_F32, a->w.rows, a->w.cols, a->y_ld))
+                return -EINVAL;
+        if (a->w.rows == 0 || a->w.cols == 0)
+                return 0;
+
+        rows_run(c, a->w.rows, a->w.cols, dequantise_row, a);
+        return 0;
+}

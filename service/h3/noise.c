@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/h3/noise.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "service/shared/cleanup.h"
+#include "service/shared/fmath.h"
+
+#define WORDS 624
+#define SHIFT 397
+#define BLOCK 16 /* numbers that are made at once: 8 pairs */
+#define TWO_PI 6.283185307179586
+
+#define CONDITION_PART 0.999f
+#define CONDITION_NOISE 0.001f
+
+void h3_noise_init(H3Noise *g, uint64_t seed) {
+        g->state[0] = (uint32_t) seed;
+        for (uint32_t i = 1; i < WORDS; i++) {
+                uint32_t before = g->state[i - 1];
+
+                g->state[i] = 1812433253u * (before ^ before >> 30) + i;
+        }
+        g->at = WORDS;
+        g->has_spare = false;
+}
+
+static void renew(H3Noise *g) {
+        for (uint32_t i = 0; i < WORDS; i++) {
+                uint32_t bits = (g->state[i] & 0x80000000u) | (g->state[(i + 1) % WORDS] & 0x7fffffffu);
+                uint32_t twist = bits & 1 ? 0x9908b0dfu : 0;
+
+                g->state[i] = g->state[(i + SHIFT) % WORDS] ^ bits >> 1 ^ twist;
+        }
+        g->at = 0;
+}
+
+static uint32_t next_word(H3Noise *g) {
+        uint32_t x;
+
+        if (g->at == WORDS)
+                renew(g);
+        x = g->state[g->at++];
+        x ^= x >> 11;
+        x ^= x << 7 & 0x9d2c5680u;
+        x ^= x << 15 & 0xefc60000u;
+        return x ^ x >> 18;
+}
+
+/* In [0, 1), 24 bits. */
+static double next_uniform(H3Noise *g) {
+        return (double) (next_word(g) & 0xffffffu) / 0x1p24;
+}
+
+/* In [0, 1), 53 bits, the first word is the high one. */
+static double next_uniform_wide(H3Noise *g) {
+        uint64_t high = next_word(g), word = high << 32 | next_word(g);
+
+        return (double) (word & 0x1fffffffffffffull) / 0x1p53;
+}
+
+/* 16 uniforms become 16 normals: number j and number j + 8 are a pair. */
+static void draw_block(const double *uniforms, float *ret) {
+        for (uint32_t j = 0; j < BLOCK / 2; j++) {
+                double radius = sqrt(-2.0 * fmath_log(1.0 - uniforms[j]));
+                double angle = TWO_PI * uniforms[j + BLOCK / 2];
+
+                ret[j] = (float) (radius * fmath_cos(angle));
+                ret[j + BLOCK / 2] = (float) (radius * fmath_sin(angle));
+        }
+}
+
+static float draw_one(H3Noise *g) {
+        double angle, radius;
+
+        if (g->has_spare) {
+                g->has_spare = false;
+                return (float) g->spare;
+        }
+        angle = TWO_PI * next_uniform_wide(g);
+        radius = sqrt(-2.0 * fmath_log(1.0 - next_uniform_wide(g))); /* the difference is exact */
+        g->spare = radius * fmath_sin(angle);
+        g->has_spare = true;
+        return (float) (radius * fmath_cos(angle));
+}
+
+void h3_noise_draw(H3Noise *g, uint64_t n, float *ret) {
+        double uniforms[BLOCK];
+        uint64_t whole = n / BLOCK * BLOCK;
+
+        if (n < BLOCK) {
+                for (uint64_t i = 0; i < n; i++)
+                        ret[i] = draw_one(g);
+                return;
+        }
+        for (uint64_t i = 0; i < whole; i += BLOCK) {
+                for (uint32_t j = 0; j < BLOCK; j++)
+                        uniforms[j] = next_uniform(g);
+                draw_block(uniforms, ret + i);
+        }
+        if (whole == n)
+                return;
+        /* torch has drawn uniforms for the ragged end, too, before it makes the last 16 anew */
+        for (uint64_t i = whole; i < n; i++)
+                (void) next_word(g);
+        for (uint32_t j = 0; j < BLOCK; j++)
+                uniforms[j] = next_uniform(g);
+        draw_block(uniforms, ret + n - BLOCK);
+}
+
+int h3_noise_target(H3Noise *g, H3NoiseOrder order, const H3Config *c, const H3Shape *s, float *ret_video,
+        float *ret_audio) {
+        uint64_t n_audio = 2 * s->audio * c->audio_channels;
+        CLEANUP_FREE float *rows = NULL;
+
+        if (order == H3_NOISE_DIFFUSERS) {
+                rows = malloc(n_audio * sizeof(float));
+                if (!rows)
+                        return -ENOMEM;
+        }
+        h3_noise_draw(g, c->video_channels * s->frames * s->height * s->width, ret_video);
+        h3_noise_draw(g, n_audio, rows ? rows : ret_audio);
+        if (rows)
+                h3_rows_to_audio(c, s->audio, rows, 0, 2 * s->audio, ret_audio);
+        return 0;
+}
+
+int h3_noise_condition_comfy(const H3Config *c, const H3Grid *g, uint64_t seed, float *ret) {
+        uint64_t n_rows = g->frames * h3_grid_rows_h(c, g) * h3_grid_rows_w(c, g);
+        uint64_t n = n_rows * c->video_channels * c->patch_h * c->patch_w;
+        CLEANUP_FREE float *rows = malloc(n * sizeof(float));
+        H3Noise generator;
+
+        if (!rows)
+                return -ENOMEM;
+        h3_noise_init(&generator, seed);
+        h3_noise_draw(&generator, n, rows);
+        h3_rows_to_video(c, g, rows, 0, n_rows, ret);
+        return 0;
+}
+
+int h3_noise_condition_official(
+        const H3Config *c, const H3Grid *g, uint64_t full_frames, uint64_t seed, float *ret) {
+        uint64_t per_frame = g->height * g->width;
+        uint64_t full = full_frames > g->frames ? full_frames : g->frames;
+        CLEANUP_FREE float *all = malloc(c->video_channels * full * per_frame * sizeof(float));
+        H3Noise generator;
+
+        if (!all)
+                return -ENOMEM;
+        h3_noise_init(&generator, seed);
+        h3_noise_draw(&generator, c->video_channels * full * per_frame, all);
+        for (uint64_t channel = 0; channel < c->video_channels; channel++)
+                for (uint64_t i = 0; i < g->frames * per_frame; i++)
+                        ret[channel * g->frames * per_frame + i] = all[channel * full * per_frame + i];
+        return 0;
+}
+
+void h3_noise_mix(const float *z, const float *noise, uint64_t n, float *ret) {
+        for (uint64_t i = 0; i < n; i++)
+                ret[i] = CONDITION_PART * z[i] + CONDITION_NOISE * noise[i];
+}
