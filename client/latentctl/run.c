@@ -28,6 +28,10 @@ void run_catch_signals(void) {
                 (void) sigaction(SIGHUP, &a, NULL);
 }
 
+bool run_interrupted(void) {
+        return n_signals > 0;
+}
+
 int run_connect(const Ctl *c, latent_client **ret, latent_error *e) {
         return latent_client_new(&c->bus, ret, e);
 }

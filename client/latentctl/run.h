@@ -12,6 +12,7 @@ void run_catch_signals(void);
 
 /* What a call gave, unless a signal cut it short: then -EINTR with CTL_ERROR_INTERRUPTED. */
 int run_outcome(int r, latent_error *e);
+bool run_interrupted(void);
 
 /* Waits for the job's end. After a signal the job is cancelled and its end waited for; a second one does not
  * wait. -EINTR with CTL_ERROR_INTERRUPTED. */

@@ -25,6 +25,7 @@ typedef struct Outgoing {
 typedef struct LinkModel {
         uint64_t id;
         Model *model; /* NULL: forgotten while it was opened; closed when the answer is here */
+        bool sent;    /* else its regions are being verified */
         bool ready;
         TAILQ_ENTRY(LinkModel) entry;
 } LinkModel;
@@ -94,7 +95,8 @@ bool worker_feed_is_busy(const WorkerLink *w); /* waits for an answer */
 void worker_feed_on_ready(WorkerLink *w);      /* a worker is there: open what was asked for */
 void worker_feed_on_model_ready(WorkerLink *w, const WireModelReady *m);
 void worker_feed_on_error(WorkerLink *w, const WireError *m);
-/* Forgets what the worker had. Requests under way count a death; those with two end with WorkerCrashed. */
-void worker_feed_on_gone(WorkerLink *w, const char *reason);
+/* Forgets what the worker had. Requests under way count a death; those with two end with WorkerCrashed. crashed: what it had may have
+ * been written to. */
+void worker_feed_on_gone(WorkerLink *w, const char *reason, bool crashed);
 void worker_feed_on_no_worker(WorkerLink *w, const Fault *f);
 void worker_feed_clear(WorkerLink *w);

@@ -141,7 +141,7 @@ void worker_link_watch(WorkerLink *w) {
 
         /* A model that opens may take long, but that is no excuse for the step beside it. */
         TAILQ_FOREACH(x, &w->models, entry)
-                if (!x->ready && w->models_usec + w->open_usec < until)
+                if (x->sent && !x->ready && w->models_usec + w->open_usec < until)
                         until = w->models_usec + w->open_usec;
 
         if (until == UINT64_MAX)
@@ -252,7 +252,7 @@ static void gone(WorkerLink *w, bool was_ready, bool was_busy) {
 
         if (was_ready) {
                 manager_devices_gone(w->manager);
-                worker_feed_on_gone(w, reason);
+                worker_feed_on_gone(w, reason, !expected);
                 queue_on_worker_gone(w->manager->queue, reason);
         }
 
