@@ -3,7 +3,10 @@
 
 /* The socket that clients use without a message bus (containers, tests): D-Bus, peer to peer, with the same objects. Each connection is
  * one Peer, whose user the kernel names and whose end is the end of the connection. A user's connections are limited, and so are those
- * of users who may not use the service; who does not authenticate in time or does not read is dropped. */
+ * of users who may not use the service; who does not authenticate in time or does not read is dropped.
+ *
+ * Of sd-bus, not ours to change: a message may have 128 MiB, one that is no valid D-Bus is thrown away without an answer, and so is
+ * one whose descriptors arrive in one piece with the end of the authentication. */
 
 #include "service/latentd/manager.h"
 
