@@ -98,6 +98,8 @@ typedef struct latent_client_options {
         uint32_t struct_size;
         uint32_t bus;        /* LATENT_BUS_* */
         const char *address; /* LATENT_BUS_ADDRESS: of a message bus, e.g. "unix:path=/run/x/bus" */
+        /* Path of the service's own socket, e.g. "/run/latentd/bus": no message bus is used; bus must be 0 then. */
+        const char *socket;
 } latent_client_options;
 
 /* Connects. options may be NULL. *ret_client: latent_client_free(). The service may be started by the first

@@ -81,6 +81,36 @@ def alive(pid):
     return stat[stat.rindex(")") + 2] not in "ZX"
 
 
+def as_user(uid, f):
+    """f() in a child process of that user (root only); its result, through JSON. What it raises is raised here as a HarnessError."""
+    r, w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(r)
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            out = [True, f()]
+        except BaseException as e:  # the child must never return into the caller's program
+            out = [False, f"{type(e).__name__}: {e}"]
+        try:
+            with open(w, "w") as pipe:
+                json.dump(out, pipe)
+        finally:
+            os._exit(0)
+    os.close(w)
+    with open(r) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    if not text:
+        raise HarnessError(f"the process of user {uid} died")
+    ok, value = json.loads(text)
+    if not ok:
+        raise HarnessError(f"as user {uid}: {value}")
+    return value
+
+
 class Bus:
     """A private dbus-daemon. `open_to_all`: other uids may connect (tests with several users)."""
 
@@ -114,7 +144,9 @@ class Bus:
 class Service:
     """latentd on a private bus. Use as a context manager; `env` holds what a client needs."""
 
-    def __init__(self, conf=(), mode="user", ranks=None, worker=None, open_to_all=False, log=None, bus=None, args=()):
+    def __init__(self, conf=(), mode="user", ranks=None, worker=None, open_to_all=False, log=None, bus=None, args=(), socket=True, prefix=(), popen=None, env=None):
+        """socket: a private socket of its own (self.socket), else PrivateSocket= is not set. prefix: words before the command line; popen: more
+        arguments of Popen; env: more variables."""
         self.temp = tempfile.TemporaryDirectory(prefix="latentd-test-")
         self.folder = pathlib.Path(self.temp.name)
         self.mode, self.args, self.log = mode, list(args), log
@@ -122,6 +154,10 @@ class Service:
         self.own_bus = bus is None
         self.bus = bus or Bus(self.folder, open_to_all=open_to_all)
         values = {"WorkerDirectory": str(BUILD / "service/worker"), "WorkerStart": "spawn"}
+        self.socket = self.folder / "private"
+        self.prefix, self.popen = list(prefix), popen or {}
+        if socket:
+            values["PrivateSocket"] = self.socket
         lines = [f"{k}={v}" for k, v in values.items()]
         if ranks is not None:
             lines.append(f"WorkerRanks={ranks}")
@@ -133,7 +169,7 @@ class Service:
         self.env = dict(os.environ,
                         DBUS_SESSION_BUS_ADDRESS=self.bus.address,
                         DBUS_SYSTEM_BUS_ADDRESS=self.bus.address,
-                        PATH=f"{BUILD / 'client'}:{os.environ.get('PATH', '/usr/bin:/bin')}")
+                        PATH=f"{BUILD / 'client'}:{os.environ.get('PATH', '/usr/bin:/bin')}", **(env or {}))
 
     def __enter__(self):
         try:
@@ -156,9 +192,9 @@ class Service:
             s.settimeout(0.1)
             stderr = open(self.log, "ab") if self.log else None
             self.process = subprocess.Popen(
-                [str(BUILD / "service/latentd/latentd"), f"--{self.mode}", f"--bus-address={self.bus.address}",
+                [*self.prefix, str(BUILD / "service/latentd/latentd"), f"--{self.mode}", f"--bus-address={self.bus.address}",
                  f"--config={self.config}", *self.args],
-                env=dict(self.env, NOTIFY_SOCKET=str(notify)), stdin=subprocess.DEVNULL, stderr=stderr)
+                env=dict(self.env, NOTIFY_SOCKET=str(notify)), stdin=subprocess.DEVNULL, stderr=stderr, **self.popen)
             if stderr:
                 stderr.close()
             end = time.monotonic() + 60

@@ -128,11 +128,12 @@ static int parse_option(Parser *p, int argc, char *argv[], int *at, const Option
 }
 
 static int take_bus(Parser *p) {
-        int n = (p->system ? 1 : 0) + (p->user ? 1 : 0) + (p->ctl->bus.address ? 1 : 0);
+        int n = (p->system ? 1 : 0) + (p->user ? 1 : 0) + (p->ctl->bus.address ? 1 : 0) +
+                (p->ctl->bus.socket ? 1 : 0);
 
         if (n > 1)
                 return ctl_error(p->error, -EINVAL, CTL_ERROR_USAGE,
-                        "only one of --system, --user and --bus-address is possible");
+                        "only one of --system, --user, --bus-address and --socket is possible");
         if (p->system)
                 p->ctl->bus.bus = LATENT_BUS_SYSTEM;
         else if (p->user)
@@ -150,6 +151,7 @@ static int parse(Parser *p, int argc, char *argv[], bool stop_at_operand, size_t
                 {"system", OPTION_FLAG, &p->system, NULL, '\0'},
                 {"user", OPTION_FLAG, &p->user, NULL, '\0'},
                 {"bus-address", OPTION_STRING, &p->ctl->bus.address, NULL, '\0'},
+                {"socket", OPTION_STRING, &p->ctl->bus.socket, NULL, '\0'},
                 {"help", OPTION_FLAG, &p->ctl->help, NULL, 'h'},
                 {"version", OPTION_FLAG, &p->version, NULL, '\0'},
         };

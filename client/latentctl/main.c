@@ -71,6 +71,7 @@ static void print_help(void) {
                       "  --system, --user       which bus; default: the system bus if the service is there, "
                       "else the user bus\n"
                       "  --bus-address=ADDRESS  another bus\n"
+                      "  --socket=PATH          the service's own socket, without a bus\n"
                       "  --help, --version\n\n"
                       "latentctl VERB --help says more, latentctl(1) everything.\n");
 }
@@ -83,7 +84,7 @@ static const Verb *find_verb(const char *name) {
         return NULL;
 }
 
-int main(int argc, char *argv[]) {
+static int run(int argc, char *argv[]) {
         Ctl c = {.bus = {.struct_size = sizeof(c.bus)}};
         bool version = false;
         latent_error e;
@@ -117,4 +118,15 @@ int main(int argc, char *argv[]) {
         }
 
         return verb->run(&c, verb, argc - at, argv + at);
+}
+
+int main(int argc, char *argv[]) {
+        int status = run(argc, argv);
+
+        /* What could not be written was not said: a script must not take silence for an answer. */
+        if ((fflush(stdout) != 0 || ferror(stdout)) && status == STATUS_OK) {
+                (void) fprintf(stderr, "latentctl: standard output cannot be written.\n");
+                return STATUS_FAILED;
+        }
+        return status;
 }

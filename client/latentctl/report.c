@@ -87,7 +87,7 @@ int report_error(const Ctl *c, const Verb *verb, const latent_error *e) {
 
 void report_help(const Verb *verb) {
         (void) printf("usage: latentctl %s %s\n\n%s\n%s%s\nOptions of all verbs: --json, --system, --user, "
-                      "--bus-address=ADDRESS, --help. See latentctl(1).\n",
+                      "--bus-address=ADDRESS, --socket=PATH, --help. See latentctl(1).\n",
                 verb->name, verb->arguments, verb->summary, verb->options[0] != '\0' ? "\n" : "",
                 verb->options);
 }

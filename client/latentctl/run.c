@@ -19,10 +19,13 @@ static void on_signal(int number) {
 }
 
 void run_catch_signals(void) {
-        struct sigaction a = {.sa_handler = on_signal};
+        struct sigaction a = {.sa_handler = on_signal}, hup;
 
         (void) sigaction(SIGINT, &a, NULL);
         (void) sigaction(SIGTERM, &a, NULL);
+        /* A closed terminal would leave the temporary file; under nohup it is no reason to end. */
+        if (sigaction(SIGHUP, NULL, &hup) == 0 && hup.sa_handler != SIG_IGN)
+                (void) sigaction(SIGHUP, &a, NULL);
 }
 
 int run_connect(const Ctl *c, latent_client **ret, latent_error *e) {

@@ -4,9 +4,14 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "client/liblatent/error.h"
 #include "service/shared/cleanup.h"
+
+#define PING_USEC (10 * UINT64_C(1000000))
 
 static int open_address(const char *address, sd_bus **ret) {
         CLEANUP(sd_bus_flush_close_unrefp) sd_bus *bus = NULL;
@@ -95,6 +100,80 @@ static int bus_try(uint32_t kind, const char *address, sd_bus **ret) {
 
         *ret = STEAL_PTR(bus);
         return 1;
+}
+
+static int connect_socket(const char *path) {
+        struct sockaddr_un sa = {.sun_family = AF_UNIX};
+        CLEANUP_CLOSE int fd = -EBADF;
+        size_t n = strlen(path);
+
+        if (n >= sizeof(sa.sun_path))
+                return -ENAMETOOLONG;
+        memcpy(sa.sun_path, path, n);
+
+        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0 || connect(fd, (const struct sockaddr *) &sa, sizeof(sa)) < 0)
+                return -errno;
+
+        return STEAL_FD(fd);
+}
+
+/* Ping is answered by whatever speaks D-Bus there; who may do what is said to the calls behind it. */
+static int open_peer(const char *path, sd_bus **ret) {
+        CLEANUP(sd_bus_flush_close_unrefp) sd_bus *bus = NULL;
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        int fd, r;
+
+        r = sd_bus_new(&bus);
+        if (r < 0)
+                return r;
+
+        fd = connect_socket(path);
+        if (fd < 0)
+                return fd;
+        r = sd_bus_set_fd(bus, fd, fd);
+        if (r < 0) {
+                (void) close(fd);
+                return r;
+        }
+
+        r = sd_bus_negotiate_fds(bus, true);
+        if (r >= 0)
+                r = sd_bus_start(bus);
+        if (r >= 0)
+                r = sd_bus_message_new_method_call(bus, &m, NULL, "/", "org.freedesktop.DBus.Peer", "Ping");
+        if (r >= 0)
+                r = sd_bus_call(bus, m, PING_USEC, NULL, NULL);
+        if (r < 0)
+                return r;
+
+        *ret = STEAL_PTR(bus);
+        return 0;
+}
+
+int bus_open_socket(uint32_t kind, const char *path, sd_bus **ret, latent_error *e) {
+        int r;
+
+        if (kind != LATENT_BUS_AUTO)
+                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                        "A socket and a message bus are both given; expected one of them.");
+        if (path[0] != '/')
+                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                        "The socket \"%s\" is no absolute path; expected one such as /run/latentd/bus.", path);
+
+        r = open_peer(path, ret);
+        if (r >= 0)
+                return 0;
+        if (r == -ENOMEM)
+                return error_errno(e, r, "Connecting");
+        if (r == -ENAMETOOLONG)
+                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                        "The path of the socket has %zu bytes; at most %zu are possible.", strlen(path),
+                        sizeof(((struct sockaddr_un *) NULL)->sun_path) - 1);
+
+        return error_set(e, -ENOTCONN, LATENT_ERROR_NO_SERVICE,
+                "The service's socket %s cannot be reached: %s. Is latentd running, and PrivateSocket= this path?", path,
+                strerror(-r));
 }
 
 static const char *start_hint(uint32_t kind) {

@@ -10,3 +10,6 @@
 /* kind: LATENT_BUS_*; address for LATENT_BUS_ADDRESS. Fails if the service neither runs nor can be started
  * there. */
 int bus_choose(uint32_t kind, const char *address, sd_bus **ret, latent_error *e);
+
+/* The service's own socket, without a message bus. kind: must be LATENT_BUS_AUTO. Waits until the service has answered once. */
+int bus_open_socket(uint32_t kind, const char *path, sd_bus **ret, latent_error *e);

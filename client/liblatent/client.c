@@ -11,7 +11,7 @@
 #include "client/liblatent/options.h"
 #include "client/liblatent/value.h"
 
-_Static_assert(sizeof(latent_client_options) == 16, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_client_options) == 24, "public layout changed: add fields, never alter");
 #define CLIENT_OPTIONS_SIZE_V1 16u
 
 uint64_t now_usec(void) {
@@ -90,6 +90,8 @@ static int client_listen(latent_client *c, latent_error *e) {
         r = sd_bus_add_filter(c->bus, &c->filter, on_message, c);
         if (r < 0)
                 return error_errno(e, r, "Listening for signals");
+        if (c->is_peer)
+                return 0;
 
         r = sd_bus_add_match(c->bus, &c->owner_match,
                 "type='signal',sender='org.freedesktop.DBus',path='/org/freedesktop/DBus',"
@@ -117,7 +119,8 @@ LATENT_PUBLIC int latent_client_new(
         c->n_ref = 1;
         LIST_INIT(&c->jobs);
 
-        r = bus_choose(o.bus, o.address, &c->bus, error);
+        c->is_peer = o.socket != NULL;
+        r = o.socket ? bus_open_socket(o.bus, o.socket, &c->bus, error) : bus_choose(o.bus, o.address, &c->bus, error);
         if (r < 0)
                 return r;
         r = client_listen(c, error);
@@ -207,14 +210,15 @@ int client_message(latent_client *c, const char *owner, const char *path, const 
         const char *member, sd_bus_message **ret, latent_error *e) {
         int r;
 
-        if (!c->bus && owner)
+        if (!c->bus && (owner || (c->is_peer && strcmp(path, BUS_ROOT) != 0)))
                 return error_set(
                         e, -ECONNRESET, LATENT_ERROR_RESTARTED, "The connection to the service is closed.");
         if (!c->bus)
                 return error_set(
                         e, -ENOTCONN, LATENT_ERROR_NO_SERVICE, "The connection to the service is closed.");
 
-        r = sd_bus_message_new_method_call(c->bus, ret, owner ? owner : BUS_NAME, path, interface, member);
+        r = sd_bus_message_new_method_call(
+                c->bus, ret, c->is_peer ? NULL : owner ? owner : BUS_NAME, path, interface, member);
         if (r < 0)
                 return client_error_message(r, member, e);
 
@@ -225,6 +229,7 @@ int client_call(latent_client *c, sd_bus_message *m, const char *doing, sd_bus_m
         latent_error *e) {
         CLEANUP(sd_bus_error_free) sd_bus_error b = SD_BUS_ERROR_NULL;
         const char *to;
+        bool made;
         int r;
 
         /* sd-bus refuses to send under a lost connection; nothing else can end it here. */
@@ -232,8 +237,10 @@ int client_call(latent_client *c, sd_bus_message *m, const char *doing, sd_bus_m
         if (r >= 0)
                 return 0;
 
-        to = sd_bus_message_get_destination(m); /* not before: a message moves in memory until it is sent */
-        return error_bus(e, r, &b, to && to[0] == ':', doing);
+        /* Not before: a message moves in memory until it is sent. */
+        to = sd_bus_message_get_destination(m);
+        made = c->is_peer ? strcmp(sd_bus_message_get_path(m), BUS_ROOT) != 0 : to && to[0] == ':';
+        return error_bus(e, r, &b, made, doing);
 }
 
 int client_call_simple(latent_client *c, const Object *o, const char *interface, const char *member,

@@ -6,6 +6,7 @@
  * service that made them and are called under that name: after a restart the same object path may mean
  * something else. */
 
+#include <stdbool.h>
 #include <sys/queue.h>
 
 #include <systemd/sd-bus.h>
@@ -18,6 +19,7 @@
 struct latent_client {
         unsigned n_ref;
         sd_bus *bus; /* NULL once the user freed the client or the connection was lost */
+        bool is_peer; /* no message bus: objects have no owner, and the end of the connection is the service's */
         sd_bus_slot *filter, *owner_match;
         LIST_HEAD(, latent_job) jobs; /* handles that the user holds, for signals */
 };

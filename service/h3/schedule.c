@@ -5,12 +5,12 @@
 #include <math.h>
 
 /* Both published schedules are f32 tensor arithmetic: every operation below is one rounding, there and here.
- */
+ * With shifts below 1 these roundings can end above 1, or at infinity; no sigma lies there. */
 
 static float shifted(float shift, float b) {
         float above = (float) ((double) shift - 1.0);
 
-        return (shift * b) / (1.0f + above * b);
+        return fminf((shift * b) / (1.0f + above * b), 1.0f);
 }
 
 /* ComfyUI's table: entry i of 1000 is the shifted base value (i / 1000 * 1000) / 1000, in f32. */

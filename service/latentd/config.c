@@ -225,6 +225,22 @@ static int parse_path(const ConfigKey *key, const char *value, Config *c) {
         return 0;
 }
 
+/* Empty: switched off. */
+static int parse_path_or_empty(const ConfigKey *key, const char *value, Config *c) {
+        char **p = field(key, c), *copy;
+
+        if (value[0] != '\0')
+                return parse_path(key, value, c);
+
+        copy = strdup("");
+        if (!copy)
+                return -ENOMEM;
+
+        free(*p);
+        *p = copy;
+        return 0;
+}
+
 static size_t count_strings(char **l) {
         size_t n = 0;
 
@@ -332,6 +348,9 @@ static int parse_allowed_users(const ConfigKey *key, const char *value, Config *
 static const ConfigKey keys[] = {
         {"ModelPath", parse_model_path, 0, 0, 0, "an absolute directory without \"..\", one a line"},
         {"AllowedUsers", parse_allowed_users, 0, 0, 0, "names of existing users or numbers"},
+        {"PrivateSocket", parse_path_or_empty, offsetof(Config, private_socket), 0,
+                sizeof(((struct sockaddr_un *) NULL)->sun_path) - 1,
+                "an absolute path of at most 107 bytes, or nothing"},
         {"Worker", parse_worker, 0, 0, 0, "auto, cpu or cuda"},
         {"WorkerStart", parse_worker_start, 0, 0, 0, "auto, socket or spawn"},
         {"WorkerSocket", parse_path, offsetof(Config, worker_socket), 0,
@@ -392,6 +411,7 @@ Config *config_free(Config *c) {
 
         free_strings(c->model_path);
         free(c->allowed_users);
+        free(c->private_socket);
         free(c->worker_socket);
         free(c->worker_directory);
         free(c);

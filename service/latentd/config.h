@@ -36,6 +36,7 @@ typedef struct Config {
         uid_t *allowed_users; /* AllowedUsers=: names or numbers; --system serves only these and root until
                                  polkit is there */
         size_t n_allowed_users;
+        char *private_socket; /* PrivateSocket=; NULL: the usual place of the mode; "": none */
         WorkerBackend worker;       /* Worker=auto|cpu|cuda */
         WorkerStart worker_start;   /* WorkerStart=auto|socket|spawn */
         char *worker_socket;        /* WorkerSocket=, default /run/latentd/worker.sock */

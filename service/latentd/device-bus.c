@@ -43,11 +43,6 @@ static int property_get_links(sd_bus *bus, const char *path, const char *interfa
         return sd_bus_message_append(reply, "a(od)", 0);
 }
 
-static int property_get_share(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
-                              void *userdata, sd_bus_error *error) {
-        return sd_bus_message_append(reply, "d", 1.0);
-}
-
 static const sd_bus_vtable device_vtable[] = {
         SD_BUS_VTABLE_START(0),
         SD_BUS_PROPERTY("Kind", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
@@ -60,7 +55,7 @@ static const sd_bus_vtable device_vtable[] = {
         SD_BUS_PROPERTY("MemoryFree", "t", NULL, offsetof(Device, info.memory_free), 0),
         SD_BUS_PROPERTY("State", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_EMITS_CHANGE),
         SD_BUS_PROPERTY("Links", "a(od)", property_get_links, 0, 0),
-        SD_BUS_PROPERTY("Share", "d", property_get_share, 0, 0),
+        SD_BUS_PROPERTY("Share", "d", NULL, offsetof(Device, share), 0),
         SD_BUS_VTABLE_END
 };
 
@@ -123,12 +118,12 @@ void device_bus_announce(Device *d) {
         CLEANUP_FREE char *path = NULL;
         int r;
 
-        if (!d->manager->bus || d->manager->stopping)
+        if (d->manager->stopping)
                 return;
 
         r = device_path(d, &path);
-        if (r >= 0)
-                r = sd_bus_emit_object_added(d->manager->bus, path);
+        for (sd_bus *bus = manager_next_bus(d->manager, NULL); r >= 0 && bus; bus = manager_next_bus(d->manager, bus))
+                r = sd_bus_emit_object_added(bus, path);
         if (r < 0)
                 log_warning_errno(r, "Cannot announce a device");
 }
@@ -137,12 +132,12 @@ void device_bus_emit_state(Device *d) {
         CLEANUP_FREE char *path = NULL;
         int r;
 
-        if (!d->manager->bus || d->manager->stopping)
+        if (d->manager->stopping)
                 return;
 
         r = device_path(d, &path);
-        if (r >= 0)
-                r = sd_bus_emit_properties_changed(d->manager->bus, path, BUS_INTERFACE("Device"), "State", NULL);
+        for (sd_bus *bus = manager_next_bus(d->manager, NULL); r >= 0 && bus; bus = manager_next_bus(d->manager, bus))
+                r = sd_bus_emit_properties_changed(bus, path, BUS_INTERFACE("Device"), "State", NULL);
         if (r < 0)
                 log_warning_errno(r, "Cannot tell the state of a device");
 }

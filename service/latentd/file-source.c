@@ -161,10 +161,10 @@ int file_source_check(int fd, const char *name, const char *mountinfo, Fault *f)
         return 0;
 }
 
-int file_source_identity(int fd, FileIdentity *ret) {
+int file_source_identity(const FileIo *io, int fd, FileIdentity *ret) {
         struct stat st;
 
-        if (fstat(fd, &st) < 0)
+        if (io->fstat(fd, &st) < 0)
                 return -errno;
         if (!S_ISREG(st.st_mode) || st.st_size < 0)
                 return -EBADF;
@@ -185,24 +185,43 @@ bool file_source_same(const FileIdentity *a, const FileIdentity *b) {
         return memcmp(a, b, sizeof(*a)) == 0; /* eight-byte fields only: no padding */
 }
 
-/* Reads [0, size) into an aligned buffer. Multiples of a block, since the descriptor may have O_DIRECT set
- * by its owner. */
-static int read_start(int fd, const char *name, void *buffer, uint64_t capacity, uint64_t size, Fault *f) {
+/* Whether a read that failed is worth another attempt. */
+static bool try_again(FileSource *s, int error, unsigned *n_retries) {
+        if ((error == -EINVAL || error == -EOPNOTSUPP) && s->direct) {
+                file_source_set_buffered(s);
+                return true;
+        }
+
+        file_io_pause(error);
+        return file_io_retry(error, n_retries);
+}
+
+/* Reads [0, size) into an aligned buffer. Multiples of a block, since the descriptor may have O_DIRECT set,
+ * be it by its owner. */
+static int read_start(
+        FileSource *s, const char *name, void *buffer, uint64_t capacity, uint64_t size, Fault *f) {
         uint64_t at = 0, reached = 0;
+        unsigned n_retries = 0, n_same_end = 0;
 
         while (reached < size) {
-                ssize_t k = pread(fd, (char *) buffer + at, (size_t) (capacity - at), (off_t) at);
+                ssize_t k = s->io->pread(s->fd, (char *) buffer + at, (size_t) (capacity - at), (off_t) at);
 
-                if (k < 0 && errno == EINTR)
+                if (k < 0) {
+                        int error = -errno;
+
+                        if (try_again(s, error, &n_retries))
+                                continue;
+                        return fault_set(f, error, FAULT_IO, "%s: reading at byte %llu failed: %s", name,
+                                (unsigned long long) at, strerror(-error));
+                }
+                if (at + (uint64_t) k <= reached && k > 0 && ++n_same_end < FILE_IO_SAME_END)
                         continue;
-                if (k < 0)
-                        return fault_set(f, -errno, FAULT_IO, "%s: reading at byte %llu failed: %s", name,
-                                (unsigned long long) at, strerror(errno));
                 if (at + (uint64_t) k <= reached)
                         return fault_set(f, -ESTALE, FAULT_FILE_CHANGED,
                                 "%s was truncated while it was read: %llu bytes expected, %llu found", name,
                                 (unsigned long long) size, (unsigned long long) reached);
 
+                n_retries = n_same_end = 0;
                 reached = at + (uint64_t) k;
                 at = reached - reached % REGION_BLOCK;
         }
@@ -217,11 +236,12 @@ static void *new_buffer(uint64_t size, uint64_t *ret_capacity) {
         if (posix_memalign(&p, REGION_BLOCK, (size_t) capacity) != 0)
                 return NULL;
 
+        memset(p, 0, capacity); /* btrfs goes through the page cache where pages are not there yet */
         *ret_capacity = capacity;
         return p;
 }
 
-int file_source_read_header(int fd, const char *name, uint64_t size, StHeader **ret, Fault *f) {
+static int read_header(FileSource *s, const char *name, uint64_t size, StHeader **ret, Fault *f) {
         CLEANUP_FREE char *start = NULL, *header = NULL;
         uint64_t capacity, n, header_size;
         int r;
@@ -230,7 +250,7 @@ int file_source_read_header(int fd, const char *name, uint64_t size, StHeader **
         start = new_buffer(REGION_BLOCK, &capacity);
         if (!start)
                 return -ENOMEM;
-        r = read_start(fd, name, start, capacity, n, f);
+        r = read_start(s, name, start, capacity, n, f);
         if (r < 0)
                 return r;
 
@@ -243,11 +263,15 @@ int file_source_read_header(int fd, const char *name, uint64_t size, StHeader **
         header = new_buffer(header_size, &capacity);
         if (!header)
                 return -ENOMEM;
-        r = read_start(fd, name, header, capacity, header_size, f);
+        r = read_start(s, name, header, capacity, header_size, f);
         if (r < 0)
                 return r;
 
         return st_header_parse(header, header_size, size, name, ret, f);
+}
+
+int file_source_read_header(int fd, const char *name, uint64_t size, StHeader **ret, Fault *f) {
+        return read_header(&(FileSource){.io = &file_io_system, .fd = fd}, name, size, ret, f);
 }
 
 static int check_small(const char *name, uint64_t size, Fault *f) {
@@ -273,7 +297,7 @@ int file_source_read_small(int fd, const char *name, uint64_t size, char **ret, 
         text = new_buffer(size + 1, &capacity);
         if (!text)
                 return -ENOMEM;
-        r = read_start(fd, name, text, capacity, size, f);
+        r = read_start(&(FileSource){.io = &file_io_system, .fd = fd}, name, text, capacity, size, f);
         if (r < 0)
                 return r;
 
@@ -288,28 +312,30 @@ static bool is_safetensors(const char *name) {
         return n >= k && strcmp(name + n - k, ".safetensors") == 0;
 }
 
-int file_source_check_content(int fd, const char *name, uint64_t size, Fault *f) {
+int file_source_check_content(FileSource *s, const char *name, uint64_t size, Fault *f) {
         StHeader *h = NULL;
         int r;
 
         if (!is_safetensors(name) || size == 0)
                 return check_small(name, size, f);
 
-        r = file_source_read_header(fd, name, size, &h, f);
+        r = read_header(s, name, size, &h, f);
         st_header_free(h);
         return r;
 }
 
-int file_source_open(int fd, FileSource *ret) {
+int file_source_open(const FileIo *io, int fd, FileSource *ret) {
         char path[sizeof("/proc/self/fd/") + 11];
         int flags, own;
 
         /* Our own description: nobody else sees the flag. Needs read permission, which a passed descriptor
-         * need not imply. O_NONBLOCK: a lease of the file's owner must not hold us up. */
+         * need not imply. O_NONBLOCK: a lease of the file's owner must not hold us up; but for reads it
+         * would tell the ring that they may be tried on the loader thread, whatever the file system. */
         (void) snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-        own = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_DIRECT);
+        own = io->open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_DIRECT);
         if (own >= 0) {
-                *ret = (FileSource){.fd = own, .direct = true};
+                (void) io->set_flags(own, O_RDONLY | O_DIRECT);
+                *ret = (FileSource){.io = io, .fd = own, .direct = true};
                 return 0;
         }
 
@@ -317,11 +343,11 @@ int file_source_open(int fd, FileSource *ret) {
         if (own < 0)
                 return -errno;
 
-        *ret = (FileSource){.fd = own};
+        *ret = (FileSource){.io = io, .fd = own};
         flags = fcntl(own, F_GETFL);
         if (flags >= 0 && (flags & O_DIRECT))
                 ret->direct = true;
-        else if (flags >= 0 && fcntl(own, F_SETFL, flags | O_DIRECT) >= 0)
+        else if (flags >= 0 && io->set_flags(own, flags | O_DIRECT) >= 0)
                 ret->direct = ret->restore = true;
 
         return 0;
@@ -331,7 +357,7 @@ void file_source_set_buffered(FileSource *s) {
         int flags = fcntl(s->fd, F_GETFL);
 
         if (flags >= 0)
-                (void) fcntl(s->fd, F_SETFL, flags & ~O_DIRECT);
+                (void) s->io->set_flags(s->fd, flags & ~O_DIRECT);
         s->direct = false;
 }
 

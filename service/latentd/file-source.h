@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "service/latentd/file-io.h"
 #include "service/latentd/region.h"
 #include "service/shared/fault.h"
 #include "service/shared/safetensors.h"
@@ -21,7 +22,7 @@
 int file_source_check(int fd, const char *name, const char *mountinfo, Fault *f);
 
 /* May block for as long as the file system likes: pool threads only, as all below. */
-int file_source_identity(int fd, FileIdentity *ret);
+int file_source_identity(const FileIo *io, int fd, FileIdentity *ret);
 bool file_source_same(const FileIdentity *a, const FileIdentity *b);
 
 /* Reads and checks the header of a .safetensors file of `size` bytes. */
@@ -31,11 +32,8 @@ int file_source_read_header(int fd, const char *name, uint64_t size, StHeader **
  * FILE_SOURCE_OTHER_MAX or if it is empty. */
 int file_source_read_small(int fd, const char *name, uint64_t size, char **ret, Fault *f);
 
-/* What can be said about the content before memory is taken for it: not empty, header sound or size within
- * the limit. */
-int file_source_check_content(int fd, const char *name, uint64_t size, Fault *f);
-
 typedef struct FileSource {
+        const FileIo *io;
         int fd;
         bool direct;  /* O_DIRECT is set */
         bool restore; /* ... by us on a description that is shared with whoever passed the descriptor */
@@ -43,8 +41,13 @@ typedef struct FileSource {
 
 /* Takes its own descriptor for the same file with O_DIRECT where that can be had: re-opened if we may, else
  * by setting the flag until file_source_done(), else buffered. */
-int file_source_open(int fd, FileSource *ret);
+int file_source_open(const FileIo *io, int fd, FileSource *ret);
 void file_source_done(FileSource *s);
+
+/* What can be said about the content before memory is taken for it: not empty, header sound or size within
+ * the limit. */
+int file_source_check_content(FileSource *s, const char *name, uint64_t size, Fault *f);
+
 /* Goes on without O_DIRECT (a file system that refuses it only at the read). From the loader thread; does
  * not block. */
 void file_source_set_buffered(FileSource *s);

@@ -102,7 +102,7 @@ static int finish_work(void *userdata) {
         if (atomic_load(&l->stop))
                 return -ECANCELED;
 
-        r = file_source_identity(l->fd, &now);
+        r = file_source_identity(l->store->io, l->fd, &now);
         if (r < 0)
                 return fault_set(
                         &l->fault, r, FAULT_IO, "%s: cannot be examined: %s", l->name, strerror(-r));
@@ -287,15 +287,9 @@ static int admit(Load *l, uint64_t need, uint64_t taken) {
 
 /* Everything at once, so that two loads that cannot both be held do not both begin. */
 static int admit_all(Load *l) {
-        uint64_t taken = 0;
-        Load *other;
         int r;
 
-        TAILQ_FOREACH(other, &l->store->loads, entry) {
-                taken += other->promised;
-        }
-
-        r = admit(l, l->memory_bytes, taken);
+        r = admit(l, l->memory_bytes, store_promised(l->store));
         if (r > 0)
                 l->promised = l->memory_bytes;
         return r;
@@ -389,11 +383,12 @@ static int prepare_work(void *userdata) {
         Load *l = userdata;
         int r;
 
-        r = file_source_check_content(l->fd, l->name, l->identity.size, &l->fault);
+        r = file_source_open(l->store->io, l->fd, &l->source);
         if (r < 0)
                 return fault_set(&l->fault, r, FAULT_INTERNAL, "%s: %s", l->name, strerror(-r));
 
-        r = file_source_open(l->fd, &l->source);
+        /* Through the same descriptor: a direct read leaves no trace in the page cache. */
+        r = file_source_check_content(&l->source, l->name, l->identity.size, &l->fault);
         if (r < 0)
                 return fault_set(&l->fault, r, FAULT_INTERNAL, "%s: %s", l->name, strerror(-r));
 

@@ -28,6 +28,7 @@ LoaderRequest *loader_read_next(LoaderRead *r) {
 
                 q = idle;
                 q->offset = q->got = r->next;
+                q->n_same_end = 0;
                 q->end = r->end - r->next < LOADER_REQUEST_BYTES ? r->end : r->next + LOADER_REQUEST_BYTES;
                 r->next = q->end;
         }
@@ -43,7 +44,7 @@ LoaderRequest *loader_read_next(LoaderRead *r) {
 static void answer_error(LoaderRequest *q, int error) {
         LoaderRead *r = q->read;
 
-        if (error == -EINTR || error == -EAGAIN) {
+        if (file_io_retry(error, &r->n_retries)) {
                 q->again = true;
                 return;
         }
@@ -60,6 +61,16 @@ static void answer_error(LoaderRequest *q, int error) {
                 r->error = error;
 }
 
+/* Nothing new: the file is shorter than it was, or the answer was cut short twice. */
+static void answer_same_end(LoaderRequest *q, int result) {
+        LoaderRead *r = q->read;
+
+        if (result > 0 && ++q->n_same_end < FILE_IO_SAME_END)
+                q->again = true;
+        else if (r->error == 0)
+                r->error = -ESTALE;
+}
+
 void loader_read_answer(LoaderRequest *q, int result) {
         LoaderRead *r = q->read;
         uint64_t reached, wanted = q->end < r->file_size ? q->end : r->file_size;
@@ -72,15 +83,15 @@ void loader_read_answer(LoaderRequest *q, int result) {
                 return;
         }
 
-        /* Fewer bytes than asked for are right at the end of the file alone; otherwise go on behind them. An
-         * attempt that brings nothing new found the end of a file that is shorter than it was. */
+        /* Fewer bytes than asked for are right at the end of the file alone; otherwise go on behind them. */
         reached = q->offset + (uint64_t) result;
         if (reached <= q->got) {
-                if (r->error == 0)
-                        r->error = -ESTALE;
+                answer_same_end(q, result);
                 return;
         }
 
+        q->n_same_end = 0;
+        r->n_retries = 0;
         (void) atomic_fetch_add(&r->bytes, (reached < wanted ? reached : wanted) - q->got);
         q->got = reached;
         if (reached >= wanted)

@@ -2,8 +2,9 @@
 #pragma once
 
 /* One range of a file on its way into memory, cut into requests: what to ask for next and what an answer
- * means. No system calls, no threads: the loader thread alone touches it, except for the atomics. */
+ * means. No threads of its own: whoever calls holds what protects it (loader.c), except for the atomics. */
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,6 +16,11 @@
 #define LOADER_DEPTH 32u /* requests in flight, over all reads */
 #define LOADER_REQUEST_BYTES (UINT64_C(1) << 20)
 
+/* Without the ring: threads for one read, and reads at a time. Abandoned ones do not count, so that files
+ * that never answer hold up others no longer than the stall time. */
+#define LOADER_READ_THREADS 4u
+#define LOADER_READS 8u
+
 typedef struct LoaderRequest {
         struct LoaderRead *read;
         uint64_t offset; /* where the next attempt starts */
@@ -23,6 +29,7 @@ typedef struct LoaderRequest {
         bool direct;  /* the attempt was made with O_DIRECT */
         bool again;   /* to be submitted again */
         bool in_flight;
+        unsigned n_same_end;
 } LoaderRequest;
 
 struct LoaderRead {
@@ -35,7 +42,13 @@ struct LoaderRead {
 
         LoaderRequest requests[LOADER_DEPTH];
         int error; /* the first one; nothing is submitted after it */
+        unsigned n_retries;
         uint64_t started_usec;
+
+        pthread_t threads[LOADER_READ_THREADS]; /* without the ring */
+        unsigned n_threads;
+        unsigned n_running; /* of these; under the loader's lock */
+        bool started;
 
         atomic_uint n_in_flight;
         atomic_uint_fast64_t bytes, progress_usec;

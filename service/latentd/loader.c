@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads: the loop calls what loader.h declares, the loader thread is everything from loader_thread() down.
- * They meet in the two lists under `lock` and in the atomics of a LoaderRead. */
+/* Threads: the loop calls what loader.h declares; the loader thread and, without the ring, those that it
+ * starts are everything between the headings "loader thread" and "loop". They meet in the lists and counts
+ * under `lock` and in the atomics of a LoaderRead. */
 #include "service/latentd/loader.h"
 
 #include <poll.h>
@@ -18,9 +19,10 @@
 typedef TAILQ_HEAD(LoaderReadList, LoaderRead) LoaderReadList;
 
 struct Loader {
-        pthread_mutex_t lock; /* queued, finished, stop, exited */
+        const FileIo *io;
+        pthread_mutex_t lock; /* queued, finished, stop; without the ring also the requests of all reads */
         LoaderReadList queued, finished;
-        bool stop, exited;
+        bool stop;
 
         int wake_fd; /* to the thread */
         int done_fd; /* to the loop */
@@ -58,6 +60,13 @@ static void signal_fd(int fd) {
 
 /* ---- loader thread ---- */
 
+/* They have said that they are at their end. */
+static void join_readers(LoaderRead *r) {
+        for (unsigned i = 0; i < r->n_threads; i++)
+                (void) pthread_join(r->threads[i], NULL);
+        r->n_threads = 0;
+}
+
 /* Moves new reads in and finished ones out. Returns false when it is time to end. */
 static bool exchange_lists(Loader *l) {
         bool stop, news = false;
@@ -69,7 +78,8 @@ static bool exchange_lists(Loader *l) {
 
         for (r = TAILQ_FIRST(&l->active); r; r = next) {
                 next = TAILQ_NEXT(r, entry);
-                if (loader_read_finished(r)) {
+                if (r->n_running == 0 && loader_read_finished(r)) {
+                        join_readers(r);
                         TAILQ_REMOVE(&l->active, r, entry);
                         TAILQ_INSERT_TAIL(&l->finished, r, entry);
                         news = true;
@@ -82,7 +92,6 @@ static bool exchange_lists(Loader *l) {
                         if (!atomic_load(&r->abandoned))
                                 stop = false;
                 }
-        l->exited = stop;
         (void) pthread_mutex_unlock(&l->lock);
 
         if (news)
@@ -110,21 +119,20 @@ static void answer_request(LoaderRequest *q, int result) {
         LoaderRead *r = q->read;
 
         loader_read_answer(q, result);
-        atomic_store(&r->progress_usec, now_usec());
+        if (!q->again || result >= 0)
+                atomic_store(&r->progress_usec, now_usec());
 }
 
 static void submit_request(Loader *l, LoaderRequest *q) {
         struct io_uring_sqe *sqe = io_uring_get_sqe(&l->ring);
 
-        if (!sqe) {
-                /* The submission ring is as large as everything that is ever prepared between two
-                 * submissions. */
+        if (!sqe) { /* does not happen: the caller has looked for room */
                 answer_request(q, -EAGAIN);
                 return;
         }
 
-        io_uring_prep_read(sqe, q->read->source.fd, q->read->map + q->offset,
-                (unsigned) (q->end - q->offset), q->offset);
+        l->io->ring_read(sqe, q->read->source.fd, q->read->map + q->offset, (unsigned) (q->end - q->offset),
+                q->offset);
         io_uring_sqe_set_data(sqe, q);
 }
 
@@ -143,8 +151,13 @@ static void submit_requests(Loader *l) {
         share = LOADER_DEPTH / n_reads > 0 ? LOADER_DEPTH / n_reads : 1;
         TAILQ_FOREACH(r, &l->active, entry) {
                 while (!atomic_load(&r->abandoned) && atomic_load(&r->n_in_flight) < share) {
-                        LoaderRequest *q = next_request(r);
+                        LoaderRequest *q;
 
+                        /* With more reads than the ring has entries the rest waits for its turn. */
+                        if (io_uring_sq_space_left(&l->ring) == 0)
+                                return;
+
+                        q = next_request(r);
                         if (!q)
                                 break;
                         submit_request(l, q);
@@ -178,12 +191,13 @@ static void take_answers(Loader *l) {
 
         while (io_uring_peek_cqe(&l->ring, &cqe) == 0) {
                 LoaderRequest *q = io_uring_cqe_get_data(cqe);
-                int result = cqe->res;
+                int result = l->io->ring_result(cqe);
 
                 io_uring_cqe_seen(&l->ring, cqe);
-                if (q)
+                if (q) {
+                        file_io_pause(result);
                         answer_request(q, result);
-                else {
+                } else {
                         l->wake_armed = false;
                         clear_wake(l);
                 }
@@ -197,7 +211,7 @@ static void run_ring(Loader *l) {
                 arm_wake(l);
                 submit_requests(l);
 
-                r = io_uring_submit_and_wait(&l->ring, 1);
+                r = l->io->ring_wait(&l->ring);
                 if (r < 0 && r != -EINTR)
                         /* EAGAIN, EBUSY: the kernel is short of memory for requests; what is in flight will
                          * free some. */
@@ -206,30 +220,76 @@ static void run_ring(Loader *l) {
         }
 }
 
-static bool read_one(LoaderRead *r) {
-        LoaderRequest *q = next_request(r);
-        ssize_t n;
+/* One of a few for each read: one that hangs holds up no other read. */
+static void *reader_thread(void *userdata) {
+        LoaderRead *r = userdata;
+        Loader *l = r->loader;
+        LoaderRequest *q;
 
-        if (!q)
-                return false;
+        (void) pthread_mutex_lock(&l->lock);
+        while ((q = next_request(r))) {
+                ssize_t n;
+                int result;
 
-        n = pread(r->source.fd, r->map + q->offset, (size_t) (q->end - q->offset), (off_t) q->offset);
-        answer_request(q, n < 0 ? -errno : (int) n);
-        return true;
+                (void) pthread_mutex_unlock(&l->lock);
+                n = l->io->pread(
+                        r->source.fd, r->map + q->offset, (size_t) (q->end - q->offset), (off_t) q->offset);
+                result = n < 0 ? -errno : (int) n;
+                file_io_pause(result);
+
+                (void) pthread_mutex_lock(&l->lock);
+                answer_request(q, result);
+        }
+
+        r->n_running--;
+        signal_fd(l->wake_fd);
+        (void) pthread_mutex_unlock(&l->lock);
+        return NULL;
+}
+
+/* Under the lock. */
+static void start_readers_of(Loader *l, LoaderRead *r) {
+        uint64_t n_requests = (r->end - r->next + LOADER_REQUEST_BYTES - 1) / LOADER_REQUEST_BYTES;
+        int error = 0;
+
+        r->started = true;
+        while (error == 0 && r->n_threads < LOADER_READ_THREADS && r->n_threads < n_requests) {
+                error = pthread_create(&r->threads[r->n_threads], NULL, reader_thread, r);
+                if (error == 0)
+                        r->n_threads++;
+        }
+
+        r->n_running = r->n_threads;
+        if (r->n_threads == 0) {
+                r->error = -error;
+                signal_fd(l->wake_fd);
+        }
+}
+
+static void start_readers(Loader *l) {
+        unsigned n_reads = 0;
+        LoaderRead *r;
+
+        (void) pthread_mutex_lock(&l->lock);
+        TAILQ_FOREACH(r, &l->active, entry) {
+                n_reads += r->started && !atomic_load(&r->abandoned);
+        }
+
+        TAILQ_FOREACH(r, &l->active, entry) {
+                if (n_reads < LOADER_READS && !r->started && !atomic_load(&r->cancelled)) {
+                        start_readers_of(l, r);
+                        n_reads++;
+                }
+        }
+        (void) pthread_mutex_unlock(&l->lock);
 }
 
 static void run_pread(Loader *l) {
         while (exchange_lists(l)) {
                 struct pollfd p = {.fd = l->wake_fd, .events = POLLIN};
-                bool any = false;
-                LoaderRead *r;
 
-                TAILQ_FOREACH(r, &l->active, entry) {
-                        any = read_one(r) || any;
-                }
-
-                if (!any && TAILQ_EMPTY(&l->active))
-                        (void) poll(&p, 1, -1);
+                start_readers(l);
+                (void) poll(&p, 1, -1);
                 clear_wake(l);
         }
 }
@@ -333,10 +393,40 @@ static int start_thread(Loader *l) {
         r = pthread_create(&l->thread, NULL, loader_thread, l);
         (void) pthread_sigmask(SIG_SETMASK, &before, NULL);
         l->has_thread = r == 0;
+        if (l->has_thread)
+                (void) pthread_setname_np(l->thread, "loader");
         return -r;
 }
 
-int loader_new(sd_event *event, uint64_t stall_usec, Loader **ret) {
+/* Room for every request and the wake-up. It may be refused by sysctl, seccomp or a memory limit, as a whole
+ * or only its use. */
+static int start_ring(Loader *l) {
+        struct io_uring_cqe *answer;
+        struct io_uring_sqe *sqe;
+        int r;
+
+        r = l->io->ring_init(2 * LOADER_DEPTH, &l->ring);
+        if (r < 0)
+                return r;
+
+        sqe = io_uring_get_sqe(&l->ring);
+        io_uring_prep_nop(sqe);
+        io_uring_sqe_set_data(sqe, NULL);
+        do
+                r = l->io->ring_wait(&l->ring);
+        while (r == -EINTR);
+        if (r >= 0)
+                r = io_uring_peek_cqe(&l->ring, &answer);
+        if (r < 0) {
+                io_uring_queue_exit(&l->ring);
+                return r;
+        }
+
+        io_uring_cqe_seen(&l->ring, answer);
+        return 0;
+}
+
+int loader_new(sd_event *event, const FileIo *io, uint64_t stall_usec, Loader **ret) {
         CLEANUP(loader_freep) Loader *l = NULL;
         int r;
 
@@ -344,6 +434,7 @@ int loader_new(sd_event *event, uint64_t stall_usec, Loader **ret) {
         if (!l)
                 return -ENOMEM;
 
+        l->io = io;
         l->stall_usec = stall_usec;
         (void) pthread_mutex_init(&l->lock, NULL);
         TAILQ_INIT(&l->queued);
@@ -370,9 +461,7 @@ int loader_new(sd_event *event, uint64_t stall_usec, Loader **ret) {
         if (r < 0)
                 return r;
 
-        /* Room for every request and the wake-up. Refused by sysctl, seccomp or a memory limit: pread() does
-         * it too. */
-        l->ring_error = io_uring_queue_init(2 * LOADER_DEPTH, &l->ring, 0);
+        l->ring_error = start_ring(l);
 
         r = start_thread(l);
         if (r < 0)
@@ -382,9 +471,11 @@ int loader_new(sd_event *event, uint64_t stall_usec, Loader **ret) {
         return 0;
 }
 
-/* False if the thread is stuck in a read that does not end: then it keeps the loader. */
-static bool join_thread(Loader *l) {
+/* False if a thread is stuck in a read that does not end: then it keeps the loader. */
+static bool join_threads(Loader *l) {
         struct timespec until;
+        bool stuck = false;
+        LoaderRead *r;
 
         if (!l->has_thread)
                 return true;
@@ -396,7 +487,25 @@ static bool join_thread(Loader *l) {
 
         (void) clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += (time_t) (l->stall_usec / 1000000) + 1;
-        return pthread_timedjoin_np(l->thread, NULL, &until) == 0;
+        if (pthread_timedjoin_np(l->thread, NULL, &until) != 0) {
+                (void) pthread_detach(l->thread);
+                return false;
+        }
+
+        /* The abandoned ones: nobody looks after them from now on. */
+        (void) pthread_mutex_lock(&l->lock);
+        TAILQ_FOREACH(r, &l->active, entry) {
+                stuck = stuck || r->n_running > 0;
+        }
+        TAILQ_FOREACH(r, &l->active, entry) {
+                if (!stuck)
+                        join_readers(r);
+                else
+                        for (unsigned i = 0; i < r->n_threads; i++)
+                                (void) pthread_detach(r->threads[i]);
+        }
+        (void) pthread_mutex_unlock(&l->lock);
+        return !stuck;
 }
 
 Loader *loader_free(Loader *l) {
@@ -410,17 +519,15 @@ Loader *loader_free(Loader *l) {
                 loader_cancel(r);
         }
 
-        joined = join_thread(l);
+        joined = join_threads(l);
         (void) sd_event_source_disable_unref(l->done_source);
         (void) sd_event_source_disable_unref(l->stall_source);
         take_finished(l);
         while ((r = TAILQ_FIRST(&l->unfinished)))
                 abandon_read(l, r);
 
-        if (!joined) {
-                (void) pthread_detach(l->thread);
+        if (!joined)
                 return NULL;
-        }
 
         if (l->ring_error == 0)
                 io_uring_queue_exit(&l->ring);

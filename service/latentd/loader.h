@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Reads files into memory: one thread that owns one io_uring, or reads with pread() where the ring is
- * refused. The loop hands in ranges and gets answers; it never waits for a disk. */
+/* Reads files into memory: one thread that owns one io_uring, or starts a few threads for each read, that
+ * call pread(), where the ring is refused. The loop hands in ranges and gets answers; it never waits for a
+ * disk. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,7 +23,7 @@ typedef struct LoaderRead LoaderRead;
  * usec: how long it took. */
 typedef void (*LoaderDone)(void *userdata, int result, uint64_t bytes, uint64_t usec);
 
-int loader_new(sd_event *event, uint64_t stall_usec, Loader **ret);
+int loader_new(sd_event *event, const FileIo *io, uint64_t stall_usec, Loader **ret);
 
 /* Stops asking, waits for answers that are due (at most the stall time), calls the outstanding done
  * functions. */

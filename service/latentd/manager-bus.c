@@ -361,6 +361,7 @@ static int property_get_api_version(sd_bus *bus, const char *path, const char *i
 }
 
 static uint64_t headroom(Manager *m) {
+        uint64_t promised = store_promised(m->store);
         MemoryHeadroom h;
         int r;
 
@@ -370,7 +371,7 @@ static uint64_t headroom(Manager *m) {
                 return 0;
         }
 
-        return h.bytes;
+        return h.bytes > promised ? h.bytes - promised : 0;
 }
 
 static uint32_t n_regions(Manager *m) {
@@ -462,10 +463,12 @@ int manager_bus_register(Manager *m, sd_bus *bus) {
 void manager_bus_emit_state(Manager *m) {
         int r;
 
-        if (!m->bus || m->stopping)
+        if (m->stopping)
                 return;
 
-        r = sd_bus_emit_properties_changed(m->bus, BUS_ROOT, INTERFACE, "State", "StateReason", NULL);
-        if (r < 0)
-                log_warning_errno(r, "Cannot tell the state of the service");
+        for (sd_bus *bus = manager_next_bus(m, NULL); bus; bus = manager_next_bus(m, bus)) {
+                r = sd_bus_emit_properties_changed(bus, BUS_ROOT, INTERFACE, "State", "StateReason", NULL);
+                if (r < 0)
+                        log_warning_errno(r, "Cannot tell the state of the service");
+        }
 }

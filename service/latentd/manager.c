@@ -4,13 +4,16 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/sysinfo.h>
 
 #include <systemd/sd-daemon.h>
 
+#include "service/latentd/device.h"
 #include "service/latentd/job.h"
 #include "service/latentd/model.h"
 #include "service/latentd/peer.h"
+#include "service/latentd/private-socket.h"
 #include "service/latentd/queue.h"
 #include "service/latentd/session.h"
 #include "service/latentd/worker-link.h"
@@ -37,6 +40,7 @@ int manager_new(Config *config, bool user_mode, Manager **ret) {
         TAILQ_INIT(&m->sessions);
         TAILQ_INIT(&m->jobs);
         TAILQ_INIT(&m->devices);
+        TAILQ_INIT(&m->queries);
         m->next_id = 1;
 
         r = sd_event_default(&m->event);
@@ -51,6 +55,10 @@ int manager_new(Config *config, bool user_mode, Manager **ret) {
         r = store_new(m->event, m->pool, config, &m->store);
         if (r < 0)
                 return r;
+
+        if (store_ring_error(m->store) < 0)
+                log_notice("io_uring cannot be used here (%s): files are read by threads with pread()",
+                           strerror(-store_ring_error(m->store)));
 
         m->config = config; /* the parts below read it; on failure it stays the caller's */
         r = queue_new(m, &m->queue);
@@ -160,6 +168,7 @@ Manager *manager_free(Manager *m) {
         sd_event_source_disable_unref(m->devices_timer);
         sd_event_source_disable_unref(m->stop_post);
         sd_event_source_disable_unref(m->stop_timer);
+        private_socket_free(m->private_socket);
         sd_bus_flush_close_unref(m->bus);
         sd_event_unref(m->event);
         config_free(m->config);
@@ -192,7 +201,8 @@ static int on_name_lost(sd_bus_message *message, void *userdata, sd_bus_error *e
         return 0;
 }
 
-static int register_all(Manager *m, sd_bus *bus) {
+/* On the message bus and on each private connection. */
+static int register_objects(Manager *m, sd_bus *bus) {
         static int (*const functions[])(Manager *m, sd_bus *bus) = {
                 peer_bus_register, /* the gate first */
                 manager_bus_register, device_bus_register, model_bus_register, session_bus_register, job_bus_register,
@@ -204,6 +214,16 @@ static int register_all(Manager *m, sd_bus *bus) {
                 if (r < 0)
                         return r;
         }
+
+        return 0;
+}
+
+static int register_all(Manager *m, sd_bus *bus) {
+        int r;
+
+        r = register_objects(m, bus);
+        if (r < 0)
+                return r;
 
         r = sd_bus_match_signal(bus, NULL, "org.freedesktop.DBus.Local", "/org/freedesktop/DBus/Local",
                                 "org.freedesktop.DBus.Local", "Disconnected", on_disconnected, m);
@@ -234,9 +254,20 @@ int manager_connect(Manager *m, sd_bus *bus, Fault *f) {
         if (r < 0)
                 return fault_set(f, r, FAULT_ACCESS_DENIED, "Cannot own the name " BUS_NAME " on the bus: %s.", strerror(-r));
 
+        r = private_socket_new(m, register_objects, &m->private_socket, f);
+        if (r < 0)
+                return fault_set(f, r, FAULT_INTERNAL, "Cannot make the private socket: %s.", strerror(-r));
+
         (void) sd_notify(0, "READY=1\nSTATUS=Ready.");
         worker_link_want(m->worker); /* so that devices, numerics id and a broken worker are known before the first job */
         return 0;
+}
+
+sd_bus *manager_next_bus(Manager *m, const sd_bus *previous) {
+        if (!previous && m->bus)
+                return m->bus;
+
+        return private_socket_next(m->private_socket, previous == m->bus ? NULL : previous);
 }
 
 void manager_set_state(Manager *m, const char *reason) {
@@ -304,6 +335,21 @@ static Device *device_find_absent(Manager *m, const char *kind, const WireDevice
         return NULL;
 }
 
+/* What udev says about the PCI function now. */
+static double device_share(const WireDevice *info) {
+        CLEANUP_FREE DeviceInfo *list = NULL;
+        size_t n;
+
+        if (info->pci_address[0] == '\0' || device_enumerate(&list, &n) < 0)
+                return 1;
+
+        for (size_t i = 0; i < n; i++)
+                if (strcasecmp(list[i].pci_address, info->pci_address) == 0)
+                        return list[i].share;
+
+        return 1;
+}
+
 static int device_new(Manager *m, const char *kind, const WireDevice *info) {
         Device *d;
 
@@ -314,6 +360,7 @@ static int device_new(Manager *m, const char *kind, const WireDevice *info) {
         d->id = m->next_id++;
         d->manager = m;
         d->info = *info;
+        d->share = device_share(info);
         d->present = true;
         d->announced_state = device_state(d);
         (void) snprintf(d->kind, sizeof(d->kind), "%s", kind);
@@ -333,6 +380,7 @@ void manager_devices_present(Manager *m, const WireHello *hello) {
                 d = device_find_absent(m, hello->backend, info);
                 if (d) {
                         d->info = *info;
+                        d->share = device_share(info);
                         d->present = true;
                         d->busy = false;
                         continue;

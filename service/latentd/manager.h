@@ -20,6 +20,8 @@ typedef struct Job Job;
 typedef struct Device Device;
 typedef struct Queue Queue;
 typedef struct WorkerLink WorkerLink;
+typedef struct PrivateSocket PrivateSocket;
+typedef struct PolkitQuery PolkitQuery;
 
 #define BUS_NAME "org.latentd.Latent1"
 #define BUS_ROOT "/org/latentd/Latent1"
@@ -32,6 +34,7 @@ struct Device {
         Manager *manager;
         WireDevice info;
         char kind[16];
+        double share; /* LATENTD_SHARE of its PCI function, else 1 */
         bool present, busy;
         const char *announced_state; /* what clients were told last */
         TAILQ_ENTRY(Device) entry;
@@ -42,6 +45,7 @@ struct Manager {
         bool user_mode;
         sd_event *event;
         sd_bus *bus;
+        PrivateSocket *private_socket; /* NULL: none */
         Pool *pool;
         Store *store;
         WorkerLink *worker; /* one group in this version */
@@ -51,6 +55,7 @@ struct Manager {
         TAILQ_HEAD(, Session) sessions;
         TAILQ_HEAD(, Job) jobs;
         TAILQ_HEAD(, Device) devices;
+        TAILQ_HEAD(, PolkitQuery) queries; /* polkit.c */
         uint64_t next_id; /* of models, sessions, jobs, devices alike: never used twice */
         uint64_t arena_bytes;
         uint64_t steps_done;
@@ -68,6 +73,8 @@ Manager *manager_free(Manager *m);
 int manager_connect(Manager *m, sd_bus *bus, Fault *f);
 /* Ends all jobs with Error.Restarted and leaves the loop with this exit status when the pool lets go of the sessions. */
 void manager_stop(Manager *m, int status);
+/* Where signals to all go: the message bus, then each private connection. First: previous NULL. NULL at the end, or before any is there. */
+sd_bus *manager_next_bus(Manager *m, const sd_bus *previous);
 /* Worker state for people: NULL or "" is ready. Emits the property change; the log is the caller's part. */
 void manager_set_state(Manager *m, const char *reason);
 /* From the worker's Hello: adds or revives devices. And when it goes. */

@@ -384,16 +384,21 @@ static void emit(Model *m, bool added) {
         CLEANUP_FREE char *path = NULL;
         int r;
 
-        if (m->is_private || !m->manager->bus || m->manager->stopping)
+        if (m->is_private || m->manager->stopping)
                 return;
 
         r = model_path(m, &path);
-        if (r >= 0)
-                r = added ? sd_bus_emit_object_added(m->manager->bus, path) : sd_bus_emit_object_removed(m->manager->bus, path);
-        if (r < 0)
+        if (r < 0) {
                 log_warning_errno(r, "Cannot announce model %" PRIu64, m->id);
-}
+                return;
+        }
 
+        for (sd_bus *bus = manager_next_bus(m->manager, NULL); bus; bus = manager_next_bus(m->manager, bus)) {
+                r = added ? sd_bus_emit_object_added(bus, path) : sd_bus_emit_object_removed(bus, path);
+                if (r < 0)
+                        log_warning_errno(r, "Cannot announce model %" PRIu64, m->id);
+        }
+}
 void model_bus_announce(Model *m) {
         m->announced = true;
         emit(m, true);
@@ -425,13 +430,15 @@ void model_bus_emit_state(Model *m) {
         CLEANUP_FREE char *path = NULL;
         int r;
 
-        if (!m->announced || !m->manager->bus || m->manager->stopping || (m->is_private && !m->owner))
+        if (!m->announced || m->manager->stopping || (m->is_private && (!m->owner || !m->owner->bus)))
                 return;
 
         r = model_path(m, &path);
-        if (r >= 0)
-                r = m->is_private ? send_private_state(m, path)
-                                  : sd_bus_emit_properties_changed(m->manager->bus, path, INTERFACE, "State", NULL);
+        if (r >= 0 && m->is_private)
+                r = send_private_state(m, path);
+        for (sd_bus *bus = m->is_private ? NULL : manager_next_bus(m->manager, NULL); r >= 0 && bus;
+             bus = manager_next_bus(m->manager, bus))
+                r = sd_bus_emit_properties_changed(bus, path, INTERFACE, "State", NULL);
         if (r < 0)
                 log_warning_errno(r, "Cannot tell the state of model %" PRIu64, m->id);
 }

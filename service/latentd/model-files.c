@@ -226,7 +226,7 @@ static int read_index(const ModelFile *file, const char *path, Names *ret, Fault
         StIndex *x = NULL;
         int r;
 
-        r = file_source_identity(file->fd, &identity);
+        r = file_source_identity(&file_io_system, file->fd, &identity);
         if (r < 0)
                 return r;
         r = file_source_read_small(file->fd, path, identity.size, &text, f);
@@ -268,7 +268,7 @@ static int check_disjoint(const ModelFiles *m, size_t first, const char *directo
         for (size_t i = first; i < m->n_files && r >= 0; i++) {
                 FileIdentity identity;
 
-                r = file_source_identity(m->files[i].fd, &identity);
+                r = file_source_identity(&file_io_system, m->files[i].fd, &identity);
                 if (r >= 0)
                         r = file_source_read_header(
                                 m->files[i].fd, m->files[i].name, identity.size, &headers[i], f);

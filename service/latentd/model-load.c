@@ -239,7 +239,7 @@ static int open_work(void *userdata) {
                 return -ENOMEM;
 
         for (size_t i = 0; i < o->files.n_files; i++) {
-                r = file_source_identity(o->files.files[i].fd, &o->identities[i]);
+                r = file_source_identity(&file_io_system, o->files.files[i].fd, &o->identities[i]);
                 if (r < 0)
                         return fault_set(&o->fault, r, FAULT_IO, "%s cannot be examined: %s.", o->files.files[i].name, strerror(-r));
         }

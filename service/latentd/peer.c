@@ -8,6 +8,7 @@
 #include "service/latentd/bus-error.h"
 #include "service/latentd/job.h"
 #include "service/latentd/model.h"
+#include "service/latentd/private-socket.h"
 #include "service/latentd/session.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
@@ -17,7 +18,7 @@
 
 DEFINE_CLEANUP(Peer *, peer_free)
 
-static bool uid_allowed(const Manager *m, uid_t uid) {
+static bool uid_listed(const Manager *m, uid_t uid) {
         if (m->user_mode)
                 return uid == getuid();
 
@@ -51,15 +52,15 @@ static int message_euid(sd_bus_message *message, uid_t *ret, Fault *f) {
         return 0;
 }
 
-static int refuse_uid(const Manager *m, uid_t uid, Fault *f) {
-        if (m->user_mode)
+int peer_refuse(const Peer *p, Fault *f) {
+        if (p->manager->user_mode)
                 return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
                                  "This is the service of user %" PRIu32 "; user %" PRIu32 " may not use it.",
-                                 (uint32_t) getuid(), (uint32_t) uid);
+                                 (uint32_t) getuid(), (uint32_t) p->uid);
 
         return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
-                         "User %" PRIu32 " may not use this service; an administrator can add it to AllowedUsers= in latentd.conf.",
-                         (uint32_t) uid);
+                         "User %" PRIu32 " may not use this service; an administrator can add it to AllowedUsers= in latentd.conf%s.",
+                         (uint32_t) p->uid, p->name ? " or give it rights with polkit" : "");
 }
 
 static int on_track_empty(sd_bus_track *track, void *userdata) {
@@ -67,6 +68,7 @@ static int on_track_empty(sd_bus_track *track, void *userdata) {
         return 0;
 }
 
+/* name: NULL on a private socket. */
 static int peer_new(Manager *m, sd_bus *bus, const char *name, uid_t uid, Peer **ret) {
         CLEANUP(peer_freep) Peer *p = NULL;
         int r;
@@ -77,18 +79,21 @@ static int peer_new(Manager *m, sd_bus *bus, const char *name, uid_t uid, Peer *
 
         p->bus = sd_bus_ref(bus);
         p->uid = uid;
-        p->name = strdup(name);
-        if (!p->name)
-                return -ENOMEM;
+        p->listed = uid_listed(m, uid);
+        if (name) {
+                p->name = strdup(name);
+                if (!p->name)
+                        return -ENOMEM;
 
-        r = sd_bus_track_new(bus, &p->track, on_track_empty, p);
-        if (r < 0)
-                return r;
+                r = sd_bus_track_new(bus, &p->track, on_track_empty, p);
+                if (r < 0)
+                        return r;
 
-        /* Fails if the name has left already: then nobody would ever call on_track_empty(). */
-        r = sd_bus_track_add_name(p->track, name);
-        if (r < 0)
-                return r;
+                /* Fails if the name has left already: then nobody would ever call on_track_empty(). */
+                r = sd_bus_track_add_name(p->track, name);
+                if (r < 0)
+                        return r;
+        }
 
         p->manager = m;
         TAILQ_INSERT_TAIL(&m->peers, p, entry);
@@ -96,25 +101,27 @@ static int peer_new(Manager *m, sd_bus *bus, const char *name, uid_t uid, Peer *
         return 0;
 }
 
+int peer_new_private(Manager *m, sd_bus *bus, uid_t uid, Peer **ret) {
+        return peer_new(m, bus, NULL, uid, ret);
+}
+
+/* On a private socket anything may stand in the sender's field: the connection says who it is. */
 static Peer *peer_find(Manager *m, sd_bus *bus, const char *name) {
         Peer *p;
 
         TAILQ_FOREACH(p, &m->peers, entry)
-                if (p->bus == bus && strcmp(p->name, name) == 0)
+                if (p->bus == bus && (!p->name || (name && strcmp(p->name, name) == 0)))
                         return p;
 
         return NULL;
 }
 
-int peer_of_message(Manager *m, sd_bus_message *message, Peer **ret, Fault *f) {
+static int peer_get(Manager *m, sd_bus_message *message, Peer **ret, Fault *f) {
         sd_bus *bus = sd_bus_message_get_bus(message);
         const char *name = sd_bus_message_get_sender(message);
         uid_t uid;
         Peer *p;
         int r;
-
-        if (!name)
-                return fault_set(f, -EACCES, FAULT_ACCESS_DENIED, "The message has no sender.");
 
         p = peer_find(m, bus, name);
         if (p) {
@@ -122,16 +129,31 @@ int peer_of_message(Manager *m, sd_bus_message *message, Peer **ret, Fault *f) {
                 return 0;
         }
 
+        if (!name || sd_bus_is_bus_client(bus) <= 0)
+                return fault_set(f, -EACCES, FAULT_ACCESS_DENIED, "The message has no sender.");
+
         r = message_euid(message, &uid, f);
         if (r < 0)
                 return r;
 
-        if (!uid_allowed(m, uid))
-                return refuse_uid(m, uid, f);
-
         r = peer_new(m, bus, name, uid, &p);
         if (r < 0)
                 return fault_set(f, r, FAULT_INTERNAL, "Cannot follow the connection %s: %s.", name, strerror(-r));
+
+        *ret = p;
+        return 0;
+}
+
+int peer_of_message(Manager *m, sd_bus_message *message, Peer **ret, Fault *f) {
+        Peer *p = NULL;
+        int r;
+
+        r = peer_get(m, message, &p, f);
+        if (r < 0)
+                return r;
+
+        if (!p->listed && !p->granted)
+                return peer_refuse(p, f);
 
         *ret = p;
         return 0;
@@ -151,7 +173,7 @@ static int on_message(sd_bus_message *message, void *userdata, sd_bus_error *err
         const char *path = sd_bus_message_get_path(message);
         Manager *m = userdata;
         Fault f = {};
-        Peer *p;
+        Peer *p = NULL;
         int r;
 
         if (sd_bus_message_is_method_call(message, NULL, NULL) <= 0 || !path || strncmp(path, BUS_ROOT, strlen(BUS_ROOT)) != 0)
@@ -160,11 +182,15 @@ static int on_message(sd_bus_message *message, void *userdata, sd_bus_error *err
         if (m->stopping)
                 r = fault_set(&f, -ESHUTDOWN, FAULT_RESTARTED, "The service stops; call again when it is back.");
         else
-                r = peer_of_message(m, message, &p, &f);
+                r = peer_get(m, message, &p, &f);
+        if (r >= 0 && !p->name)
+                private_socket_watch(m->private_socket, p->bus);
+        if (r >= 0)
+                r = polkit_check(p, message, &f);
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 
-        return 0; /* on to the handlers */
+        return r == 0; /* 1: on to the handlers; 0: the message comes again */
 }
 
 int peer_bus_register(Manager *m, sd_bus *bus) {
@@ -176,8 +202,9 @@ void peer_gone(Peer *p) {
                 return;
 
         p->gone = true;
-        log_debug("%s of user %" PRIu32 " left the bus", p->name, (uint32_t) p->uid);
+        log_debug("%s of user %" PRIu32 " left", p->name ? p->name : "A private connection", (uint32_t) p->uid);
 
+        polkit_peer_gone(p);
         session_peer_gone(p);
         job_peer_gone(p);
         model_peer_gone(p);

@@ -13,7 +13,7 @@ DEFINE_CLEANUP(Region *, region_free)
 
 /* The kernel holds the lock of the whole address space while it unmaps or locks: in steps, so that the loop
  * gets its turn. */
-#define STEP_BYTES (UINT64_C(64) << 20)
+#define STEP_BYTES (UINT64_C(16) << 20)
 
 _Static_assert(sizeof(RegionTrailer) <= REGION_BLOCK, "the trailer is one page");
 

@@ -149,12 +149,13 @@ static void populate_done(void *userdata, int result) {
 /* Asks the machine for room. Regions that nobody uses give way. */
 static int admit(Manager *m, uint64_t bytes, Fault *f) {
         MemoryHeadroom h;
-        uint64_t freed = 0;
+        uint64_t freed = 0, promised = store_promised(m->store);
         int r;
 
         r = memory_headroom(m->config, "", store_bytes(m->store) + m->arena_bytes, &h);
         if (r < 0)
                 return r;
+        h.bytes = h.bytes > promised ? h.bytes - promised : 0;
 
         if (bytes > h.bytes)
                 freed = store_evict(m->store, bytes - h.bytes);

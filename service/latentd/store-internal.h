@@ -33,6 +33,7 @@ struct Store {
         const Config *config;
         Loader *loader;
         const char *root;     /* of proc and sys; "" but for tests */
+        const FileIo *io;     /* the system's but for tests */
         uint64_t piece_bytes; /* memory is admitted, populated and read in such pieces; a multiple of
                                  REGION_CRC_BLOCK */
         sd_event_source *retry_source;

@@ -10,6 +10,7 @@
 #include "service/shared/cleanup.h"
 
 #define RETRY_PERIOD_USEC 100000
+#define TICK_NSEC 20000000 /* and more than one, where CONFIG_HZ is 100 or above */
 
 DEFINE_CLEANUP(Store *, store_free)
 
@@ -160,6 +161,21 @@ uint64_t store_bytes(const Store *s) {
         return s->held_bytes;
 }
 
+int store_ring_error(const Store *s) {
+        return loader_ring_error(s->loader);
+}
+
+uint64_t store_promised(const Store *s) {
+        uint64_t bytes = 0;
+        const Load *l;
+
+        TAILQ_FOREACH(l, &s->loads, entry) {
+                bytes += l->promised;
+        }
+
+        return bytes;
+}
+
 uint64_t store_bytes_read(const Store *s) {
         return s->bytes_read;
 }
@@ -182,10 +198,30 @@ void store_finish_request(StoreRequest *r, int result, Region *region, uint64_t 
         free_request(r);
 }
 
+/* Times are as coarse as the kernel's tick: a file written a moment ago could change once more and keep
+ * them. */
+static bool may_change_unseen(const FileIdentity *identity) {
+        struct timespec now;
+        int64_t age_nsec;
+
+        (void) clock_gettime(CLOCK_REALTIME, &now);
+        if (now.tv_sec - identity->ctime_sec < 0 || now.tv_sec - identity->ctime_sec > 1)
+                return false;
+
+        age_nsec = (now.tv_sec - identity->ctime_sec) * 1000000000 + now.tv_nsec - identity->ctime_nsec;
+        return age_nsec < TICK_NSEC;
+}
+
 static int identify_work(void *userdata) {
         StoreRequest *r = userdata;
+        int k;
 
-        return file_source_identity(r->fd, &r->identity);
+        k = file_source_identity(r->store->io, r->fd, &r->identity);
+        if (k < 0 || !may_change_unseen(&r->identity))
+                return k;
+
+        (void) nanosleep(&(struct timespec){.tv_nsec = TICK_NSEC}, NULL);
+        return file_source_identity(r->store->io, r->fd, &r->identity);
 }
 
 static void request_failed(StoreRequest *r, int error) {
@@ -302,12 +338,13 @@ int store_new(sd_event *event, Pool *pool, const Config *config, Store **ret) {
         s->pool = pool;
         s->config = config;
         s->root = "";
+        s->io = &file_io_system;
         s->piece_bytes = UINT64_C(1) << 30;
         s->next_id = 1;
         TAILQ_INIT(&s->loads);
         TAILQ_INIT(&s->identifying);
 
-        r = loader_new(event, LOADER_STALL_USEC, &s->loader);
+        r = loader_new(event, s->io, LOADER_STALL_USEC, &s->loader);
         if (r < 0)
                 return r;
 

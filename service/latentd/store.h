@@ -50,6 +50,8 @@ uint64_t store_drop(Store *s, Region *r);
 Region *store_first(Store *s);             /* iterate by ->next */
 uint64_t store_bytes(const Store *s);      /* of memory held, loads and dead regions included */
 uint64_t store_bytes_read(const Store *s); /* since start */
+int store_ring_error(const Store *s);      /* 0, or why files are read without io_uring (negative errno) */
+uint64_t store_promised(const Store *s); /* bytes that running loads will still take: not free for others */
 
 /* What the arenas hold, for CacheRamMax=: to be told after each change. */
 void store_set_arena_bytes(Store *s, uint64_t bytes);

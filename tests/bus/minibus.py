@@ -17,7 +17,7 @@ CALL, RETURN, ERROR, SIGNAL = 1, 2, 3, 4
 NAME, ROOT = "org.latentd.Latent1", "/org/latentd/Latent1"
 
 
-class DBusError(Exception):
+class DBusError(ValueError):
     def __init__(self, name, text):
         super().__init__(f"{name}: {text}")
         self.name, self.text = name, text
@@ -132,20 +132,24 @@ class Message:
         self.kind, self.body = kind, body
         self.path, self.interface, self.member, self.error = (fields.get(i) for i in (1, 2, 3, 4))
         self.reply_serial, self.sender = fields.get(5), fields.get(7)
+        self.serial = 0
 
 
 class Connection:
-    def __init__(self, address, name=NAME):
+    """address: of a message bus, or with peer the path of the service's own socket, where there is no Hello and nobody has a name."""
+
+    def __init__(self, address, name=NAME, peer=False):
+        self.peer = peer
         self.name, self.serial, self.buffer, self.fds = name, 0, bytearray(), []
         self.signals = []
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.connect(dict(x.split("=", 1) for x in address.split(",")[0].partition(":")[2].split(","))["path"])
+        self.socket.connect(str(address) if peer else dict(x.split("=", 1) for x in address.split(",")[0].partition(":")[2].split(","))["path"])
         self.socket.sendall(b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode() + b"\r\n")
         self._line(b"OK ")
         self.socket.sendall(b"NEGOTIATE_UNIX_FD\r\n")
         self._line(b"AGREE_UNIX_FD")
         self.socket.sendall(b"BEGIN\r\n")
-        self.unique = self.call("/org/freedesktop/DBus", "org.freedesktop.DBus", "Hello", destination="org.freedesktop.DBus")[0]
+        self.unique = None if peer else self.call("/org/freedesktop/DBus", "org.freedesktop.DBus", "Hello", destination="org.freedesktop.DBus")[0]
 
     def __enter__(self):
         return self
@@ -166,32 +170,49 @@ class Connection:
         if not line.startswith(start):
             raise ConnectionError(f"authentication: {line!r}")
 
-    def send(self, path, interface, member, signature="", *args, destination=None):
-        """Sends a call, returns its serial."""
+    def send(self, path, interface, member, signature="", *args, destination=None, extra=(), flags=0):
+        """Sends a call, returns its serial. flags: of the header (4: a person may be asked). extra: more header fields, e.g. a forged sender (7, Variant("s", ...))."""
         body = Writer()
         for t, v in zip(split(signature), args):
             body.put(t, v)
         self.serial += 1
-        fields = [(1, Variant("o", path)), (2, Variant("s", interface)), (3, Variant("s", member)),
-                  (6, Variant("s", destination or self.name))]
+        fields = [(1, Variant("o", path)), (2, Variant("s", interface)), (3, Variant("s", member)), *extra]
+        if destination or not self.peer:
+            fields.append((6, Variant("s", destination or self.name)))
         if signature:
             fields.append((8, Variant("g", signature)))
+        self.send_raw(CALL, fields, body, flags)
+        return self.serial
+
+    def send_raw(self, kind, fields, body, flags=0):
         if body.fds:
             fields.append((9, Variant("u", len(body.fds))))
         w = Writer()
-        for t, v in zip("yyyyuu", (ord("l"), CALL, 0, 1, len(body.data), self.serial)):
+        for t, v in zip("yyyyuu", (ord("l"), kind, flags, 1, len(body.data), self.serial)):
             w.put(t, v)
         w.put("a(yv)", fields)
         w.pad(8)
         data = bytes(w.data + body.data)
         n = socket.send_fds(self.socket, [data], body.fds) if body.fds else 0
         self.socket.sendall(data[n:])
-        return self.serial
+
+    def reply(self, m, signature="", *args, error=None):
+        """Answers a call that was received: for tests that play a service."""
+        body = Writer()
+        for t, v in zip(split(signature), args):
+            body.put(t, v)
+        self.serial += 1
+        fields = [(5, Variant("u", m.serial)), (6, Variant("s", m.sender))]
+        if error:
+            fields.append((4, Variant("s", error)))
+        if signature:
+            fields.append((8, Variant("g", signature)))
+        self.send_raw(ERROR if error else RETURN, fields, body)
 
     def _parse(self):
         if len(self.buffer) < 16:
             return None
-        length, _, fields = struct.unpack_from("<III", self.buffer, 4)
+        length, serial, fields = struct.unpack_from("<III", self.buffer, 4)
         start = 16 + fields + (-fields % 8)
         if len(self.buffer) < start + length:
             return None
@@ -200,6 +221,7 @@ class Connection:
         fds, self.fds = self.fds[:n], self.fds[n:]
         r = Reader(self.buffer[start:start + length], fds)
         m = Message(self.buffer[1], header, [r.get(t) for t in split(header.get(8, ""))])
+        m.serial = serial
         del self.buffer[:start + length]
         return m
 
@@ -214,7 +236,7 @@ class Connection:
                 return None
             data, fds, _, _ = socket.recv_fds(self.socket, 65536, 16)
             if not data:
-                raise ConnectionError("the bus closed the connection")
+                raise ConnectionError("the other side closed the connection")
             self.buffer += data
             self.fds += fds
 

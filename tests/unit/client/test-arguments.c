@@ -105,6 +105,7 @@ static void parse_mistakes_refused(void **state) {
         refuse(PARSE(&p, "m", "--user", "--system"), &p, "only one");
         p.ctl = (Ctl){};
         refuse(PARSE(&p, "m", "--user", "--bus-address=x"), &p, "only one");
+        refuse(PARSE(&p, "m", "--socket=/x", "--system"), &p, "only one");
         p.ctl = (Ctl){};
         for (size_t i = 0; i < 7; i++) {
                 static char *const wrong[] = {"", "-1", "+1", " 1", "1x", "1.5", "99999999999999999999"};

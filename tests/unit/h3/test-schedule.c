@@ -68,6 +68,20 @@ static void schedule_most_steps_are_valid_lists(void **state) {
                 }
 }
 
+static void schedule_small_shifts_stay_at_or_below_one(void **state) {
+        static const float shifts[] = {0.4f, 0.2f, 0.07f, 0.001f, 1e-7f, 1e-9f, 1e-45f};
+        float sigmas[9];
+        uint32_t n = 0;
+        Fault f = {};
+
+        for (size_t i = 0; i < sizeof(shifts) / sizeof(shifts[0]); i++)
+                for (H3ScheduleKind kind = H3_SCHEDULE_SIMPLE; kind <= H3_SCHEDULE_REFERENCE; kind++) {
+                        assert_int_equal(h3_schedule(kind, 8, shifts[i], sigmas, &n, &f), 0);
+                        for (uint32_t k = 0; k <= n; k++)
+                                assert_true(sigmas[k] >= 0 && sigmas[k] <= 1);
+                }
+}
+
 static void refused(H3ScheduleKind kind, uint32_t steps, float shift, const char *word) {
         float sigmas[H3_STEPS_MAX + 1];
         uint32_t n = 7;
@@ -114,6 +128,7 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(schedule_published_tables_match_to_the_bit),
                 cmocka_unit_test(schedule_most_steps_are_valid_lists),
+                cmocka_unit_test(schedule_small_shifts_stay_at_or_below_one),
                 cmocka_unit_test(schedule_bad_arguments_are_refused),
                 cmocka_unit_test(schedule_check_bad_lists_are_refused),
         };

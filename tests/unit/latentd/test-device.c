@@ -7,7 +7,9 @@
 #include <cmocka.h>
 #include <dirent.h>
 #include <stdbool.h>
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "service/latentd/device.h"
@@ -61,10 +63,51 @@ static void device_enumerate_agrees_with_sysfs(void **state) {
         }
 }
 
+static void device_parse_share_takes_positive_numbers_only(void **state) {
+        const char *const wrong[] = { "", " 1", "1 ", "+1", "-1", "x", "0x2", "inf", "nan", "1e3", "1.2.3", "." };
+        const char *const out[] = { "0", "0.0", "1000.1", "99999999999999999999" };
+        double v = 42;
+
+        for (size_t i = 0; i < ELEMENTSOF(wrong); i++)
+                assert_int_equal(device_parse_share(wrong[i], &v), -EINVAL);
+        for (size_t i = 0; i < ELEMENTSOF(out); i++)
+                assert_int_equal(device_parse_share(out[i], &v), -ERANGE);
+        assert_true(v == 42);
+
+        assert_int_equal(device_parse_share("0.5", &v), 0);
+        assert_true(v == 0.5);
+        assert_int_equal(device_parse_share("1000", &v), 0);
+        assert_true(v == 1000);
+}
+
+/* Under umockdev-run with devices.umockdev. */
+static void device_enumerate_reads_the_administrators_word(void **state) {
+        CLEANUP_FREE DeviceInfo *list = NULL;
+        size_t n;
+
+        assert_int_equal(device_enumerate(&list, &n), 0);
+        assert_int_equal(n, 3);
+        assert_string_equal(list[0].pci_address, "0000:41:00.0");
+        assert_true(list[0].ignore && list[0].share == 1 && list[0].numa_node == 0);
+        assert_string_equal(list[1].pci_address, "0000:42:00.0");
+        assert_true(!list[1].ignore && list[1].share == 0.5 && list[1].numa_node == 1);
+        assert_string_equal(list[2].pci_address, "0000:43:00.0");
+        assert_true(!list[2].ignore && list[2].share == 1 && list[2].numa_node == -1);
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
+                cmocka_unit_test(device_parse_share_takes_positive_numbers_only),
                 cmocka_unit_test(device_enumerate_agrees_with_sysfs),
         };
+
+        const struct CMUnitTest mocked[] = {
+                cmocka_unit_test(device_enumerate_agrees_with_sysfs),
+                cmocka_unit_test(device_enumerate_reads_the_administrators_word),
+        };
+
+        if (getenv("LATENT_TEST_MOCKED_DEVICES"))
+                return cmocka_run_group_tests(mocked, NULL, NULL);
 
         return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "service/latentd/session-request.h"
+#include "service/latentd/store-internal.h"
 
 static FakeBus bus;
 
@@ -395,6 +396,25 @@ static void session_new_limits_leave_state_as_it_was(void **state) {
         assert_int_equal(opened.calls, 0);
 }
 
+/* Memory that a running load was promised is not free, though nobody has it yet. */
+static void session_new_counts_what_loads_were_promised(void **state) {
+        Fake *f = *state;
+        Load load = {.promised = 64 * ARENA_BYTES};
+        Opened opened = {};
+        Fault fault;
+
+        f->m->config->cache_ram_max = 65 * ARENA_BYTES;
+        f->m->config->cache_ram_reserve = 0;
+        TAILQ_INSERT_TAIL(&f->m->store->loads, &load, entry);
+        assert_int_equal(try_session(f, ARENA_BYTES, &opened, &fault), -ENOMEM);
+        assert_string_equal(fault.name, FAULT_DOES_NOT_FIT);
+        load.promised = 63 * ARENA_BYTES;
+        assert_int_equal(try_session(f, ARENA_BYTES, &opened, &fault), 0);
+        TAILQ_REMOVE(&f->m->store->loads, &load, entry);
+        while (opened.calls == 0)
+                assert_true(sd_event_run(f->m->event, 1000000) >= 0);
+}
+
 static void session_new_owner_leaves_while_it_opens(void **state) {
         Fake *f = *state;
         Opened opened = {};
@@ -449,6 +469,7 @@ int main(void) {
                 TEST(request_overlap_with_unfinished_job_is_busy),
                 TEST(request_open_reads_and_refuses),
                 TEST(session_new_limits_leave_state_as_it_was),
+                TEST(session_new_counts_what_loads_were_promised),
                 TEST(session_new_owner_leaves_while_it_opens),
                 TEST(session_arenas_are_sealed_and_output_map_is_read_only),
         };

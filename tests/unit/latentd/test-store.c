@@ -5,7 +5,6 @@
 #include <stdint.h>
 
 #include <cmocka.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <linux/filter.h>
@@ -22,6 +21,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/crc32c.h"
 #include "service/shared/memfd.h"
+#include "tests/unit/latentd/leaks.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -165,28 +165,6 @@ static void settle(Test *t) {
 static void load(Test *t, int fd, const char *name, Answer *a) {
         (void) get(t, fd, name, a);
         wait_for(t, a);
-}
-
-static unsigned count_fds(void) {
-        DIR *d = opendir("/proc/self/fd");
-        unsigned n = 0;
-
-        while (readdir(d))
-                n++;
-        (void) closedir(d);
-        return n;
-}
-
-static uint64_t shared_memory(void) {
-        char line[256];
-        unsigned long long kib = 0;
-        FILE *f = fopen("/proc/self/status", "re");
-
-        while (fgets(line, sizeof(line), f))
-                if (sscanf(line, "RssShmem: %llu", &kib) == 1)
-                        break;
-        (void) fclose(f);
-        return kib * 1024;
 }
 
 /* The region holds the file, then zeros to the block, then a trailer that describes it. */
@@ -369,6 +347,26 @@ static void store_get_many_files_at_once_are_all_right(void **state) {
                 check_region(a[i].region, fds[i]);
                 (void) close(fds[i]);
         }
+}
+
+static void store_promised_is_what_running_loads_will_still_take(void **state) {
+        Test *t = *state;
+        CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", 9 * MIB);
+        Answer a;
+
+        assert_int_equal(store_promised(t->store), 0);
+        (void) get(t, fd, "x.safetensors", &a);
+        while (!t->store->regions)
+                run(t);
+        assert_int_equal(
+                store_promised(t->store), region_memory_bytes(9 * MIB) - t->store->regions->populated);
+        while (a.n == 0) {
+                assert_int_equal(store_promised(t->store) + store_bytes(t->store),
+                        region_memory_bytes(9 * MIB));
+                run(t);
+        }
+        assert_int_equal(a.result, 0);
+        assert_int_equal(store_promised(t->store), 0);
 }
 
 /* At every moment of a load: after k turns of the loop. */
@@ -722,7 +720,7 @@ static void store_get_stalled_read_is_given_up(void **state) {
         pipe_read = p[0];
         pipe_write = p[1];
         loader_free(t->store->loader);
-        assert_int_equal(loader_new(t->event, 200000, &t->store->loader), 0);
+        assert_int_equal(loader_new(t->event, &file_io_system, 200000, &t->store->loader), 0);
 
         (void) get(t, fd, "x.safetensors", &a);
         while (!t->store->regions)
@@ -870,6 +868,7 @@ int main(void) {
                 TEST(store_get_other_policy_is_another_region),
                 TEST(store_get_at_once_twice_is_one_load),
                 TEST(store_get_many_files_at_once_are_all_right),
+                TEST(store_promised_is_what_running_loads_will_still_take),
                 TEST(store_request_cancel_at_any_time_frees_everything),
                 TEST(store_request_cancel_one_of_two_lets_the_other_finish),
                 TEST(store_get_after_a_cancelled_load_loads_anew),

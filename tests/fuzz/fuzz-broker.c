@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Input: what a worker says. A manager with sessions and jobs runs against it in this process (socket, worker link, queue, jobs); whatever
+ * the worker says, jobs keep to their states and results to their arenas. */
+#include "tests/unit/latentd/fake-worker.h"
+
+#include "service/shared/log.h"
+#include "tests/fuzz/target.h"
+#include "tests/fuzz/wire-input.h"
+
+#define OPS_MAX 40
+#define JOBS 3
+
+enum {
+        OP_GOOD,    /* the fake worker does what is asked, as long as it never lied to this broker */
+        OP_MESSAGE, /* type, id, step, changes */
+        OP_RAW,
+        OP_ANSWER, /* a right answer to whatever was asked last, changed */
+        OP_ACK,
+        OP_DIE,
+        OP_COMMIT, /* writes a commit word */
+        OP_CANCEL, /* the client cancels its job */
+        OP_CLOSE,  /* the client closes its session */
+        OP_MAX,
+};
+
+typedef struct State {
+        Fake *f;
+        Session *session;
+        uint64_t session_id;
+        uint64_t jobs[JOBS];
+        bool lying;
+        unsigned starts;
+        WireMessage asked; /* the last message that wants an answer */
+} State;
+
+static State state;
+
+static bool hook(Fake *f, const WireMessage *m) {
+        if (state.starts != f->n_starts) {
+                state.starts = f->n_starts;
+                state.lying = false;
+        }
+        if (m->header.type == WIRE_MODEL_COMMIT || m->header.type == WIRE_JOB_OPEN ||
+            m->header.type == WIRE_STEP || m->header.type == WIRE_WELCOME)
+                state.asked = *m;
+        if (m->header.type == WIRE_DIE) {
+                fake_die(f);
+                return true;
+        }
+        return state.lying;
+}
+
+/* The connection may be gone, or full: then nothing is said. */
+static void say(const void *bytes, size_t n, int passed) {
+        union {
+                char bytes[CMSG_SPACE(sizeof(int))];
+                struct cmsghdr align;
+        } control = {};
+        struct iovec iov = { .iov_base = (void *) bytes, .iov_len = n };
+        struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+        state.lying = true;
+        if (state.f->conn < 0 || n == 0)
+                return;
+
+        if (passed >= 0) {
+                struct cmsghdr *c;
+
+                h.msg_control = control.bytes;
+                h.msg_controllen = sizeof(control.bytes);
+                c = CMSG_FIRSTHDR(&h);
+                c->cmsg_level = SOL_SOCKET;
+                c->cmsg_type = SCM_RIGHTS;
+                c->cmsg_len = CMSG_LEN(sizeof(int));
+                memcpy(CMSG_DATA(c), &passed, sizeof(passed));
+        }
+        (void) sendmsg(state.f->conn, &h, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static uint64_t pick_id(uint8_t b) {
+        const uint64_t ids[] = {
+                state.jobs[0],    state.jobs[1], state.jobs[2], state.f->model->id,
+                state.session_id, 0,             UINT64_MAX,    state.asked.header.job,
+        };
+
+        return ids[b % ELEMENTSOF(ids)];
+}
+
+/* The lists of a worker that lied are not the fake's: only the arenas count. */
+static const WireJobOpen *asked_job(void) {
+        return state.asked.header.type == WIRE_JOB_OPEN ? &state.asked.job_open : NULL;
+}
+
+static void fill_answer(Input *x, WireMessage *m) {
+        Fake *f = state.f;
+
+        switch ((WireType) state.asked.header.type) {
+
+        case WIRE_MODEL_COMMIT:
+                wire_init(m, WIRE_MODEL_READY, f->epoch, state.asked.header.job, 0);
+                m->model_ready.heads = FAKE_HEADS;
+                m->model_ready.layers = FAKE_BLOCKS;
+                break;
+
+        case WIRE_JOB_OPEN: {
+                FakeJob j = { .open = *asked_job() };
+
+                j.steps = j.open.kind == WIRE_JOB_STEP ? 1 : j.open.steps;
+                fake_job_ready(f, &j, input_u8(x) % 4, m);
+                break;
+        }
+
+        case WIRE_STEP:
+                wire_init(m, WIRE_STEP_DONE, f->epoch, state.asked.header.job, state.asked.header.step);
+                break;
+
+        default:
+                wire_init(m, WIRE_ACK, f->epoch, 0, 0);
+                break;
+        }
+}
+
+static void send_message(Input *x) {
+        WireMessage m;
+        uint16_t type = input_u8(x) % WIRE_TYPE_MAX;
+
+        if (wire_size_of(type) == 0)
+                return;
+
+        wire_init(&m, (WireType) type, state.f->epoch, pick_id(input_u8(x)), input_u8(x) % 5);
+        if (type == WIRE_ERROR)
+                (void) snprintf(m.error.fault.name, sizeof(m.error.fault.name), "%s",
+                                (input_u8(x) & 1) ? FAULT_CANCELLED : FAULT_INVALID_TENSOR);
+        input_change(x, &m);
+        say(&m, m.header.size, (type == WIRE_REGION || type == WIRE_ARENA) ? state.f->region_fd : -EBADF);
+}
+
+static void write_commit(Input *x) {
+        uint32_t place = input_u8(x) % 4, epoch = input_u8(x), step = input_u8(x);
+        uint64_t word = wire_commit_pack(epoch, step);
+        void *map;
+
+        if (!state.session || memfd_map(state.session->output_fd, ARENA_BYTES, PROT_READ | PROT_WRITE, &map) < 0)
+                return;
+
+        memcpy((char *) map + place * 16384, &word, sizeof(word));
+        (void) munmap(map, ARENA_BYTES);
+}
+
+static void check_jobs(void) {
+        for (unsigned i = 0; i < JOBS; i++) {
+                const Job *j = job_find(state.f->m, state.jobs[i]);
+                char name[32];
+                WireTensor t;
+
+                if (!j)
+                        continue;
+                CHECK(j->steps == 0 || j->step <= j->steps);
+                CHECK(j->fraction >= 0 && j->fraction <= 1);
+                CHECK(!job_is_finished(j) || (j->state == JOB_DONE) == (j->fault.name[0] == '\0'));
+                for (uint32_t k = 0; j->state == JOB_DONE && job_result_tensor(j, k, name, &t) == 0; k++)
+                        CHECK(t.size <= ARENA_BYTES && t.offset <= ARENA_BYTES - t.size);
+        }
+}
+
+/* Lets the loop take in what there is; no step of it waits. */
+static void run_loop(void) {
+        for (int i = 0; i < 12; i++) {
+                if (sd_event_run(state.f->m->event, 0) == 0)
+                        break;
+                fake_pump(state.f);
+        }
+        fake_pump(state.f);
+        check_jobs();
+}
+
+static void run_op(Input *x) {
+        uint8_t raw[WIRE_MESSAGE_MAX + 1];
+        WireMessage m;
+        Job *j;
+
+        switch (input_u8(x) % OP_MAX) {
+
+        case OP_GOOD:
+                break;
+
+        case OP_MESSAGE:
+                send_message(x);
+                break;
+
+        case OP_RAW: {
+                int passed = (input_u8(x) & 1) ? state.f->region_fd : -EBADF;
+
+                say(raw, input_raw(x, raw), passed);
+                break;
+        }
+
+        case OP_ANSWER:
+                fill_answer(x, &m);
+                input_change(x, &m);
+                say(&m, m.header.size, -EBADF);
+                break;
+
+        case OP_ACK:
+                wire_init(&m, WIRE_ACK, state.f->epoch, 0, 0);
+                say(&m, m.header.size, -EBADF);
+                break;
+
+        case OP_DIE:
+                if (state.f->conn >= 0)
+                        fake_die(state.f);
+                break;
+
+        case OP_COMMIT:
+                write_commit(x);
+                break;
+
+        case OP_CANCEL:
+                j = job_find(state.f->m, state.jobs[input_u8(x) % JOBS]);
+                if (j && !job_is_finished(j))
+                        job_cancel(j);
+                break;
+
+        default:
+                if (state.session)
+                        session_close(STEAL_PTR(state.session));
+                break;
+        }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+        Input x = { data, n };
+        void *fake;
+        Fake *f;
+
+        log_set_max_level(-1);
+        CHECK(fake_setup(&fake) == 0);
+        f = fake;
+        state = (State){ .f = f };
+        f->hook = hook;
+        f->m->worker->hello_usec = f->m->worker->end_usec = 20000;
+
+        state.session = fake_session(f, 1);
+        state.session_id = state.session->id;
+        state.jobs[0] = fake_submit(f, state.session, WIRE_JOB_SAMPLE, 3, 0)->id;
+        state.jobs[1] = fake_submit(f, state.session, WIRE_JOB_STEP, 1, 1)->id;
+        state.jobs[2] = fake_submit(f, state.session, WIRE_JOB_SAMPLE, 2, 2)->id;
+        if (input_u8(&x) & 1) /* else it does not even say HELLO as it should */
+                run_loop();
+        else
+                f->silent = true;
+
+        for (unsigned i = 0; x.n > 0 && i < OPS_MAX; i++) {
+                run_op(&x);
+                run_loop();
+        }
+
+        f->silent = false;
+        CHECK(fake_teardown(&fake) == 0);
+        return 0;
+}

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Input: what a broker sends. The worker's message handling (link, models, arenas, jobs, steps) runs on it in this process until the end of
+ * the messages; what it answers must be valid messages of a worker. */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include "service/worker/worker.c" /* its state, to begin each input with an empty worker */
+
+#include "service/shared/memfd.h"
+#include "service/shared/safetensors.h"
+#include "tests/fuzz/target.h"
+#include "tests/fuzz/wire-input.h"
+
+#define MESSAGES_MAX 24 /* as many as a socket takes */
+#define STEPS_MAX 3     /* each computes */
+#define ARENA_BYTES 65536
+#define EPOCH 7
+
+enum {
+        OP_MESSAGE,  /* type, id, step, changes */
+        OP_RAW,      /* bytes, with or without a descriptor */
+        OP_LIFE,     /* a whole model, session and job as it should be, from where the input goes on */
+        OP_SCRIBBLE, /* the client writes into the input arena */
+        OP_MAX,
+};
+
+static int model_fd = -EBADF, arena_fds[2] = { -EBADF, -EBADF };
+static uint64_t model_size;
+static uint8_t *input_arena, *output_arena;
+
+static void read_model(void) {
+        const char *folder = getenv("LATENT_TEST_DATA");
+        char path[4096];
+        struct stat st;
+        void *map;
+        FILE *file;
+
+        (void) snprintf(path, sizeof(path), "%s/dit/comfy.safetensors", folder ? folder : "tests/data");
+        file = fopen(path, "re");
+        CHECK(file && fstat(fileno(file), &st) == 0);
+        model_size = (uint64_t) st.st_size;
+        CHECK(memfd_new("fuzz-model", (model_size + 4095) / 4096 * 4096, &model_fd) == 0);
+        CHECK(memfd_map(model_fd, (model_size + 4095) / 4096 * 4096, PROT_READ | PROT_WRITE, &map) == 0);
+        CHECK(fread(map, 1, model_size, file) == model_size);
+        CHECK(munmap(map, (model_size + 4095) / 4096 * 4096) == 0);
+        (void) fclose(file);
+
+        for (int i = 0; i < 2; i++)
+                CHECK(memfd_new("fuzz-arena", ARENA_BYTES, &arena_fds[i]) == 0);
+        CHECK(memfd_map(arena_fds[0], ARENA_BYTES, PROT_READ | PROT_WRITE, (void **) &input_arena) == 0);
+        CHECK(memfd_map(arena_fds[1], ARENA_BYTES, PROT_READ | PROT_WRITE, (void **) &output_arena) == 0);
+}
+
+static WireTensor tensor(StType type, uint32_t n_dims, uint64_t offset, const uint64_t *shape) {
+        WireTensor t = { .offset = offset, .size = st_type_size(type), .dtype = (uint32_t) type, .n_dims = n_dims };
+
+        for (uint32_t i = 0; i < n_dims; i++) {
+                t.shape[i] = shape[i];
+                t.size *= shape[i];
+        }
+        return t;
+}
+
+/* A message as a good broker sends it, of model, session or job `id`; changes come later. */
+static void fill(WireMessage *m, WireType type, uint64_t id, uint32_t step, uint8_t variant) {
+        wire_init(m, type, EPOCH, id, step);
+
+        switch (type) {
+
+        case WIRE_WELCOME:
+                m->welcome.ranks = m->welcome.threads = 1;
+                break;
+
+        case WIRE_MODEL_OPEN:
+                m->model_open.n_files = 1;
+                break;
+
+        case WIRE_REGION:
+                m->region.size = model_size;
+                m->region.region_size = (model_size + 4095) / 4096 * 4096;
+                (void) snprintf(m->region.name, sizeof(m->region.name), "comfy.safetensors");
+                break;
+
+        case WIRE_ARENA:
+                m->arena.size = ARENA_BYTES;
+                m->arena.kind = variant & 1;
+                break;
+
+        case WIRE_JOB_OPEN:
+                m->job_open.model = 1;
+                m->job_open.session = 2;
+                m->job_open.kind = variant & 1;
+                m->job_open.compute = (variant >> 1) % 3;
+                m->job_open.schedule = (variant & 1) ? WIRE_SCHEDULE_SIMPLE : WIRE_SCHEDULE_GIVEN;
+                m->job_open.steps = (variant & 1) ? 2 : 0;
+                m->job_open.flags = (variant >> 3) & 3;
+                m->job_open.shift_video = 12;
+                m->job_open.shift_audio = 3;
+                m->job_open.sigma_video = m->job_open.sigma_audio = 0.5f;
+                m->job_open.output_size = ARENA_BYTES;
+                m->job_open.text = tensor(ST_BF16, 2, 0, (uint64_t[]){ 9, 160 });
+                m->job_open.video = tensor(ST_F32, 4, 4096, (uint64_t[]){ 24, 2, 4, 4 });
+                m->job_open.audio = tensor(ST_F32, 3, 16384, (uint64_t[]){ 32, 2, 8 });
+                break;
+
+        case WIRE_PLAN:
+                m->plan.ranks = m->plan.chunks = 1;
+                m->plan.row_tile = 128;
+                m->plan.rows[0].end = variant; /* what JOB_READY says is 9 + 8 + 16 rows and the like */
+                m->plan.heads[0].end = 8;
+                break;
+
+        default:
+                break;
+        }
+}
+
+static int fd_for(WireType type, const WireMessage *m) {
+        if (type == WIRE_REGION)
+                return model_fd;
+        return type == WIRE_ARENA ? arena_fds[m->arena.kind & 1] : -EBADF;
+}
+
+static bool put(int fd, const void *bytes, size_t n, int passed) {
+        union {
+                char bytes[CMSG_SPACE(sizeof(int))];
+                struct cmsghdr align;
+        } control = {};
+        struct iovec iov = { .iov_base = (void *) bytes, .iov_len = n };
+        struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+        if (passed >= 0) {
+                struct cmsghdr *c;
+
+                h.msg_control = control.bytes;
+                h.msg_controllen = sizeof(control.bytes);
+                c = CMSG_FIRSTHDR(&h);
+                c->cmsg_level = SOL_SOCKET;
+                c->cmsg_type = SCM_RIGHTS;
+                c->cmsg_len = CMSG_LEN(sizeof(int));
+                memcpy(CMSG_DATA(c), &passed, sizeof(passed));
+        }
+
+        return sendmsg(fd, &h, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
+}
+
+static bool say(int fd, WireType type, uint64_t id, uint32_t step, uint8_t variant) {
+        WireMessage m;
+
+        fill(&m, type, id, step, variant);
+        return put(fd, &m, m.header.size, fd_for(type, &m));
+}
+
+static bool put_life(int fd, uint8_t variant) {
+        return say(fd, WIRE_MODEL_OPEN, 1, 0, 0) && say(fd, WIRE_REGION, 1, 0, 0) && say(fd, WIRE_MODEL_COMMIT, 1, 0, 0) &&
+               say(fd, WIRE_ARENA, 2, 0, 0) && say(fd, WIRE_ARENA, 2, 0, 1) && say(fd, WIRE_JOB_OPEN, 3, 0, variant);
+}
+
+static bool put_message(int fd, Input *x, unsigned *n_steps) {
+        WireMessage m;
+        uint16_t type = input_u8(x) % WIRE_TYPE_MAX;
+        uint64_t id = input_u8(x) % 8;
+        uint32_t step = input_u8(x) % 4;
+        uint8_t variant = input_u8(x);
+
+        if (type == WIRE_DIE || wire_size_of(type) == 0)
+                return true; /* would end this process, as it should */
+        if (type == WIRE_STEP && ++*n_steps > STEPS_MAX)
+                return true;
+
+        fill(&m, (WireType) type, id, step, variant);
+        input_change(x, &m);
+        /* Threads are no part of the question and each takes a stack. */
+        if (type == WIRE_WELCOME) {
+                m.welcome.threads = 1;
+                m.welcome.ranks = 1;
+        }
+        return put(fd, &m, m.header.size, fd_for((WireType) type, &m));
+}
+
+static void send_all(int fd, Input *x) {
+        unsigned n_steps = 0;
+        bool ok = true;
+
+        if (input_u8(x) % 8 != 0)
+                ok = say(fd, WIRE_WELCOME, 0, 0, 0);
+
+        for (unsigned i = 0; ok && x->n > 0 && i < MESSAGES_MAX; i++) {
+                uint8_t raw[WIRE_MESSAGE_MAX + 1];
+                size_t n;
+
+                switch (input_u8(x) % OP_MAX) {
+
+                case OP_MESSAGE:
+                        ok = put_message(fd, x, &n_steps);
+                        break;
+
+                case OP_RAW: {
+                        int passed = (input_u8(x) & 1) ? arena_fds[0] : -EBADF;
+                        WireHeader h;
+
+                        n = input_raw(x, raw);
+                        memcpy(&h, raw, sizeof(h));
+                        if (n >= sizeof(h) && (h.type == WIRE_DIE || h.type == WIRE_WELCOME || h.type == WIRE_STEP))
+                                break;
+                        ok = n == 0 || put(fd, raw, n, passed);
+                        break;
+                }
+
+                case OP_LIFE:
+                        ok = put_life(fd, input_u8(x));
+                        break;
+
+                default:
+                        for (unsigned k = 0, at = input_u8(x) * 256u, value = input_u8(x); k < 256; k++)
+                                input_arena[(at + k) % ARENA_BYTES] = (uint8_t) value;
+                        break;
+                }
+        }
+
+        CHECK(shutdown(fd, SHUT_WR) == 0);
+}
+
+static void *read_answers(void *userdata) {
+        int fd = *(int *) userdata;
+
+        for (;;) {
+                CLEANUP_CLOSE int passed = -EBADF;
+                struct pollfd p = { .fd = fd, .events = POLLIN };
+                WireMessage m;
+                Fault f = {};
+                int r;
+
+                (void) poll(&p, 1, -1);
+                r = wire_receive(fd, &m, &passed, &f);
+                if (r == -EAGAIN)
+                        continue;
+                if (r <= 0) {
+                        CHECK(r != -EBADMSG);
+                        return NULL;
+                }
+
+                CHECK(passed < 0 && m.header.type >= WIRE_HELLO && m.header.type <= WIRE_ERROR);
+                if (m.header.type == WIRE_ERROR)
+                        CHECK(m.error.fault.name[0] != '\0' && m.error.fault.text[0] != '\0');
+                if (m.header.type == WIRE_JOB_READY)
+                        CHECK(m.job_ready.commit_offset <= ARENA_BYTES - 8 && m.job_ready.output_used <= ARENA_BYTES &&
+                              m.job_ready.n_slots * m.job_ready.slot_stride <= ARENA_BYTES);
+        }
+}
+
+static void empty(Worker *w) {
+        w->ranks = rank_group_free(w->ranks);
+        step_runner_done(&w->steps);
+        for (size_t i = 0; i < JOBS_MAX; i++)
+                w->jobs[i] = job_unref(w->jobs[i]);
+        for (size_t i = 0; i < SESSIONS_MAX; i++)
+                w->arenas[i] = arena_pair_unref(w->arenas[i]);
+        for (size_t i = 0; i < MODELS_MAX; i++)
+                w->models.models[i] = model_entry_unref(w->models.models[i]);
+        w->link = link_free(w->link);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+        Input x = { data, n };
+        const Backend *backend;
+        pthread_t reader;
+        Fault f = {};
+        int pair[2], r;
+
+        log_set_max_level(-1);
+        if (model_fd < 0)
+                read_model();
+        memset(input_arena, 0, ARENA_BYTES);
+        memset(output_arena, 0, ARENA_BYTES);
+
+        backend = backend_get(&f);
+        CHECK(backend && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
+        CHECK(worker_start(backend, pair[1], &f) == 0);
+        send_all(pair[0], &x);
+        CHECK(pthread_create(&reader, NULL, read_answers, &pair[0]) == 0);
+
+        r = worker_run(&f);
+        CHECK(r == 0 || f.text[0] != '\0' || r == -ENOMEM);
+
+        empty(&worker);
+        (void) close(pair[1]);
+        CHECK(pthread_join(reader, NULL) == 0);
+        (void) close(pair[0]);
+        return 0;
+}
