@@ -218,7 +218,7 @@ static void loader_read_more_reads_than_the_ring_all_end(void **state) {
         assert_int_equal(write(source.fd, block, sizeof(block)), (int) sizeof(block));
         assert_int_equal(posix_memalign(&map, 4096, N * 4096), 0);
         assert_int_equal(sd_event_new(&e), 0);
-        assert_int_equal(loader_new(e, 5000000, &l), 0);
+        assert_int_equal(loader_new(e, &file_io_system, 5000000, &l), 0);
 
         for (unsigned i = 0; i < N; i++)
                 assert_int_equal(loader_read(l, &source, (char *) map + i * 4096, 0, 4096, 4096, on_done,
