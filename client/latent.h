@@ -30,6 +30,12 @@
  *
  * - Strings are UTF-8. Strings passed in are copied before the call returns.
  *
+ * - Restarts. When the service goes away during a step or a trajectory (a crash, an upgrade) and comes back, latent_job_wait()
+ *   loads the model again by the same means, opens the session again with its inputs and sends the job again; a trajectory
+ *   goes on from its last finished step. The result has the same bits. Pointers into the input arena stay valid. Jobs that
+ *   cannot be taken up (loads, models that were found and not loaded by this client, clients of the service's own socket) end
+ *   with Restarted.
+ *
  * - Threads. One thread at a time per client and everything that was made from it. Different clients are
  *   independent. After fork() only the parent may use them. */
 
@@ -100,7 +106,14 @@ typedef struct latent_client_options {
         const char *address; /* LATENT_BUS_ADDRESS: of a message bus, e.g. "unix:path=/run/x/bus" */
         /* Path of the service's own socket, e.g. "/run/latentd/bus": no message bus is used; bus must be 0 then. */
         const char *socket;
+        uint32_t flags;      /* LATENT_CLIENT_* */
+        uint32_t restart_timeout_sec; /* how long a job waits for a service that went away; 0: 60 */
 } latent_client_options;
+
+enum {
+        /* Jobs end with Restarted when the service goes away, instead of going on when it is back. */
+        LATENT_CLIENT_NO_RESUME = 1
+};
 
 /* Connects. options may be NULL. *ret_client: latent_client_free(). The service may be started by the first
  * call that needs it. Errors: NoService, InvalidArgument, Internal. */
@@ -273,7 +286,7 @@ uint64_t latent_output_bytes(
 const char *latent_session_path(const latent_session *session);
 
 /* The arenas in this process. They stay readable until the session and all its jobs are freed, whatever
- * becomes of the service. */
+ * becomes of the service. A restart of the service during a job moves the output arena, not the input arena. */
 void *latent_session_input(latent_session *session);              /* for writing */
 const void *latent_session_output(const latent_session *session); /* read-only memory */
 uint64_t latent_session_input_bytes(const latent_session *session);
@@ -362,7 +375,8 @@ enum {
 typedef struct latent_progress {
         uint32_t struct_size;
         uint32_t state;         /* LATENT_JOB_* */
-        char phase[32];         /* "read", "check" (load); "queue", "sample" */
+        char phase[32];         /* "read", "check" (load); "queue", "sample"; "crash-wait" (CrashBudget= of the service);
+                                 "restart" (the service went away) */
         uint32_t step, steps;   /* finished, of; 0: not known yet */
         uint32_t block, blocks; /* of the current step; MiB read for a load */
         double fraction;        /* 0 .. 1 of the whole job */
@@ -386,7 +400,7 @@ int latent_job_progress(const latent_job *job, latent_progress *ret_progress);
  * Errors: NoService, Restarted. */
 int latent_job_cancel(latent_job *job, latent_error *error);
 
-/* Its object path; belongs to the handle. */
+/* Its object path; belongs to the handle. Another one after a restart of the service. */
 const char *latent_job_path(const latent_job *job);
 
 /* A dictionary of its properties (org.latentd.Latent1.Job). Errors: NotFound, Restarted. */

@@ -5,7 +5,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
+#include "client/latentctl/progress.h"
 #include "client/latentctl/report.h"
 #include "client/latentctl/run.h"
 
@@ -18,6 +21,10 @@ void compute_done(ComputeJob *j) {
         output_done(&j->output);
 }
 
+static uint64_t restart_sec(const ComputeJob *j) {
+        return j->options->has_restart ? j->options->restart_sec : RESTART_SEC;
+}
+
 int compute_open_files(ComputeJob *j, bool with_sigmas, latent_error *e) {
         int r;
 
@@ -26,6 +33,8 @@ int compute_open_files(ComputeJob *j, bool with_sigmas, latent_error *e) {
         if (j->options->lora || j->options->sparse)
                 return ctl_error(e, -EOPNOTSUPP, LATENT_ERROR_NOT_SUPPORTED,
                         "--%s is of a later version of latentd.", j->options->lora ? "lora" : "sparse");
+        if (restart_sec(j) > RESTART_SEC_MAX)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--restart-timeout must be at most %u", RESTART_SEC_MAX);
 
         r = tensor_file_open(j->options->input, &j->file, e);
         if (r < 0)
@@ -37,7 +46,20 @@ int compute_open_files(ComputeJob *j, bool with_sigmas, latent_error *e) {
         return output_open(j->options->output, &j->output, e);
 }
 
-int compute_open_session(ComputeJob *j, uint32_t steps, bool keep_steps, latent_error *e) {
+static int connect_once(ComputeJob *j, latent_error *e) {
+        latent_client_options o = j->ctl->bus;
+        uint64_t sec = restart_sec(j);
+
+        if (j->client)
+                return 0;
+
+        if (sec == 0)
+                o.flags |= LATENT_CLIENT_NO_RESUME;
+        o.restart_timeout_sec = (uint32_t) sec;
+        return latent_client_new(&o, &j->client, e);
+}
+
+static int open_session(ComputeJob *j, uint32_t steps, bool keep_steps, latent_error *e) {
         latent_load_options load = {.struct_size = sizeof(load), .qkv_order = j->options->qkv_order};
         latent_session_options o = {.struct_size = sizeof(o), .compute = j->options->compute};
         CLEANUP(latent_job_freep) latent_job *loaded = NULL;
@@ -50,8 +72,7 @@ int compute_open_session(ComputeJob *j, uint32_t steps, bool keep_steps, latent_
                 return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
                         "%u steps of this size are more than memory can hold.", steps);
 
-        run_catch_signals();
-        r = run_connect(j->ctl, &j->client, e);
+        r = connect_once(j, e);
         if (r < 0)
                 return r;
         r = run_open_model(j->ctl, j->client, j->options->model, &load, &j->model, &loaded, e);
@@ -64,6 +85,43 @@ int compute_open_session(ComputeJob *j, uint32_t steps, bool keep_steps, latent_
         if (r < 0)
                 return r;
         return inputs_place(&j->file, &j->inputs, j->session, e);
+}
+
+static uint64_t now_usec(void) {
+        struct timespec t;
+
+        (void) clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
+}
+
+/* A running job is taken up by the library; before that everything is done again here. */
+int compute_start(ComputeJob *j, uint32_t steps, bool keep_steps, ComputeStart start, const void *options,
+        latent_error *e) {
+        uint64_t until = 0;
+        int r;
+
+        run_catch_signals();
+        for (;;) {
+                r = open_session(j, steps, keep_steps, e);
+                if (r >= 0)
+                        r = start(j, options, e);
+                if (r >= 0 || run_interrupted())
+                        return r;
+
+                /* Who could connect has seen it. */
+                if (r != -ECONNRESET && !(r == -ENOTCONN && j->client))
+                        return r;
+                if (restart_sec(j) == 0 || (until > 0 && now_usec() >= until))
+                        return r;
+                if (until == 0) {
+                        progress_restart();
+                        until = now_usec() + restart_sec(j) * 1000000;
+                }
+
+                latent_session_free(STEAL_PTR(j->session));
+                latent_model_free(STEAL_PTR(j->model));
+                (void) usleep(100000);
+        }
 }
 
 /* What auto means is part of the interface: bf16. */

@@ -11,6 +11,8 @@ typedef struct ComputeOptions {
         const char *model, *input, *output; /* output: -o */
         const char *compute, *qkv_order;
         const char *lora, *sparse; /* of a later version */
+        uint64_t restart_sec;      /* how long to wait for a service that went away; 0: not */
+        bool has_restart;          /* else RESTART_SEC */
 } ComputeOptions;
 
 typedef struct ComputeJob {
@@ -29,8 +31,16 @@ typedef struct ComputeJob {
 /* Opens both files and finds the inputs: everything that needs no service. */
 int compute_open_files(ComputeJob *j, bool with_sigmas, latent_error *e);
 
-/* Connects, opens the model and a session with room for these results, and writes the inputs there. */
-int compute_open_session(ComputeJob *j, uint32_t steps, bool keep_steps, latent_error *e);
+#define RESTART_SEC 60u
+#define RESTART_SEC_MAX 86400u
+
+/* Puts the request into the open session j->session: sets j->job. */
+typedef int (*ComputeStart)(ComputeJob *j, const void *options, latent_error *e);
+
+/* Connects, opens the model and a session with room for these results, writes the inputs there and starts the job. All of it
+ * again when the service goes away meanwhile and comes back. */
+int compute_start(ComputeJob *j, uint32_t steps, bool keep_steps, ComputeStart start, const void *options,
+        latent_error *e);
 
 /* Waits for j->job and writes the output file. */
 int compute_finish(ComputeJob *j, const char *label, latent_error *e);

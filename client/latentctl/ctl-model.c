@@ -72,7 +72,7 @@ int verb_load(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 return STATUS_OK;
         }
 
-        r = load_run(c, operands[0], &o, &e);
+        r = run_outcome(load_run(c, operands[0], &o, &e), &e);
         return r < 0 ? report_error(c, verb, &e) : STATUS_OK;
 }
 

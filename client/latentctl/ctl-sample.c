@@ -8,6 +8,7 @@
 #include "client/latentctl/arguments.h"
 #include "client/latentctl/compute-job.h"
 #include "client/latentctl/report.h"
+#include "client/latentctl/run.h"
 
 #define STEPS_MAX 1000u
 
@@ -52,8 +53,28 @@ static int count_steps(const ComputeJob *j, const SampleOptions *o, uint32_t *re
         return 0;
 }
 
-static int sample_run(ComputeJob *j, const SampleOptions *o, latent_error *e) {
+static int sample_start(ComputeJob *j, const void *options, latent_error *e) {
         latent_sample_options s = {.struct_size = sizeof(s)};
+        const SampleOptions *o = options;
+
+        s.flags = o->keep_steps ? LATENT_SAMPLE_KEEP_STEPS : 0;
+        s.text = inputs_get(&j->inputs, INPUT_TEXT);
+        s.text_tags = inputs_get(&j->inputs, INPUT_TEXT_TAGS);
+        s.video = inputs_get(&j->inputs, INPUT_VIDEO);
+        s.audio = inputs_get(&j->inputs, INPUT_AUDIO);
+        s.sigmas_video = inputs_get(&j->inputs, INPUT_SIGMAS_VIDEO);
+        s.sigmas_audio = inputs_get(&j->inputs, INPUT_SIGMAS_AUDIO);
+        s.sampler = o->sampler;
+        if (!s.sigmas_video) {
+                s.steps = (uint32_t) o->steps;
+                s.schedule = o->schedule;
+                s.shift_video = o->shift_video;
+                s.shift_audio = o->shift_audio;
+        }
+        return latent_session_sample(j->session, &s, &j->job, e);
+}
+
+static int sample_run(ComputeJob *j, const SampleOptions *o, latent_error *e) {
         uint32_t steps = 0;
         int r;
 
@@ -66,25 +87,7 @@ static int sample_run(ComputeJob *j, const SampleOptions *o, latent_error *e) {
         r = count_steps(j, o, &steps, e);
         if (r < 0)
                 return r;
-        r = compute_open_session(j, steps, o->keep_steps, e);
-        if (r < 0)
-                return r;
-
-        s.flags = o->keep_steps ? LATENT_SAMPLE_KEEP_STEPS : 0;
-        s.text = inputs_get(&j->inputs, INPUT_TEXT);
-        s.text_tags = inputs_get(&j->inputs, INPUT_TEXT_TAGS);
-        s.video = inputs_get(&j->inputs, INPUT_VIDEO);
-        s.audio = inputs_get(&j->inputs, INPUT_AUDIO);
-        s.sigmas_video = inputs_get(&j->inputs, INPUT_SIGMAS_VIDEO);
-        s.sigmas_audio = inputs_get(&j->inputs, INPUT_SIGMAS_AUDIO);
-        s.sampler = o->sampler;
-        if (!s.sigmas_video) {
-                s.steps = steps;
-                s.schedule = o->schedule;
-                s.shift_video = o->shift_video;
-                s.shift_audio = o->shift_audio;
-        }
-        r = latent_session_sample(j->session, &s, &j->job, e);
+        r = compute_start(j, steps, o->keep_steps, sample_start, o, e);
         if (r < 0)
                 return r;
 
@@ -106,6 +109,7 @@ int verb_sample(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 {"shift-audio", OPTION_DOUBLE, &o.shift_audio, &o.has_shift_audio, '\0'},
                 {"noise", OPTION_STRING, &o.noise, NULL, '\0'},
                 {"seed", OPTION_UINT, &o.seed, &o.has_seed, '\0'},
+                {"restart-timeout", OPTION_UINT, &o.compute.restart_sec, &o.compute.has_restart, '\0'},
                 {"keep-steps", OPTION_FLAG, &o.keep_steps, NULL, '\0'},
         };
         CLEANUP(compute_done) ComputeJob j = {.ctl = c, .options = &o.compute};
@@ -123,7 +127,7 @@ int verb_sample(Ctl *c, const Verb *verb, int argc, char *argv[]) {
 
         o.compute.model = operands[0];
         o.compute.input = operands[1];
-        r = sample_run(&j, &o, &e);
+        r = run_outcome(sample_run(&j, &o, &e), &e);
         if (r < 0)
                 return report_error(c, verb, &e);
 

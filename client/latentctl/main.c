@@ -36,6 +36,8 @@ static const Verb verbs[] = {
                 "audio_velocity.",
                 "  -o, --output FILE\n"
                 "  --compute auto|f32|bf16\n"
+                "  --restart-timeout SECONDS              how long to wait for a service that went away; default: 60; "
+                "0: not\n"
                 "  --sigma-video S, --sigma-audio S       noise levels, 0 to 1; default: from IN's "
                 "metadata\n" LOAD_OPTIONS "  --lora FILE[:STRENGTH], --sparse METHOD  of a later version\n",
                 verb_step},
@@ -51,6 +53,8 @@ static const Verb verbs[] = {
                 "  --sampler euler\n"
                 "  --keep-steps                           OUT also has step.I.video, step.I.audio\n"
                 "  --compute auto|f32|bf16\n"
+                "  --restart-timeout SECONDS              how long to wait for a service that went away; default: 60; "
+                "0: not\n"
                 "  --noise given                          IN holds the noise; comfy and diffusers, with "
                 "--seed: of a later version\n" LOAD_OPTIONS
                 "  --lora FILE[:STRENGTH], --sparse METHOD  of a later version\n",

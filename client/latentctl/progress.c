@@ -32,6 +32,10 @@ static void format_where(const latent_progress *n, char *buf, size_t size) {
 
         if (n->state == LATENT_JOB_CANCELLING)
                 (void) snprintf(buf, size, "cancelling");
+        else if (strcmp(n->phase, "restart") == 0)
+                (void) snprintf(buf, size, "waiting for the service");
+        else if (strcmp(n->phase, "crash-wait") == 0)
+                (void) snprintf(buf, size, "waiting after crashes");
         else if (n->state == LATENT_JOB_QUEUED)
                 (void) snprintf(buf, size, "waiting");
         else if (is_load && n->blocks > 0)
@@ -88,6 +92,20 @@ static void write_json(const Progress *p, const latent_progress *n) {
         json_writer_line(&w);
 }
 
+void progress_restart(void) {
+        (void) fputs("latentctl: the service went away; waiting for it to come back\n", stderr);
+        (void) fflush(stderr);
+}
+
+/* Once for each time. */
+static void show_restart(Progress *p, bool restart) {
+        if (restart && !p->restart) {
+                progress_done(p);
+                progress_restart();
+        }
+        p->restart = restart;
+}
+
 void progress_show(const latent_progress *news, void *userdata) {
         char line[COLUMNS_MAX + 1];
         Progress *p = userdata;
@@ -95,6 +113,8 @@ void progress_show(const latent_progress *news, void *userdata) {
         /* The end has its own message. */
         if (news->state >= LATENT_JOB_DONE)
                 return;
+
+        show_restart(p, strcmp(news->phase, "restart") == 0);
 
         if (p->bar) {
                 progress_format(p, news, terminal_columns(), line, sizeof(line));

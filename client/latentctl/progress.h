@@ -9,12 +9,16 @@
 typedef struct Progress {
         const char *label; /* "loading", "sampling" */
         bool bar, json, drawn;
+        bool restart; /* it was said that the service went away */
 } Progress;
 
 void progress_init(Progress *p, const Ctl *c, const char *label);
 
 /* A latent_progress_fn; userdata is the Progress. */
 void progress_show(const latent_progress *news, void *userdata);
+
+/* Says that the service went away and is waited for. */
+void progress_restart(void);
 
 /* Clears the line. */
 void progress_done(Progress *p);

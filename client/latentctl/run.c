@@ -28,12 +28,20 @@ void run_catch_signals(void) {
                 (void) sigaction(SIGHUP, &a, NULL);
 }
 
+bool run_interrupted(void) {
+        return n_signals > 0;
+}
+
 int run_connect(const Ctl *c, latent_client **ret, latent_error *e) {
         return latent_client_new(&c->bus, ret, e);
 }
 
 static int error_interrupted(latent_error *e) {
         return ctl_error(e, -EINTR, CTL_ERROR_INTERRUPTED, "interrupted; nothing was written.");
+}
+
+int run_outcome(int r, latent_error *e) {
+        return r < 0 && n_signals > 0 ? error_interrupted(e) : r;
 }
 
 int run_wait(const Ctl *c, latent_job *job, const char *label, latent_error *e) {

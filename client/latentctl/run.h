@@ -10,6 +10,10 @@ int run_connect(const Ctl *c, latent_client **ret, latent_error *e);
 /* From now on Ctrl-C and SIGTERM ask the running job to stop. */
 void run_catch_signals(void);
 
+/* What a call gave, unless a signal cut it short: then -EINTR with CTL_ERROR_INTERRUPTED. */
+int run_outcome(int r, latent_error *e);
+bool run_interrupted(void);
+
 /* Waits for the job's end. After a signal the job is cancelled and its end waited for; a second one does not
  * wait. -EINTR with CTL_ERROR_INTERRUPTED. */
 int run_wait(const Ctl *c, latent_job *job, const char *label, latent_error *e);

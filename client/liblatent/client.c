@@ -11,8 +11,9 @@
 #include "client/liblatent/options.h"
 #include "client/liblatent/value.h"
 
-_Static_assert(sizeof(latent_client_options) == 24, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_client_options) == 32, "public layout changed: add fields, never alter");
 #define CLIENT_OPTIONS_SIZE_V1 16u
+#define RESTART_SEC 60u
 
 uint64_t now_usec(void) {
         struct timespec t;
@@ -61,6 +62,7 @@ latent_client *client_unref(latent_client *c) {
                 return NULL;
 
         client_disconnect(c);
+        free(c->owner);
         free(c);
         return NULL;
 }
@@ -71,6 +73,7 @@ static int on_message(sd_bus_message *m, void *userdata, sd_bus_error *reterr_er
 }
 
 static int on_owner_changed(sd_bus_message *m, void *userdata, sd_bus_error *reterr_error) {
+        latent_client *c = userdata;
         const char *name, *old_owner, *new_owner;
         int r;
 
@@ -78,8 +81,13 @@ static int on_owner_changed(sd_bus_message *m, void *userdata, sd_bus_error *ret
         if (r < 0)
                 return 0; /* not what the bus sends: nothing to learn from it */
 
-        if (strcmp(name, BUS_NAME) == 0 && old_owner[0] != '\0')
-                job_on_service_gone(userdata, old_owner);
+        if (strcmp(name, BUS_NAME) != 0)
+                return 0;
+
+        free(c->owner);
+        c->owner = new_owner[0] != '\0' ? strdup(new_owner) : NULL; /* no memory: as if it were not back */
+        if (old_owner[0] != '\0')
+                job_on_service_gone(c, old_owner);
         return 0;
 }
 
@@ -113,10 +121,16 @@ LATENT_PUBLIC int latent_client_new(
         if (r < 0)
                 return r;
 
+        if (o.flags & ~(uint32_t) LATENT_CLIENT_NO_RESUME)
+                return error_set(error, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT,
+                        "Unknown flags %#x; expected LATENT_CLIENT_*.", o.flags);
+
         c = calloc(1, sizeof(*c));
         if (!c)
                 return error_errno(error, -ENOMEM, "Connecting");
         c->n_ref = 1;
+        c->no_resume = (o.flags & LATENT_CLIENT_NO_RESUME) != 0;
+        c->restart_usec = (o.restart_timeout_sec > 0 ? o.restart_timeout_sec : RESTART_SEC) * CLOCK_USEC_PER_SEC;
         LIST_INIT(&c->jobs);
 
         c->is_peer = o.socket != NULL;

@@ -22,6 +22,9 @@ struct latent_client {
         bool is_peer; /* no message bus: objects have no owner, and the end of the connection is the service's */
         sd_bus_slot *filter, *owner_match;
         LIST_HEAD(, latent_job) jobs; /* handles that the user holds, for signals */
+        char *owner;                  /* who has the service's name; NULL: nobody, or it did not change since we came */
+        bool no_resume;
+        uint64_t restart_usec;
 };
 
 /* A place on the bus: an object of one run of the service. */

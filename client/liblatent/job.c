@@ -16,6 +16,9 @@ _Static_assert(sizeof(latent_progress) == 72, "public layout changed: add fields
 /* Without news for this long we ask for the state: a signal may have been lost. */
 #define SILENCE_USEC CLOCK_USEC_PER_SEC
 
+/* How often a lost job looks whether something can be done for it. */
+#define RECOVER_USEC (CLOCK_USEC_PER_SEC / 20)
+
 static const char *const job_states[] = {
         [LATENT_JOB_QUEUED] = "queued",
         [LATENT_JOB_RUNNING] = "running",
@@ -45,6 +48,9 @@ LATENT_PUBLIC void latent_job_free(latent_job *job) {
                 LIST_REMOVE(job, entry);
         object_done(&job->object);
         latent_value_free(job->result);
+        (void) request_free(job->request);
+        (void) source_unref(job->source);
+        (void) output_unref(job->output);
         session_unref(job->session);
         client_unref(job->client);
         free(job);
@@ -66,8 +72,10 @@ int job_new_from_reply(latent_client *c, latent_session *session, sd_bus_message
         if (!j)
                 return error_errno(e, -ENOMEM, "Starting a job");
         j->client = client_ref(c);
-        if (session)
+        if (session) {
                 j->session = session_ref(session);
+                j->output = output_ref(session->output);
+        }
         j->progress.struct_size = sizeof(j->progress);
         j->heard_usec = now_usec();
 
@@ -128,6 +136,37 @@ static void job_on_progress(latent_job *j, sd_bus_message *m) {
         j->is_news = true;
 }
 
+void job_fail(latent_job *j, const latent_error *e) {
+        j->lost = false;
+        job_set_failed(j, LATENT_JOB_FAILED, e->name, e->text);
+}
+
+void job_fail_restarted(latent_job *j) {
+        j->lost = false;
+        job_set_failed(j, LATENT_JOB_FAILED, LATENT_ERROR_RESTARTED,
+                "The service went away during the job (it stopped, crashed or was restarted, or this client "
+                "was closed). Open a session again and repeat the job.");
+}
+
+void job_taken_up(latent_job *j) {
+        job_set_phase(j, "queue");
+        j->progress.state = LATENT_JOB_QUEUED;
+        j->heard_usec = now_usec();
+        j->is_news = true;
+}
+
+/* Its service is gone: it waits for the next, or ends. */
+static void job_lose(latent_job *j) {
+        if (j->cancel_asked) {
+                j->lost = false;
+                job_set_failed(j, LATENT_JOB_CANCELLED, "", "");
+        } else if (recover_begin(j)) {
+                job_set_phase(j, "restart");
+                j->is_news = true;
+        } else
+                job_fail_restarted(j);
+}
+
 static void job_on_finished(latent_job *j, sd_bus_message *m) {
         CLEANUP(latent_value_freep) latent_value *result = NULL;
         const char *state_name, *name, *text;
@@ -144,6 +183,8 @@ static void job_on_finished(latent_job *j, sd_bus_message *m) {
         state = job_state_from_string(state_name);
         if (state == LATENT_JOB_DONE)
                 job_set_done(j, STEAL_PTR(result));
+        else if (strcmp(name, LATENT_ERROR_RESTARTED) == 0)
+                job_lose(j);
         else
                 job_set_failed(j, state == LATENT_JOB_CANCELLED ? state : LATENT_JOB_FAILED, name, text);
 }
@@ -182,10 +223,10 @@ void job_on_service_gone(latent_client *c, const char *owner) {
                         continue;
                 if (owner && j->object.owner && strcmp(owner, j->object.owner) != 0)
                         continue;
-                job_set_failed(j, LATENT_JOB_FAILED, LATENT_ERROR_RESTARTED,
-                        "The service went away during the job (it stopped, crashed or was restarted, or "
-                        "this client "
-                        "was closed). Open a session again and repeat the job.");
+                if (!j->lost)
+                        job_lose(j);
+                else if (!j->client->bus)
+                        job_fail_restarted(j);
         }
 }
 
@@ -260,6 +301,10 @@ static int job_refresh(latent_job *j, latent_error *e) {
         if (r >= 0)
                 return 0;
 
+        if (r == -ECONNRESET && recover_begin(j)) {
+                job_lose(j);
+                return 0;
+        }
         if (r == -ECONNRESET || r == -ENOENT) {
                 job_set_failed(j, LATENT_JOB_FAILED, own.name, own.text);
                 return 0;
@@ -285,13 +330,31 @@ static uint64_t add_saturating(uint64_t a, uint64_t b) {
 
 /* Blocks until something arrives, `until` or the time to ask. */
 static void job_sleep(latent_job *j, uint64_t until) {
-        uint64_t ask = add_saturating(j->heard_usec, SILENCE_USEC), now = now_usec();
+        uint64_t now = now_usec(), ask = j->lost ? now + RECOVER_USEC : add_saturating(j->heard_usec, SILENCE_USEC);
 
         if (ask < until)
                 until = ask;
         if (until > now)
                 (void) sd_bus_wait(
                         j->client->bus, until - now); /* an error shows again in client_dispatch() */
+}
+
+/* A signal may have been lost. */
+static int job_ask(latent_job *j, latent_error *e) {
+        if (job_is_finished(j) || j->lost || now_usec() < add_saturating(j->heard_usec, SILENCE_USEC))
+                return 0;
+
+        return job_refresh(j, e);
+}
+
+int job_look(latent_job *j, latent_error *e) {
+        int r;
+
+        r = job_ask(j, e);
+        if (r < 0)
+                return r;
+
+        return job_is_finished(j) ? job_outcome(j, e) : 1;
 }
 
 LATENT_PUBLIC int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent_progress_fn progress,
@@ -307,11 +370,11 @@ LATENT_PUBLIC int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent
                                 return r;
                 }
 
-                if (!job_is_finished(job) && now_usec() >= add_saturating(job->heard_usec, SILENCE_USEC)) {
-                        r = job_refresh(job, error);
-                        if (r < 0)
-                                return r;
-                }
+                if (job->lost)
+                        recover_go_on(job);
+                r = job_ask(job, error);
+                if (r < 0)
+                        return r;
 
                 if (job->is_news && progress) {
                         job->is_news = false;
@@ -345,6 +408,12 @@ LATENT_PUBLIC int latent_job_cancel(latent_job *job, latent_error *error) {
         if (job_is_finished(job))
                 return 0;
 
+        job->cancel_asked = true;
+        if (job->lost) {
+                job_lose(job);
+                return 0;
+        }
+
         return client_call_simple(
                 job->client, &job->object, BUS_INTERFACE("Job"), "Cancel", "Cancelling a job", error);
 }
@@ -369,7 +438,7 @@ LATENT_PUBLIC int latent_job_model(latent_job *job, latent_model **ret_model, la
                 return error_set(error, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
                         "The job has no model to give: expected a load that is done.");
 
-        return model_new(job->client, job->object.owner, path, ret_model, error);
+        return model_new(job->client, job->object.owner, path, job->source, ret_model, error);
 }
 
 static const latent_value *job_tensors(const latent_job *j) {
@@ -418,9 +487,7 @@ LATENT_PUBLIC int latent_job_tensor(const latent_job *job, const char *name, lat
                 if (!s || strcmp(s, name) != 0)
                         continue;
 
-                data = tensor_from_value(v, &t) < 0 || !job->session
-                               ? NULL
-                               : session_output_at(job->session, t.offset, t.size);
+                data = tensor_from_value(v, &t) < 0 || !job->output ? NULL : output_at(job->output, t.offset, t.size);
                 if (!data)
                         return error_set(error, -EPROTO, LATENT_ERROR_INTERNAL,
                                 "The service gave a place for the result %s that is not in the output "

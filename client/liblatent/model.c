@@ -5,16 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/liblatent/checkpoint.h"
-#include "client/liblatent/job.h"
 #include "client/liblatent/options.h"
-#include "client/liblatent/request.h"
 
 _Static_assert(sizeof(latent_load_options) == 40, "public layout changed: add fields, never alter");
 #define LOAD_OPTIONS_SIZE_V1 40u
-
-/* The service takes no more descriptors in a message. */
-#define FILES_PER_CALL 4u
 
 DEFINE_CLEANUP(latent_model *, latent_model_free)
 
@@ -23,11 +17,13 @@ LATENT_PUBLIC void latent_model_free(latent_model *model) {
                 return;
 
         object_done(&model->object);
+        (void) source_unref(model->source);
         client_unref(model->client);
         free(model);
 }
 
-int model_new(latent_client *c, const char *owner, const char *path, latent_model **ret, latent_error *e) {
+int model_new(latent_client *c, const char *owner, const char *path, ModelSource *source, latent_model **ret,
+        latent_error *e) {
         CLEANUP(latent_model_freep) latent_model *m = NULL;
         int r;
 
@@ -35,6 +31,7 @@ int model_new(latent_client *c, const char *owner, const char *path, latent_mode
         if (!m)
                 return error_errno(e, -ENOMEM, "Opening a model");
         m->client = client_ref(c);
+        m->source = source_ref(source);
         r = object_init(&m->object, owner, path);
         if (r < 0)
                 return error_errno(e, r, "Opening a model");
@@ -43,125 +40,25 @@ int model_new(latent_client *c, const char *owner, const char *path, latent_mode
         return 0;
 }
 
-static int append_load_options(sd_bus_message *m, const latent_load_options *o, const char *name) {
-        int r;
-
-        r = sd_bus_message_open_container(m, 'a', "{sv}");
-        if (r >= 0)
-                r = append_string(m, "name", name);
-        if (r >= 0)
-                r = append_string(m, "qkv-order", o->qkv_order);
-        if (r >= 0)
-                r = append_string(m, "partition", o->partition);
-        if (r >= 0)
-                r = append_string(m, "numa", o->numa);
-        if (r >= 0)
-                r = sd_bus_message_close_container(m);
-
-        return r;
-}
-
 LATENT_PUBLIC int latent_model_load_name(latent_client *client, const char *name,
         const latent_load_options *options, latent_job **ret_job, latent_error *error) {
-        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL, *reply = NULL;
+        CLEANUP(source_unrefp) ModelSource *source = NULL;
         latent_load_options o;
         int r;
 
         r = options_read(options, LOAD_OPTIONS_SIZE_V1, &o, sizeof(o), error);
         if (r < 0)
                 return r;
-        r = client_message(client, NULL, BUS_ROOT, BUS_INTERFACE("Manager"), "LoadModel", &m, error);
+        r = source_new(name, &o, NULL, &source);
         if (r < 0)
-                return r;
-        r = sd_bus_message_append(m, "s", name);
-        if (r >= 0)
-                r = append_load_options(m, &o, NULL);
-        if (r < 0)
-                return client_error_message(r, "Loading a model", error);
+                return error_errno(error, r, "Loading a model");
 
-        r = client_call(client, m, "Loading a model", &reply, error);
-        if (r < 0)
-                return r;
-
-        return job_new_from_reply(client, NULL, reply, ret_job, error);
-}
-
-static int model_new_private(latent_client *c, const latent_load_options *o, const char *name,
-        latent_model **ret, latent_error *e) {
-        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL, *reply = NULL;
-        const char *path;
-        int r;
-
-        r = client_message(c, NULL, BUS_ROOT, BUS_INTERFACE("Manager"), "NewModel", &m, e);
-        if (r < 0)
-                return r;
-        r = append_load_options(m, o, name);
-        if (r < 0)
-                return client_error_message(r, "Making a model", e);
-        r = client_call(c, m, "Making a model", &reply, e);
-        if (r < 0)
-                return r;
-
-        r = sd_bus_message_read(reply, "o", &path);
-        if (r < 0)
-                return client_error_message(r, "Making a model", e);
-
-        return model_new(c, sd_bus_message_get_sender(reply), path, ret, e);
-}
-
-/* One AddFiles() call with up to FILES_PER_CALL files. */
-static int model_add_files(latent_model *model, const CheckpointFile *files, size_t n, latent_error *e) {
-        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
-        int r;
-
-        r = client_message(model->client, model->object.owner, model->object.path, BUS_INTERFACE("Model"),
-                "AddFiles", &m, e);
-        if (r < 0)
-                return r;
-
-        r = sd_bus_message_open_container(m, 'a', "(sh)");
-        for (size_t i = 0; r >= 0 && i < n; i++)
-                r = sd_bus_message_append(m, "(sh)", files[i].name, files[i].fd);
-        if (r >= 0)
-                r = sd_bus_message_close_container(m);
-        if (r < 0)
-                return client_error_message(r, "Handing over the model's files", e);
-
-        return client_call(model->client, m, "Handing over the model's files", NULL, e);
-}
-
-static int model_commit(latent_model *model, latent_job **ret, latent_error *e) {
-        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL, *reply = NULL;
-        int r;
-
-        r = client_message(model->client, model->object.owner, model->object.path, BUS_INTERFACE("Model"),
-                "Commit", &m, e);
-        if (r < 0)
-                return r;
-        r = client_call(model->client, m, "Loading a model", &reply, e);
-        if (r < 0)
-                return r;
-
-        return job_new_from_reply(model->client, NULL, reply, ret, e);
-}
-
-static int model_fill(latent_model *model, const Checkpoint *c, latent_job **ret, latent_error *e) {
-        int r;
-
-        for (size_t i = 0; i < c->n_files; i += FILES_PER_CALL) {
-                size_t n = c->n_files - i < FILES_PER_CALL ? c->n_files - i : FILES_PER_CALL;
-
-                r = model_add_files(model, c->files + i, n, e);
-                if (r < 0)
-                        return r;
-        }
-
-        return model_commit(model, ret, e);
+        return source_load(client, source, ret_job, error);
 }
 
 LATENT_PUBLIC int latent_model_load_path(latent_client *client, const char *path,
         const latent_load_options *options, latent_job **ret_job, latent_error *error) {
-        CLEANUP(latent_model_freep) latent_model *model = NULL;
+        CLEANUP(source_unrefp) ModelSource *source = NULL;
         CLEANUP(checkpoint_done) Checkpoint c = {};
         latent_load_options o;
         Fault f = {};
@@ -173,15 +70,11 @@ LATENT_PUBLIC int latent_model_load_path(latent_client *client, const char *path
         r = checkpoint_open(path, &c, &f);
         if (r < 0)
                 return error_fault(error, r, &f);
-        r = model_new_private(client, &o, o.name ? o.name : c.name, &model, error);
+        r = source_new(o.name ? o.name : c.name, &o, &c, &source);
         if (r < 0)
-                return r;
+                return error_errno(error, r, "Loading a model");
 
-        r = model_fill(model, &c, ret_job, error);
-        if (r < 0)
-                (void) latent_model_unload(
-                        model, NULL); /* half a model is of no use; it goes with the connection at latest */
-        return r;
+        return source_load(client, source, ret_job, error);
 }
 
 /* Of several models of that name the newest, which comes last. */
@@ -217,7 +110,7 @@ LATENT_PUBLIC int latent_model_find(
                         "are.",
                         name);
 
-        return model_new(client, NULL, path, ret_model, error);
+        return model_new(client, NULL, path, NULL, ret_model, error);
 }
 
 LATENT_PUBLIC const char *latent_model_path(const latent_model *model) {

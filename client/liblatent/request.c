@@ -2,8 +2,10 @@
 #include "client/liblatent/request.h"
 
 #include <errno.h>
-#include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "service/shared/cleanup.h"
 
 int append_string(sd_bus_message *m, const char *key, const char *value) {
         return value ? sd_bus_message_append(m, "{sv}", key, "s", value) : 0;
@@ -104,12 +106,30 @@ static int append_schedule(sd_bus_message *m, const latent_sample_options *o) {
         return r;
 }
 
-int request_append_sample(sd_bus_message *m, const latent_sample_options *o) {
+static int append_resume(sd_bus_message *m, const Resume *x, bool keep_steps) {
+        int r;
+
+        r = sd_bus_message_append(m, "{sv}", "resume-step", "u", x->step);
+        if (r >= 0)
+                r = append_string(m, "numerics", x->numerics);
+        if (r >= 0 && keep_steps)
+                r = append_tensor(m, "kept-video", &x->kept_video);
+        if (r >= 0 && keep_steps)
+                r = append_tensor(m, "kept-audio", &x->kept_audio);
+
+        return r;
+}
+
+int request_append_sample(sd_bus_message *m, const latent_sample_options *o, const Resume *resume) {
+        bool goes_on = resume && resume->step > 0;
         int r;
 
         r = sd_bus_message_open_container(m, 'a', "{sv}");
         if (r >= 0)
-                r = append_inputs(m, o->text, o->text_tags, o->video, o->audio);
+                r = append_inputs(m, o->text, o->text_tags, goes_on ? &resume->video : o->video,
+                        goes_on ? &resume->audio : o->audio);
+        if (r >= 0 && goes_on)
+                r = append_resume(m, resume, (o->flags & LATENT_SAMPLE_KEEP_STEPS) != 0);
         if (r >= 0)
                 r = append_schedule(m, o);
         if (r >= 0)
@@ -122,4 +142,78 @@ int request_append_sample(sd_bus_message *m, const latent_sample_options *o) {
                 r = sd_bus_message_close_container(m);
 
         return r;
+}
+
+int copy_string(const char *s, char **ret) {
+        char *copy = NULL;
+
+        if (s) {
+                copy = strdup(s);
+                if (!copy)
+                        return -ENOMEM;
+        }
+
+        *ret = copy;
+        return 0;
+}
+
+static const latent_tensor *keep_tensor(Request *r, unsigned i, const latent_tensor *t) {
+        if (!t)
+                return NULL;
+
+        r->tensors[i] = *t;
+        return &r->tensors[i];
+}
+
+Request *request_free(Request *r) {
+        if (!r)
+                return NULL;
+
+        for (size_t i = 0; i < ELEMENTSOF(r->strings); i++)
+                free(r->strings[i]);
+        free(r);
+        return NULL;
+}
+
+DEFINE_CLEANUP(Request *, request_free)
+
+int request_new(const latent_step_options *step, const latent_sample_options *sample, Request **ret) {
+        CLEANUP(request_freep) Request *r = NULL;
+
+        r = calloc(1, sizeof(*r));
+        if (!r)
+                return -ENOMEM;
+
+        if (step) {
+                latent_step_options *o = &r->step;
+
+                *o = *step;
+                o->text = keep_tensor(r, 0, o->text);
+                o->text_tags = keep_tensor(r, 1, o->text_tags);
+                o->video = keep_tensor(r, 2, o->video);
+                o->audio = keep_tensor(r, 3, o->audio);
+                if (copy_string(o->compute, &r->strings[0]) < 0)
+                        return -ENOMEM;
+                o->compute = r->strings[0];
+        } else {
+                latent_sample_options *o = &r->sample;
+
+                *o = *sample;
+                r->is_sample = true;
+                o->text = keep_tensor(r, 0, o->text);
+                o->text_tags = keep_tensor(r, 1, o->text_tags);
+                o->video = keep_tensor(r, 2, o->video);
+                o->audio = keep_tensor(r, 3, o->audio);
+                o->sigmas_video = keep_tensor(r, 4, o->sigmas_video);
+                o->sigmas_audio = keep_tensor(r, 5, o->sigmas_audio);
+                if (copy_string(o->compute, &r->strings[0]) < 0 || copy_string(o->schedule, &r->strings[1]) < 0 ||
+                        copy_string(o->sampler, &r->strings[2]) < 0)
+                        return -ENOMEM;
+                o->compute = r->strings[0];
+                o->schedule = r->strings[1];
+                o->sampler = r->strings[2];
+        }
+
+        *ret = STEAL_PTR(r);
+        return 0;
 }

@@ -11,6 +11,7 @@
 #include "client/liblatent/job.h"
 #include "client/liblatent/model.h"
 #include "client/liblatent/options.h"
+#include "client/liblatent/recover.h"
 #include "client/liblatent/request.h"
 #include "service/shared/memfd.h"
 
@@ -32,8 +33,11 @@ latent_session *session_unref(latent_session *s) {
 
         if (s->input)
                 (void) munmap(s->input, s->input_bytes);
-        if (s->output)
-                (void) munmap(s->output, s->output_bytes);
+        (void) output_unref(s->output);
+        latent_job_free(s->load);
+        (void) source_unref(s->source);
+        free(s->compute);
+        free(s->job_class);
         object_done(&s->object);
         (void) client_unref(s->client);
         free(s);
@@ -41,6 +45,30 @@ latent_session *session_unref(latent_session *s) {
 }
 
 DEFINE_CLEANUP(latent_session *, latent_session_free)
+DEFINE_CLEANUP(Output *, output_unref)
+DEFINE_CLEANUP(Request *, request_free)
+
+Output *output_ref(Output *o) {
+        o->n_ref++;
+        return o;
+}
+
+Output *output_unref(Output *o) {
+        if (!o || --o->n_ref > 0)
+                return NULL;
+
+        if (o->map)
+                (void) munmap((void *) o->map, o->size);
+        free(o);
+        return NULL;
+}
+
+const void *output_at(const Output *o, uint64_t offset, uint64_t size) {
+        if (offset > o->size || size > o->size - offset)
+                return NULL;
+
+        return (const uint8_t *) o->map + offset;
+}
 
 /* Maps what the service handed out. Its size must be fixed: a shrinking file kills whoever reads it. */
 static int map_arena(int fd, uint64_t size_min, int prot, void **ret_map, uint64_t *ret_size) {
@@ -66,26 +94,46 @@ static int map_arena(int fd, uint64_t size_min, int prot, void **ret_map, uint64
         return 0;
 }
 
-static int session_take_reply(
-        latent_session *s, sd_bus_message *reply, const latent_session_options *o, latent_error *e) {
-        int r, input_fd, output_fd; /* both belong to the message */
-        const char *path;
+/* What OpenSession() gave. */
+typedef struct Opened {
+        Object object;
+        void *input;
+        uint64_t input_bytes;
+        int input_fd; /* the message's */
+        Output *output;
+} Opened;
 
-        r = sd_bus_message_read(reply, "ohh", &path, &input_fd, &output_fd);
+static void opened_done(Opened *x) {
+        object_done(&x->object);
+        if (x->input)
+                (void) munmap(x->input, x->input_bytes);
+        (void) output_unref(x->output);
+}
+
+static int take_reply(sd_bus_message *reply, uint64_t input_bytes, uint64_t output_bytes, Opened *x, latent_error *e) {
+        CLEANUP(output_unrefp) Output *output = NULL;
+        int r, output_fd; /* the message's too */
+        const char *path;
+        void *map;
+
+        r = sd_bus_message_read(reply, "ohh", &path, &x->input_fd, &output_fd);
         if (r < 0)
                 return client_error_message(r, "Opening a session", e);
-        r = object_init(&s->object, sd_bus_message_get_sender(reply), path);
+        output = calloc(1, sizeof(*output));
+        r = output ? object_init(&x->object, sd_bus_message_get_sender(reply), path) : -ENOMEM;
         if (r < 0)
                 return error_errno(e, r, "Opening a session");
 
-        r = map_arena(input_fd, o->input_bytes, PROT_READ | PROT_WRITE, &s->input, &s->input_bytes);
+        output->n_ref = 1;
+        r = map_arena(x->input_fd, input_bytes, PROT_READ | PROT_WRITE, &x->input, &x->input_bytes);
         if (r >= 0)
-                r = map_arena(output_fd, o->output_bytes, PROT_READ, &s->output, &s->output_bytes);
+                r = map_arena(output_fd, output_bytes, PROT_READ, &map, &output->size);
         if (r < 0)
                 return error_set(e, r, LATENT_ERROR_INTERNAL,
                         "The session's shared memory cannot be used: %s.", strerror(-r));
 
-        s->arena = (Arena){.size = s->input_bytes};
+        output->map = map;
+        x->output = STEAL_PTR(output);
         return 0;
 }
 
@@ -112,10 +160,40 @@ static int append_session_options(
         return r;
 }
 
+/* reply holds the descriptors. */
+static int session_call_open(latent_client *c, const latent_model *model, const latent_session_options *o, Opened *x,
+        sd_bus_message **ret_reply, latent_error *e) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        int r;
+
+        r = client_message(c, model->object.owner, BUS_ROOT, BUS_INTERFACE("Manager"), "OpenSession", &m, e);
+        if (r < 0)
+                return r;
+        r = append_session_options(m, model, o);
+        if (r < 0)
+                return client_error_message(r, "Opening a session", e);
+        r = client_call(c, m, "Opening a session", ret_reply, e);
+        if (r < 0)
+                return r;
+
+        return take_reply(*ret_reply, o->input_bytes, o->output_bytes, x, e);
+}
+
+static int keep_options(latent_session *s, const latent_session_options *o) {
+        s->options = *o;
+        if (copy_string(o->compute, &s->compute) < 0 || copy_string(o->job_class, &s->job_class) < 0)
+                return -ENOMEM;
+
+        s->options.compute = s->compute;
+        s->options.job_class = s->job_class;
+        return 0;
+}
+
 LATENT_PUBLIC int latent_session_open(latent_client *client, latent_model *model,
         const latent_session_options *options, latent_session **ret_session, latent_error *error) {
-        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL, *reply = NULL;
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *reply = NULL;
         CLEANUP(latent_session_freep) latent_session *s = NULL;
+        CLEANUP(opened_done) Opened x = {};
         latent_session_options o;
         int r;
 
@@ -128,23 +206,62 @@ LATENT_PUBLIC int latent_session_open(latent_client *client, latent_model *model
                 return error_errno(error, -ENOMEM, "Opening a session");
         s->n_ref = 1;
         s->client = client_ref(client);
+        s->source = source_ref(model->source);
+        r = keep_options(s, &o);
+        if (r < 0)
+                return error_errno(error, r, "Opening a session");
 
-        r = client_message(
-                client, model->object.owner, BUS_ROOT, BUS_INTERFACE("Manager"), "OpenSession", &m, error);
+        r = session_call_open(client, model, &o, &x, &reply, error);
         if (r < 0)
                 return r;
-        r = append_session_options(m, model, &o);
-        if (r < 0)
-                return client_error_message(r, "Opening a session", error);
-        r = client_call(client, m, "Opening a session", &reply, error);
-        if (r < 0)
-                return r;
-        r = session_take_reply(s, reply, &o, error);
-        if (r < 0)
-                return r;
+
+        s->object = x.object;
+        x.object = (Object){};
+        s->input = STEAL_PTR(x.input);
+        s->input_bytes = x.input_bytes;
+        s->output = STEAL_PTR(x.output);
+        s->output_bytes = s->output->size;
+        s->arena = (Arena){.size = s->input_bytes};
 
         *ret_session = STEAL_PTR(s);
         return 0;
+}
+
+int session_reopen(
+        latent_session *s, const latent_model *model, uint64_t spare, void **ret_spare, latent_error *e) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *reply = NULL;
+        CLEANUP(opened_done) Opened x = {};
+        latent_session_options o = s->options;
+        void *map;
+        int r;
+
+        if (__builtin_add_overflow(s->input_bytes, spare, &o.input_bytes))
+                return error_errno(e, -EOVERFLOW, "Opening a session again");
+        o.output_bytes = s->output_bytes;
+        r = session_call_open(s->client, model, &o, &x, &reply, e);
+        if (r < 0)
+                return r;
+
+        /* Where the caller knows it, so that its pointers stay good. */
+        memcpy(x.input, s->input, s->input_bytes);
+        map = mmap(s->input, s->input_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, x.input_fd, 0);
+        if (map == MAP_FAILED)
+                return error_errno(e, -errno, "Mapping a session again");
+        (void) madvise(map, s->input_bytes, MADV_DONTDUMP);
+
+        object_done(&s->object);
+        s->object = x.object;
+        x.object = (Object){};
+        (void) output_unref(s->output);
+        s->output = STEAL_PTR(x.output);
+        s->output_bytes = s->output->size;
+        s->spare = (Arena){.size = x.input_bytes, .used = s->input_bytes};
+        *ret_spare = STEAL_PTR(x.input);
+        return 0;
+}
+
+void session_spare_done(latent_session *s, void *spare) {
+        (void) munmap(spare, s->spare.size);
 }
 
 LATENT_PUBLIC const char *latent_session_path(const latent_session *session) {
@@ -156,7 +273,7 @@ LATENT_PUBLIC void *latent_session_input(latent_session *session) {
 }
 
 LATENT_PUBLIC const void *latent_session_output(const latent_session *session) {
-        return session->output;
+        return session->output->map;
 }
 
 LATENT_PUBLIC uint64_t latent_session_input_bytes(const latent_session *session) {
@@ -165,13 +282,6 @@ LATENT_PUBLIC uint64_t latent_session_input_bytes(const latent_session *session)
 
 LATENT_PUBLIC uint64_t latent_session_output_bytes(const latent_session *session) {
         return session->output_bytes;
-}
-
-const void *session_output_at(const latent_session *s, uint64_t offset, uint64_t size) {
-        if (offset > s->output_bytes || size > s->output_bytes - offset)
-                return NULL;
-
-        return (const uint8_t *) s->output + offset;
 }
 
 LATENT_PUBLIC int latent_session_allocate(
@@ -236,41 +346,45 @@ LATENT_PUBLIC void latent_session_free(latent_session *session) {
 }
 
 /* What step and sample have in common. */
-static int session_start(
-        latent_session *s, sd_bus_message *m, const char *doing, latent_job **ret, latent_error *e) {
+static int session_start(latent_session *s, const latent_step_options *step, const latent_sample_options *sample,
+        latent_job **ret, latent_error *e) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *reply = NULL;
+        CLEANUP(request_freep) Request *q = NULL;
+        Before before;
         int r;
 
-        r = client_call(s->client, m, doing, &reply, e);
+        r = request_new(step, sample, &q);
+        if (r < 0)
+                return error_errno(e, r, "Starting a job");
+        r = recover_before(s, q, &before, e);
+        if (r < 0)
+                return r;
+        r = recover_send(s, q, NULL, &reply, e);
+        if (r < 0)
+                return r;
+        r = job_new_from_reply(s->client, s, reply, ret, e);
         if (r < 0)
                 return r;
 
-        return job_new_from_reply(s->client, s, reply, ret, e);
+        (*ret)->request = STEAL_PTR(q);
+        (*ret)->before = before;
+        return 0;
 }
 
 LATENT_PUBLIC int latent_session_step(latent_session *session, const latent_step_options *options,
         latent_job **ret_job, latent_error *error) {
-        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
         latent_step_options o;
         int r;
 
         r = options_read(options, STEP_OPTIONS_SIZE_V1, &o, sizeof(o), error);
         if (r < 0)
                 return r;
-        r = client_message(session->client, session->object.owner, session->object.path,
-                BUS_INTERFACE("Session"), "Step", &m, error);
-        if (r < 0)
-                return r;
-        r = request_append_step(m, &o);
-        if (r < 0)
-                return client_error_message(r, "Starting a step", error);
 
-        return session_start(session, m, "Starting a step", ret_job, error);
+        return session_start(session, &o, NULL, ret_job, error);
 }
 
 LATENT_PUBLIC int latent_session_sample(latent_session *session, const latent_sample_options *options,
         latent_job **ret_job, latent_error *error) {
-        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
         latent_sample_options o;
         int r;
 
@@ -280,13 +394,6 @@ LATENT_PUBLIC int latent_session_sample(latent_session *session, const latent_sa
         if (o.flags & ~(uint32_t) LATENT_SAMPLE_KEEP_STEPS)
                 return error_set(error, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT,
                         "Unknown flags %#x; expected LATENT_SAMPLE_*.", o.flags);
-        r = client_message(session->client, session->object.owner, session->object.path,
-                BUS_INTERFACE("Session"), "Sample", &m, error);
-        if (r < 0)
-                return r;
-        r = request_append_sample(m, &o);
-        if (r < 0)
-                return client_error_message(r, "Starting a trajectory", error);
 
-        return session_start(session, m, "Starting a trajectory", ret_job, error);
+        return session_start(session, NULL, &o, ret_job, error);
 }

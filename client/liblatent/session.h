@@ -5,19 +5,43 @@
 
 #include "client/liblatent/arena.h"
 #include "client/liblatent/client.h"
+#include "client/liblatent/source.h"
+
+/* An output arena, read-only. After a restart of the service a session has another one; jobs that are done keep theirs. */
+typedef struct Output {
+        unsigned n_ref;
+        const void *map;
+        uint64_t size;
+} Output;
 
 struct latent_session {
         unsigned n_ref;        /* the user's handle and its jobs */
         latent_client *client; /* reference */
         Object object;
         bool closed;
-        void *input, *output; /* mappings; output is read-only */
+        void *input; /* mapping; stays where it is */
         uint64_t input_bytes, output_bytes;
-        Arena arena; /* of the input */
+        Output *output; /* reference */
+        Arena arena;    /* of the input */
+
+        /* for opening it again */
+        ModelSource *source; /* reference; NULL: not known */
+        latent_session_options options;
+        char *compute, *job_class;
+        latent_job *load; /* of the model, when it is being opened again */
+        Arena spare;      /* behind the input: states of trajectories that go on */
 };
 
 latent_session *session_ref(latent_session *s);
 latent_session *session_unref(latent_session *s);
 
-/* NULL if the range does not lie in the output arena. */
-const void *session_output_at(const latent_session *s, uint64_t offset, uint64_t size);
+Output *output_ref(Output *o);
+Output *output_unref(Output *o);
+/* NULL if the range does not lie in it. */
+const void *output_at(const Output *o, uint64_t offset, uint64_t size);
+
+/* Opens it again with the same model, inputs and sizes, and `spare` bytes more of input; *ret_spare: where they are, until
+ * session_spare_done(). */
+int session_reopen(
+        latent_session *s, const latent_model *model, uint64_t spare, void **ret_spare, latent_error *e);
+void session_spare_done(latent_session *s, void *spare);

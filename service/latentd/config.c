@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include "service/latentd/crash-budget.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 
@@ -188,6 +189,42 @@ static int parse_tristate(const ConfigKey *key, const char *value, Config *c) {
 
 static int parse_numa_policy(const ConfigKey *key, const char *value, Config *c) {
         return numa_policy_parse(value, field(key, c));
+}
+
+/* "3/10min"; "0" switches it off. */
+static int parse_crash_budget(const ConfigKey *key, const char *value, Config *c) {
+        static const struct {
+                const char *name;
+                uint64_t usec;
+        } units[] = {{"s", 1000000}, {"min", 60000000}, {"h", UINT64_C(3600000000)}};
+        const char *end;
+        uint64_t n, t;
+        int r;
+
+        r = parse_digits(value, &end, &n);
+        if (r < 0)
+                return r;
+        if (n == 0 && *end == '\0') {
+                c->crash_budget = 0;
+                return 0;
+        }
+        if (*end != '/')
+                return -EINVAL;
+
+        r = parse_digits(end + 1, &end, &t);
+        if (r < 0)
+                return r;
+        for (size_t i = 0; i < ELEMENTSOF(units); i++) {
+                if (strcmp(end, units[i].name) != 0)
+                        continue;
+                if (n < key->min || n > key->max || t == 0 || t > key->max)
+                        return -ERANGE;
+
+                c->crash_budget = (uint32_t) n;
+                c->crash_budget_usec = t * units[i].usec;
+                return 0;
+        }
+        return -EINVAL;
 }
 
 static int parse_log_level(const ConfigKey *key, const char *value, Config *c) {
@@ -373,6 +410,8 @@ static const ConfigKey keys[] = {
         {"JobsPerUser", parse_u32, offsetof(Config, jobs_per_user), 1, 65536, "a number from 1 to 65536"},
         {"ArenaBytesPerUser", parse_bytes_or_percent, offsetof(Config, arena_bytes_per_user), 0, 0,
                 BYTES ", or 0% to 100%"},
+        {"CrashBudget", parse_crash_budget, 0, 1, CRASH_BUDGET_MAX,
+                "0 (off), or N/TIME with N from 1 to 100 and TIME from 1 to 100 s, min or h, as in 3/10min"},
         {"LogLevel", parse_log_level, offsetof(Config, log_level), 0, 0,
                 "error, warning, notice, info, debug or 0 to 7"},
 };
@@ -395,6 +434,8 @@ int config_new(Config **ret) {
         c->lock_memory = TRISTATE_AUTO;
         c->sessions_per_user = 64;
         c->jobs_per_user = 256;
+        c->crash_budget = 3;
+        c->crash_budget_usec = UINT64_C(600000000);
         c->log_level = LOG_INFO;
 
         r = numa_policy_parse("auto", &c->numa_policy);

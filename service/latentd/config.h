@@ -49,6 +49,8 @@ typedef struct Config {
         NumaPolicy numa_policy;     /* NumaPolicy= */
         uint32_t sessions_per_user, jobs_per_user; /* SessionsPerUser=64, JobsPerUser=256 */
         uint64_t arena_bytes_per_user;             /* ArenaBytesPerUser=, default 25% of MemTotal */
+        uint32_t crash_budget;                     /* CrashBudget=N/TIME; 0: off */
+        uint64_t crash_budget_usec;
         int log_level;                             /* LogLevel= */
 } Config;
 

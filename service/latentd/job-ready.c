@@ -64,7 +64,7 @@ const char *job_ready_check(const Job *j, const WireJobReady *m) {
         if (made ? m->steps == 0 || m->steps > steps_of(q) : m->steps != steps_of(q))
                 return "JOB_READY with another number of steps than asked for";
 
-        if (m->committed != (j->resume ? j->step : 0))
+        if (m->committed != (j->resume ? j->step : q->start_step))
                 return "JOB_READY with another number of committed steps than the commit word";
 
         why = check_slots(q, m);

@@ -440,8 +440,10 @@ static void load_end(Load *l) {
         TAILQ_REMOVE(&s->loads, l, entry);
 
         /* A guard: a done function may drop its reference at once. */
-        if (l->complete)
+        if (l->complete) {
+                store_keep(s, l->region);
                 (void) store_region_ref(l->region);
+        }
         else if (l->region && !l->leaked)
                 store_remove_region(s, l->region);
 

@@ -26,6 +26,7 @@ static const char *arg_bus_address, *arg_config;
 static int arg_log_level = -1;
 
 DEFINE_CLEANUP(Config *, config_free)
+DEFINE_CLEANUP(FdStore *, fd_store_free)
 DEFINE_CLEANUP(Manager *, manager_free)
 
 static void help(void) {
@@ -206,11 +207,17 @@ static int block_signals(void) {
 }
 
 static int run(void) {
+        CLEANUP(fd_store_freep) FdStore *fds = NULL;
         CLEANUP(config_freep) Config *config = NULL;
         CLEANUP(sd_bus_flush_close_unrefp) sd_bus *bus = NULL;
         CLEANUP(manager_freep) Manager *m = NULL;
         Fault f = {};
         int r;
+
+        /* Before anything else opens a descriptor. */
+        r = fd_store_new(&fds);
+        if (r < 0)
+                return log_error(r, "Cannot take over what the service manager kept");
 
         r = read_config(&config);
         if (r < 0)
@@ -228,7 +235,7 @@ static int run(void) {
         if (r < 0)
                 return r;
 
-        r = manager_new(config, arg_user, &m);
+        r = manager_new(config, arg_user, fds, &m);
         if (r < 0)
                 return log_error(r, "Cannot start");
         config = NULL;

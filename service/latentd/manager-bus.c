@@ -286,7 +286,7 @@ static int append_regions(Manager *m, sd_bus_message *reply, uid_t uid) {
         int r;
 
         for (const Region *region = store_first(m->store); region; region = region->next) {
-                if (region->state == REGION_DEAD)
+                if (region->state >= REGION_DEAD)
                         continue;
 
                 r = append_region(reply, region, region_name(m, region, uid));
@@ -378,7 +378,7 @@ static uint32_t n_regions(Manager *m) {
         uint32_t n = 0;
 
         for (const Region *region = store_first(m->store); region; region = region->next)
-                n += region->state != REGION_DEAD;
+                n += region->state < REGION_DEAD;
 
         return n;
 }

@@ -26,7 +26,28 @@
 
 DEFINE_CLEANUP(Manager *, manager_free)
 
-int manager_new(Config *config, bool user_mode, Manager **ret) {
+void manager_relieve(Manager *m) {
+        uint64_t excess = store_excess(m->store), freed = 0;
+        unsigned n = 0;
+
+        if (excess == 0)
+                return;
+
+        freed = store_evict(m->store, excess);
+        while (freed < excess && model_idle_gives_way(m, NULL)) {
+                uint64_t left = store_excess(m->store);
+
+                n++;
+                freed = left < excess ? excess - left : 0; /* what is on its way out counts */
+        }
+        log_info("Memory is short by %" PRIu64 " bytes: %" PRIu64 " bytes of weights and %u idle models are freed.", excess, freed, n);
+}
+
+static void on_pressure(void *userdata) {
+        manager_relieve(userdata);
+}
+
+int manager_new(Config *config, bool user_mode, FdStore *fds, Manager **ret) {
         CLEANUP(manager_freep) Manager *m = NULL;
         int threads, r;
 
@@ -53,6 +74,12 @@ int manager_new(Config *config, bool user_mode, Manager **ret) {
                 return r;
 
         r = store_new(m->event, m->pool, config, &m->store);
+        if (r < 0)
+                return r;
+        if (fds)
+                store_adopt(m->store, fds);
+
+        r = pressure_new(m->event, "", on_pressure, m, &m->pressure);
         if (r < 0)
                 return r;
 
@@ -156,6 +183,7 @@ Manager *manager_free(Manager *m) {
         while ((model = TAILQ_FIRST(&m->models)))
                 model_free(model);
 
+        pressure_free(m->pressure);
         queue_free(m->queue);
         store_free(m->store); /* gives memory back through the pool */
         pool_free(m->pool);

@@ -9,6 +9,7 @@
 
 #include "service/latentd/config.h"
 #include "service/latentd/pool.h"
+#include "service/latentd/pressure.h"
 #include "service/latentd/store.h"
 #include "service/shared/wire.h"
 
@@ -48,6 +49,7 @@ struct Manager {
         PrivateSocket *private_socket; /* NULL: none */
         Pool *pool;
         Store *store;
+        Pressure *pressure;
         WorkerLink *worker; /* one group in this version */
         Queue *queue;
         TAILQ_HEAD(, Peer) peers;
@@ -66,9 +68,11 @@ struct Manager {
         sd_event_source *stop_post, *stop_timer;
 };
 
-/* config is taken over on success. */
-int manager_new(Config *config, bool user_mode, Manager **ret);
+/* config is taken over on success; fds stays the caller's and outlives the manager (NULL: nothing outlives us). */
+int manager_new(Config *config, bool user_mode, FdStore *fds, Manager **ret);
 Manager *manager_free(Manager *m);
+/* Others are short of memory: frees weights that nobody uses until the reserve is there again, then idle models. */
+void manager_relieve(Manager *m);
 /* Vtables, then the name; then READY=1. */
 int manager_connect(Manager *m, sd_bus *bus, Fault *f);
 /* Ends all jobs with Error.Restarted and leaves the loop with this exit status when the pool lets go of the sessions. */

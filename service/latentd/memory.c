@@ -126,8 +126,7 @@ static bool apply_group(const char *directory, uint64_t *bytes) {
         return true;
 }
 
-/* Our own cgroup v2 path ("/a/b"; "" for the root or if there is none). */
-static void own_group(const char *root, char *ret, size_t size) {
+void memory_own_group(const char *root, char *ret, size_t size) {
         char path[PATH_MAX], text[PATH_MAX];
         char *p = NULL;
 
@@ -157,7 +156,7 @@ static void own_group(const char *root, char *ret, size_t size) {
 static void apply_groups(const char *root, uint64_t *bytes, char *limit, size_t limit_size) {
         char group[PATH_MAX], directory[PATH_MAX];
 
-        own_group(root, group, sizeof(group));
+        memory_own_group(root, group, sizeof(group));
 
         for (;;) {
                 char *slash;
@@ -165,13 +164,18 @@ static void apply_groups(const char *root, uint64_t *bytes, char *limit, size_t 
                 if (snprintf(directory, sizeof(directory), "%s/sys/fs/cgroup%s", root, group) <
                                 (int) sizeof(directory) &&
                         apply_group(directory, bytes))
-                        (void) snprintf(limit, limit_size, "cgroup %s", group[0] != '\0' ? group : "/");
+                        (void) snprintf(limit, limit_size, "cgroup %.80s", group[0] != '\0' ? group : "/");
 
                 slash = strrchr(group, '/');
                 if (!slash)
                         return;
                 *slash = '\0';
         }
+}
+
+static void subtract(MemoryHeadroom *h, uint64_t reserve) {
+        h->missing = reserve > h->bytes ? reserve - h->bytes : 0;
+        h->bytes = h->bytes > reserve ? h->bytes - reserve : 0;
 }
 
 int memory_headroom(const Config *c, const char *root, uint64_t used, MemoryHeadroom *ret) {
@@ -187,11 +191,13 @@ int memory_headroom(const Config *c, const char *root, uint64_t used, MemoryHead
 
         apply_groups(root, &h.bytes, h.limit, sizeof(h.limit));
         if (h.bytes != UINT64_MAX)
-                h.bytes = h.bytes > c->cache_ram_reserve ? h.bytes - c->cache_ram_reserve : 0;
+                subtract(&h, c->cache_ram_reserve);
 
         if (c->cache_ram_max > 0) {
                 uint64_t left = c->cache_ram_max > used ? c->cache_ram_max - used : 0;
 
+                if (used > c->cache_ram_max && used - c->cache_ram_max > h.missing)
+                        h.missing = used - c->cache_ram_max;
                 if (left <= h.bytes) {
                         h.bytes = left;
                         (void) snprintf(h.limit, sizeof(h.limit), "CacheRamMax");

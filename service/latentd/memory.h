@@ -11,6 +11,7 @@
 
 typedef struct MemoryHeadroom {
         uint64_t bytes; /* may be taken now, reserve already subtracted */
+        uint64_t missing; /* so much less should be taken for reserve and CacheRamMax to hold; 0: they do */
         char limit[96]; /* what limits it: "MemAvailable", "CacheRamMax", "cgroup /a/b" */
 } MemoryHeadroom;
 
@@ -22,3 +23,7 @@ typedef struct MemoryHeadroom {
  * the arenas hold already. Reads only files of procfs and cgroupfs: short enough for the loop. -ENODATA: no
  * MemAvailable. */
 int memory_headroom(const Config *c, const char *root, uint64_t used, MemoryHeadroom *ret);
+
+/* Our own cgroup v2 path below root's sys/fs/cgroup ("/a/b"); "" for the root group, for one outside of our cgroup
+ * namespace and if there is none. */
+void memory_own_group(const char *root, char *ret, size_t size);

@@ -148,11 +148,10 @@ static void model_check(Model *m) {
         }
 }
 
-/* Of the shared models that nobody uses and nobody has pinned the one that is idle for longest makes room. */
-static bool idle_model_gives_way(const Model *loading) {
+bool model_idle_gives_way(Manager *manager, const Model *loading) {
         Model *m, *oldest = NULL;
 
-        TAILQ_FOREACH(m, &loading->manager->models, entry)
+        TAILQ_FOREACH(m, &manager->models, entry)
                 if (m != loading && !m->is_private && m->state == MODEL_READY && !m->keep && m->n_users == 0 &&
                     (!oldest || m->last_used_usec < oldest->last_used_usec))
                         oldest = m;
@@ -165,7 +164,7 @@ static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read
         Model *m = p->model;
 
         p->request = NULL;
-        if (r < 0 && strcmp(f->name, FAULT_DOES_NOT_FIT) == 0 && idle_model_gives_way(m) &&
+        if (r < 0 && strcmp(f->name, FAULT_DOES_NOT_FIT) == 0 && model_idle_gives_way(m->manager, m) &&
             store_get(m->manager->store, p->fd, p->name, &m->numa, on_region, p, &p->request, NULL) >= 0)
                 return;
 

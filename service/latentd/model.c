@@ -297,6 +297,8 @@ void model_pin(Model *m, bool pin) {
 void model_release_parts(Model *m, bool drop) {
         Store *store = m->manager->store;
 
+        model_mend_stop(m);
+
         for (size_t i = 0; i < m->n_parts; i++) {
                 ModelPart *p = &m->parts[i];
                 Region *region = STEAL_PTR(p->region);
@@ -363,6 +365,9 @@ void model_user_add(Model *m) {
 void model_user_remove(Model *m) {
         m->n_users--;
         m->last_used_usec = job_clock_usec();
+        for (size_t i = 0; i < m->n_parts; i++)
+                if (m->parts[i].region)
+                        store_region_touch(m->parts[i].region);
 
         if (m->n_users > 0)
                 return;
@@ -398,6 +403,7 @@ Model *model_free(Model *m) {
                 return NULL;
 
         manager = m->manager;
+        model_mend_stop(m);
         model_load_stop(m, NULL);
         forget_in_worker(m);
         model_bus_withdraw(m);

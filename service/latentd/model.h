@@ -42,6 +42,7 @@ typedef struct ModelOptions {
 } ModelOptions;
 
 typedef struct ModelOpen ModelOpen;
+typedef struct ModelMend ModelMend;
 
 struct Model {
         uint64_t id;
@@ -63,6 +64,7 @@ struct Model {
         uint64_t bytes, bytes_read;
         WireModelReady info; /* MODEL_READY */
         ModelOpen *open;     /* LOADING: files are being opened on the pool */
+        ModelMend *mend;     /* its regions are being verified or read again */
         bool checking;       /* LOADING: the worker has it */
         Job **waiters;       /* LOADING: load jobs; the first caused it */
         size_t n_waiters;
@@ -101,10 +103,22 @@ const char *model_partition_of_name(const char *name);
 /* model-load.c. *ret: the job, whose end always comes after this call has returned. */
 int model_load(Manager *m, Peer *p, const char *name, const ModelOptions *o, Job **ret, Fault *f);
 int model_commit(Model *m, Peer *p, Job **ret, Fault *f);
+/* Of the shared models that nobody uses and nobody has pinned the one that is idle for longest is unloaded, other than `loading` (may be
+ * NULL), which needs the room. False: there is none. */
+bool model_idle_gives_way(Manager *m, const Model *loading);
 /* Cancels the load for this job (finishing the job is the caller's part); the load itself stops if no other job waits. May free m. */
 void model_load_cancel(Model *m, Job *j);
 /* Stops whatever a load has under way; jobs that still wait end with f. */
 void model_load_stop(Model *m, const Fault *f);
+
+/* model-mend.c. f == NULL: the regions are what was loaded. Else the model is of no use any more (a MODEL_READY one is MODEL_FAILED). */
+typedef void (*ModelMendFn)(void *userdata, Model *m, const Fault *f);
+
+bool model_is_sound(const Model *m); /* nothing to verify */
+/* Verifies what a dead worker may have written to and reads damaged files again. fn is never called from inside, and once for all who ask
+ * meanwhile; it must be the same each time. */
+int model_mend(Model *m, ModelMendFn fn, void *userdata);
+void model_mend_stop(Model *m); /* fn will not be called */
 
 /* model-bus.c */
 int model_bus_read_options(sd_bus_message *message, Manager *m, bool with_name, ModelOptions *ret, Fault *f);

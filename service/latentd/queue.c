@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "service/latentd/crash-budget.h"
 #include "service/latentd/job-ready.h"
 #include "service/latentd/job.h"
 #include "service/latentd/session.h"
@@ -25,10 +26,17 @@ struct Queue {
         Job *active;            /* what the worker is asked for now */
         Activity activity;
         uint64_t turns;
+        CrashBudget *crashes;
         sd_event_source *dispatch_source;
+        sd_event_source *wait_source; /* when the next user need not wait any more */
 };
 
 static int on_dispatch(sd_event_source *source, void *userdata);
+
+static int on_wait_over(sd_event_source *source, uint64_t usec, void *userdata) {
+        queue_dispatch(userdata);
+        return 0;
+}
 
 int queue_new(Manager *m, Queue **ret) {
         Queue *q;
@@ -44,6 +52,12 @@ int queue_new(Manager *m, Queue **ret) {
         r = sd_event_add_defer(m->event, &q->dispatch_source, on_dispatch, q);
         if (r >= 0)
                 r = sd_event_source_set_enabled(q->dispatch_source, SD_EVENT_OFF);
+        if (r >= 0)
+                r = sd_event_add_time(m->event, &q->wait_source, CLOCK_MONOTONIC, 0, 0, on_wait_over, q);
+        if (r >= 0)
+                r = sd_event_source_set_enabled(q->wait_source, SD_EVENT_OFF);
+        if (r >= 0)
+                r = crash_budget_new(m->config->crash_budget, m->config->crash_budget_usec, &q->crashes);
         if (r < 0) {
                 (void) queue_free(q);
                 return r;
@@ -64,6 +78,8 @@ Queue *queue_free(Queue *q) {
                 j->queued = false;
         }
         (void) sd_event_source_disable_unref(q->dispatch_source);
+        (void) sd_event_source_disable_unref(q->wait_source);
+        (void) crash_budget_free(q->crashes);
         free(q);
         return NULL;
 }
@@ -113,16 +129,39 @@ void queue_dispatch(Queue *q) {
         (void) sd_event_source_set_enabled(q->dispatch_source, SD_EVENT_ONESHOT);
 }
 
+/* Says so in its Phase, and that it is over. */
+static void set_waiting(Job *j, bool waiting) {
+        const char *phase = waiting ? "crash-wait" : j->state == JOB_QUEUED ? "queue" : "sample";
+
+        if (j->phase == phase || strcmp(j->phase, phase) == 0)
+                return;
+
+        j->phase = phase;
+        job_progress(j);
+}
+
 /* The one of the window that waited longest for the worker; of those that never had it the oldest. */
 static Job *pick(const Queue *q) {
+        uint64_t now = job_clock_usec(), until, next = UINT64_MAX;
         Job *j, *best = NULL;
         unsigned n = 0;
 
         TAILQ_FOREACH(j, &q->jobs, queue_entry) {
+                until = crash_budget_until(q->crashes, j->uid, now);
+                set_waiting(j, until > 0);
+                if (until > 0) {
+                        next = until < next ? until : next;
+                        continue;
+                }
                 if (n++ >= QUEUE_WINDOW)
                         break;
                 if (!best || j->turn < best->turn)
                         best = j;
+        }
+
+        if (next != UINT64_MAX) {
+                (void) sd_event_source_set_time(q->wait_source, next);
+                (void) sd_event_source_set_enabled(q->wait_source, SD_EVENT_ONESHOT);
         }
         return best;
 }
@@ -170,7 +209,7 @@ static void start(Queue *q, Job *j) {
                         /* This worker computes other bits than the one that began: all steps or none from
                          * one of them. */
                         j->resume = false;
-                        j->step = 0;
+                        j->step = j->request.start_step;
                 }
                 r = worker_link_open_job(w, j, j->resume);
         }
@@ -275,7 +314,7 @@ void queue_on_progress(Queue *q, const WireProgress *m) {
         }
 
         j->block = m->block;
-        if (j->step == 0 && m->block > 0) /* the first step: guessed from its blocks */
+        if (j->step == j->request.start_step && m->block > 0) /* the first step: guessed from its blocks */
                 j->step_usec = (job_clock_usec() - j->step_started_usec) * m->blocks / m->block;
         estimate(q, j);
         job_progress(j);
@@ -341,16 +380,16 @@ void queue_on_job_error(Queue *q, const WireError *m) {
 }
 
 /* How many steps of a SAMPLE that was open in a worker are in its output arena for good. A word that cannot
- * be right (of another job, or overwritten) counts as none: the job starts again, with the same bits. */
+ * be right (of another job, or overwritten) counts as none: the job starts where it began, with the same bits. */
 static uint32_t committed_steps(const Job *j, bool ran) {
-        uint32_t epoch, done, last = (uint32_t) j->worker_epoch;
+        uint32_t epoch, done, last = (uint32_t) j->worker_epoch, start = j->request.start_step;
 
         if (wire_commit_unpack(commit_word(j), &epoch, &done) < 0)
-                return 0;
+                return start;
         if (done < j->step || done > j->step + (ran ? 1 : 0) || done > j->steps)
-                return 0;
+                return start;
         if (epoch - j->first_epoch > last - j->first_epoch) /* modulo 2^32 */
-                return 0;
+                return start;
         return done;
 }
 
@@ -370,7 +409,7 @@ static bool take_up(Job *j, bool ran) {
         }
         j->step = done;
         j->block = 0;
-        j->resume = done > 0;
+        j->resume = done > j->request.start_step;
         j->opened = false;
         return done == j->steps;
 }
@@ -408,6 +447,10 @@ static void lost_worker(Queue *q, Job *j, bool active, bool ran, const char *rea
 void queue_on_worker_gone(Queue *q, const char *reason) {
         Job *active = q->active, *j, *next;
         bool ran = active && q->activity == ACTIVITY_STEP;
+
+        if (active && crash_budget_count(q->crashes, active->uid, job_clock_usec()))
+                log_warning("Jobs of user %u have crashed workers too often and wait for %u s.", (unsigned) active->uid,
+                        (unsigned) (CRASH_WAIT_USEC / 1000000));
 
         q->active = NULL;
         for (j = TAILQ_FIRST(&q->jobs); j; j = next) {

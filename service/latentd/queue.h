@@ -3,7 +3,8 @@
 
 /* Which job's step runs next: first come, first served, steps of concurrent jobs alternating. The oldest
  * QUEUE_WINDOW jobs are concurrent: each holds copies of its inputs in the worker, so not more. The worker
- * has one thing to do at a time: a job to open or a step. */
+ * has one thing to do at a time: a job to open or a step. Jobs of a user whose jobs crashed workers too often wait meanwhile,
+ * outside of the window (Phase "crash-wait"). */
 
 #include "service/latentd/manager.h"
 

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/latentd/region.h"
 
+#include <fcntl.h>
+#include <inttypes.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "service/shared/cleanup.h"
 #include "service/shared/crc32c.h"
@@ -128,9 +132,7 @@ void region_checksum(Region *r, uint64_t begin, uint64_t end) {
                         crc32c(0, map + at, end - at < REGION_CRC_BLOCK ? end - at : REGION_CRC_BLOCK);
 }
 
-void region_write_trailer(Region *r) {
-        RegionTrailer *t = trailer(r);
-
+static void fill_trailer(const Region *r, RegionTrailer *t) {
         t->magic = REGION_MAGIC;
         t->layout_version = 1;
         t->numa_kind = r->policy.kind;
@@ -140,5 +142,163 @@ void region_write_trailer(Region *r) {
         t->data_bytes = region_data_bytes(r->identity.size);
         t->crc_offset = t->data_bytes + REGION_BLOCK;
         t->crc_count = crc_count(t->data_bytes);
+}
+
+void region_write_trailer(Region *r) {
+        RegionTrailer *t = trailer(r);
+
+        fill_trailer(r, t);
         atomic_store_explicit(&t->complete, REGION_MAGIC, memory_order_release);
+}
+
+int region_verify(const Region *r, uint64_t begin, uint64_t end) {
+        const char *map = r->map;
+
+        for (uint64_t at = begin; at < end; at += REGION_CRC_BLOCK)
+                if (crc_table(r)[at / REGION_CRC_BLOCK] !=
+                        crc32c(0, map + at, end - at < REGION_CRC_BLOCK ? end - at : REGION_CRC_BLOCK))
+                        return -EBADMSG;
+
+        return 0;
+}
+
+void region_set_last_used(Region *r) {
+        trailer(r)->last_used_usec = r->last_used_usec;
+}
+
+static bool same_trailer(const RegionTrailer *a, const RegionTrailer *b) {
+        return memcmp(a, b, offsetof(RegionTrailer, last_used_usec)) == 0;
+}
+
+int region_verify_trailer(const Region *r) {
+        RegionTrailer t = {.complete = REGION_MAGIC};
+
+        fill_trailer(r, &t);
+        return same_trailer(&t, trailer(r)) ? 0 : -EBADMSG;
+}
+
+/* ---- taking over ---- */
+
+static uint64_t hash(uint64_t h, uint64_t v) {
+        for (unsigned i = 0; i < 8; i++) { /* FNV-1a */
+                h ^= v >> (8 * i) & 0xff;
+                h *= UINT64_C(0x100000001b3);
+        }
+        return h;
+}
+
+void region_store_name(const FileIdentity *i, const NumaPolicy *policy, char ret[static REGION_NAME_MAX]) {
+        const uint64_t values[] = {
+                i->device,
+                i->inode,
+                i->size,
+                (uint64_t) i->mtime_sec,
+                (uint64_t) i->mtime_nsec,
+                (uint64_t) i->ctime_sec,
+                (uint64_t) i->ctime_nsec,
+                (uint64_t) policy->kind,
+                policy->kind == NUMA_BIND ? (uint64_t) policy->node : 0,
+        };
+        uint64_t h = UINT64_C(0xcbf29ce484222325);
+
+        for (size_t k = 0; k < ELEMENTSOF(values); k++)
+                h = hash(h, values[k]);
+        (void) snprintf(ret, REGION_NAME_MAX, "w-%016" PRIx64, h);
+}
+
+/* Where the trailer of a memfd of this size would be; 0: no region has this size. */
+static uint64_t trailer_offset(uint64_t size) {
+        /* data + one block + one block for each 1024 checksums of a MiB */
+        const uint64_t data_per_block = REGION_BLOCK / sizeof(uint32_t) * REGION_CRC_BLOCK;
+        uint64_t blocks, data;
+
+        if (size < 3 * (uint64_t) REGION_BLOCK || size > INT64_MAX / 4 || size % REGION_BLOCK != 0)
+                return 0;
+
+        size -= REGION_BLOCK;
+        blocks = (size + data_per_block + REGION_BLOCK - 1) / (data_per_block + REGION_BLOCK);
+        data = size - blocks * REGION_BLOCK;
+        return region_memory_bytes(data) == size + REGION_BLOCK ? data : 0;
+}
+
+static const char *check_object(int fd, uint64_t *ret_size) {
+        const int seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW, writes = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
+        struct stat st;
+        int have;
+
+        if (fstat(fd, &st) < 0 || st.st_size <= 0 || memfd_check(fd, (uint64_t) st.st_size) < 0)
+                return "it is no memory object that is sealed against resizing";
+        if ((fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR || st.st_uid != geteuid() || (st.st_mode & 0777) != 0600)
+                return "it is not ours alone to write";
+        have = fcntl(fd, F_GET_SEALS);
+        if (have < 0 || (have & seals) != seals || (have & writes) != 0)
+                return "it has other seals";
+
+        *ret_size = (uint64_t) st.st_size;
+        return NULL;
+}
+
+/* Reads the trailer without mapping anything. */
+static const char *read_trailer(int fd, uint64_t size, Region *ret) {
+        RegionTrailer t, want = {.complete = REGION_MAGIC};
+        uint64_t at = trailer_offset(size);
+
+        if (at == 0 || pread(fd, &t, sizeof(t), (off_t) at) != (ssize_t) sizeof(t))
+                return "its size is not that of a region";
+        if (t.magic != REGION_MAGIC)
+                return "it is no region";
+        if (t.layout_version != 1)
+                return "it is of another version";
+        if (t.complete != REGION_MAGIC)
+                return "it is not complete";
+        if (t.numa_kind > NUMA_BIND || region_data_bytes(t.identity.size) != at)
+                return "its trailer does not fit its size";
+
+        *ret = (Region){
+                .identity = t.identity,
+                .policy = {.kind = (NumaKind) t.numa_kind, .node = t.numa_kind == NUMA_BIND ? t.numa_node : 0},
+                .last_used_usec = t.last_used_usec,
+                .size = size,
+        };
+        fill_trailer(ret, &want);
+        return same_trailer(&t, &want) ? NULL : "its trailer does not fit its size";
+}
+
+int region_adopt(uint64_t id, int fd, const char *name, Region **ret, const char **ret_why) {
+        CLEANUP_FREE Region *r = NULL;
+        char expected[REGION_NAME_MAX];
+        uint64_t size = 0;
+        Region found;
+        int k;
+
+        *ret_why = check_object(fd, &size);
+        if (!*ret_why)
+                *ret_why = read_trailer(fd, size, &found);
+        if (*ret_why)
+                return -EINVAL;
+
+        region_store_name(&found.identity, &found.policy, expected);
+        if (strcmp(expected, name) != 0) {
+                *ret_why = "its name is that of another region";
+                return -EINVAL;
+        }
+
+        *ret_why = "there is no memory for it";
+        r = malloc(sizeof(*r));
+        if (!r)
+                return -ENOMEM;
+
+        *r = found;
+        r->id = id;
+        r->fd = fd;
+        r->state = REGION_COMPLETE;
+        r->populated = size;
+        r->adopted = r->unverified = r->stored = true;
+        k = memfd_map(fd, size, PROT_READ | PROT_WRITE, &r->map);
+        if (k < 0)
+                return k;
+
+        *ret_why = NULL;
+        *ret = STEAL_PTR(r);
+        return 0;
 }

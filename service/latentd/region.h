@@ -33,12 +33,17 @@ typedef struct RegionTrailer {
         uint64_t data_bytes; /* file size rounded up to REGION_BLOCK */
         uint64_t crc_offset, crc_count;
         _Atomic uint64_t complete; /* REGION_MAGIC once everything else is there */
+        uint64_t last_used_usec;   /* CLOCK_MONOTONIC; not checked: it only orders evictions after a restart */
 } RegionTrailer;
+
+/* "w-" and 16 hexadecimal digits: the region's name in the service manager's store, made of identity and policy. */
+#define REGION_NAME_MAX 19
 
 typedef enum RegionState {
         REGION_LOADING,
         REGION_COMPLETE,
-        REGION_DEAD, /* failed, or may still be written to by a late read: never used again */
+        REGION_DEAD,    /* failed, or may still be written to by a late read: never used again */
+        REGION_DAMAGED, /* failed its checksums: nobody new gets it, it goes with its last user */
 } RegionState;
 
 typedef struct Region {
@@ -57,6 +62,10 @@ typedef struct Region {
         uint64_t locked_bytes, node_bytes[REGION_NODES_MAX];
         int numa_error, lock_error; /* 0 or negative errno */
         bool keep;                  /* Model.Pin */
+        bool adopted;               /* from an earlier run of the service: never locked or measured by this one */
+        bool unverified;            /* its checksums are to be verified before it is used */
+        bool stored;                /* the service manager holds it too */
+        uint64_t worker_epoch;      /* of the last worker that got it; 0: none */
         uint64_t last_used_usec;    /* CLOCK_MONOTONIC */
         struct Region *next;        /* store's list */
 } Region;
@@ -68,6 +77,13 @@ uint64_t region_memory_bytes(uint64_t file_size);
 /* memfd, mapping and policy; takes no memory yet, so that the loop may do it. policy is applied at best.
  * state is LOADING. */
 int region_new(uint64_t id, const FileIdentity *identity, const NumaPolicy *policy, Region **ret);
+/* Takes over what an earlier run of the service left with the service manager under this name: a region that this
+ * program could have made, complete, for this name. Nothing of fd is mapped before that is sure, and its content
+ * is not verified. fd is taken over on success. -EINVAL: something else, *ret_why says what. Maps, but touches no
+ * page of it: the loop may do it. */
+int region_adopt(uint64_t id, int fd, const char *name, Region **ret, const char **ret_why);
+void region_store_name(const FileIdentity *identity, const NumaPolicy *policy, char ret[static REGION_NAME_MAX]);
+
 /* Unmaps and closes: in proportion to size, pool threads only. */
 Region *region_free(Region *r);
 
@@ -80,6 +96,10 @@ int region_populate(Region *r, uint64_t begin, uint64_t end); /* end: of the mem
 void region_checksum(Region *r, uint64_t begin,
         uint64_t end);                /* zeroes what lies behind the end of the file, then the table */
 void region_write_trailer(Region *r); /* `complete` last */
+/* Whether the bytes, or the trailer, are what region_checksum() and region_write_trailer() left. -EBADMSG if not. */
+int region_verify(const Region *r, uint64_t begin, uint64_t end);
+int region_verify_trailer(const Region *r);
+void region_set_last_used(Region *r); /* to the trailer; not while that is written or verified on the pool */
 
 const RegionTrailer *region_trailer(const Region *r);
 const uint32_t *region_crc_table(const Region *r);

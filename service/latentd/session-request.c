@@ -279,7 +279,8 @@ typedef struct Sample {
         double shift_video, shift_audio;
         uint32_t steps;
         int keep_steps;
-        bool sigmas_video, sigmas_audio, steps_seen;
+        const char *numerics;
+        bool sigmas_video, sigmas_audio, steps_seen, kept_video, kept_audio;
 } Sample;
 
 static int check_names(const Sample *x, Fault *f) {
@@ -368,6 +369,38 @@ static int made_sigmas(Sample *x, Fault *f) {
         return 0;
 }
 
+/* A trajectory that another run of the service began. */
+static int resumed(Sample *x, Fault *f) {
+        WireJobOpen *q = &x->c.q;
+        uint64_t steps = q->schedule == WIRE_SCHEDULE_GIVEN ? q->sigmas_video.shape[0] - 1 : q->steps;
+        bool kept = q->start_step > 0 && (q->flags & WIRE_JOB_KEEP_STEPS);
+        int r;
+
+        if (q->start_step >= steps)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"resume-step\" is %" PRIu32 ", expected less than the %" PRIu64 " steps.", q->start_step,
+                        steps);
+
+        if (x->numerics && (q->start_step == 0 || strlen(x->numerics) >= sizeof(q->numerics)))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"numerics\" is for a trajectory with \"resume-step\" and has less than %zu bytes.",
+                        sizeof(q->numerics));
+        if (x->numerics)
+                memcpy(q->numerics, x->numerics, strlen(x->numerics) + 1);
+
+        if (!kept && (x->kept_video || x->kept_audio))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"kept-video\" and \"kept-audio\" are for \"keep-steps\" with \"resume-step\".");
+
+        r = check_tensor("kept-video", &q->kept_video, x->kept_video, kept, ST_F32, 5,
+                "F32 [resume-step, 24, T, H, W]", f);
+        if (r < 0)
+                return r;
+
+        return check_tensor(
+                "kept-audio", &q->kept_audio, x->kept_audio, kept, ST_F32, 4, "F32 [resume-step, 32, 2, A]", f);
+}
+
 int session_request_sample(sd_bus_message *message, const Session *s, WireJobOpen *ret, Fault *f) {
         Sample x = {
                 .noise = "given",
@@ -388,6 +421,10 @@ int session_request_sample(sd_bus_message *message, const Session *s, WireJobOpe
                 { "shift-audio", "d", &x.shift_audio },
                 { "keep-steps", "b", &x.keep_steps },
                 { "seed", "t", NULL, NULL, true },
+                { "resume-step", "u", &x.c.q.start_step },
+                { "numerics", "s", &x.numerics },
+                { "kept-video", "(tsat)", &x.c.q.kept_video, &x.kept_video },
+                { "kept-audio", "(tsat)", &x.c.q.kept_audio, &x.kept_audio },
         };
         int r;
 
@@ -407,6 +444,10 @@ int session_request_sample(sd_bus_message *message, const Session *s, WireJobOpe
                 return r;
 
         r = x.sigmas_video || x.sigmas_audio ? given_sigmas(&x, f) : made_sigmas(&x, f);
+        if (r < 0)
+                return r;
+
+        r = resumed(&x, f);
         if (r < 0)
                 return r;
 

@@ -296,6 +296,8 @@ int session_check_request(const Session *s, const WireJobOpen *q, Fault *f) {
                 { "audio", &q->audio },
                 { "sigmas-video", &q->sigmas_video },
                 { "sigmas-audio", &q->sigmas_audio },
+                { "kept-video", &q->kept_video },
+                { "kept-audio", &q->kept_audio },
         };
 
         for (size_t i = 0; i < ELEMENTSOF(inputs); i++) {
@@ -320,6 +322,7 @@ int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **re
         j->request = *request;
         j->request.model = s->model->id;
         j->request.session = s->id;
+        j->step = j->request.start_step;
         j->session = s;
         j->session_id = s->id;
         s->n_busy++;

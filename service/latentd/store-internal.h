@@ -12,6 +12,7 @@
 #include "service/latentd/store.h"
 
 typedef struct Load Load;
+typedef struct Check Check;
 typedef TAILQ_HEAD(StoreRequestList, StoreRequest) StoreRequestList;
 
 struct StoreRequest {
@@ -24,6 +25,7 @@ struct StoreRequest {
         FileIdentity identity;           /* written on the pool, read after that job's done */
         bool cancelled;                  /* while that job runs */
         Load *load;                      /* joined */
+        StoreCheck *check;               /* of the region that it hit */
         TAILQ_ENTRY(StoreRequest) entry; /* in the store's `identifying` or the load's list */
 };
 
@@ -37,14 +39,16 @@ struct Store {
         uint64_t piece_bytes; /* memory is admitted, populated and read in such pieces; a multiple of
                                  REGION_CRC_BLOCK */
         sd_event_source *retry_source;
+        FdStore *fds; /* NULL: none */
 
         Region *regions;
         TAILQ_HEAD(, Load) loads;
+        TAILQ_HEAD(, Check) checks;
         StoreRequestList identifying;
-        uint64_t next_id, bytes_read, arena_bytes;
+        uint64_t next_id, bytes_read, bytes_adopted, arena_bytes;
         uint64_t held_bytes;    /* populated and not yet given back, dead regions included */
         uint64_t freeing_bytes; /* of these: on the way back */
-        unsigned n_outstanding; /* identify and free jobs, loads: each will look at the store once more */
+        unsigned n_outstanding; /* identify and free jobs, loads, checks: each will look at the store once more */
         bool closing;
 };
 
@@ -89,7 +93,17 @@ Load *load_find(Store *s, const FileIdentity *identity, const NumaPolicy *policy
 /* Looks again at all loads that wait for memory. */
 void load_retry_all(Store *s);
 
+/* store-check.c */
+void check_stop_all(Store *s);
+Check *check_find(Store *s, const Region *r); /* NULL: none runs */
+
 /* store.c */
+/* Nobody new gets it; it goes now or with its last user. */
+void store_damaged(Store *s, Region *r);
+/* At the end, whoever may still use it. */
+void store_discard(Store *s, Region *r);
+/* Gives it to the service manager. */
+void store_keep(Store *s, Region *r);
 /* The request is in no list. Calls done and frees it. */
 void store_finish_request(StoreRequest *r, int result, Region *region, uint64_t bytes_read, const Fault *f);
 void store_add_region(Store *s, Region *r);

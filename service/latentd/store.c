@@ -3,11 +3,14 @@
 #include "service/latentd/store.h"
 
 #include <fcntl.h>
+#include <inttypes.h>
 #include <string.h>
 #include <time.h>
 
+#include "service/latentd/memory.h"
 #include "service/latentd/store-internal.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/log.h"
 
 #define RETRY_PERIOD_USEC 100000
 #define TICK_NSEC 20000000 /* and more than one, where CONFIG_HZ is 100 or above */
@@ -58,8 +61,14 @@ static Region *find_region(Store *s, const FileIdentity *identity, const NumaPol
 
 Region *store_region_ref(Region *r) {
         r->n_ref++;
-        r->last_used_usec = store_now_usec();
+        store_region_touch(r);
         return r;
+}
+
+void store_region_touch(Region *r) {
+        r->last_used_usec = store_now_usec();
+        if (r->map && r->state == REGION_COMPLETE)
+                region_set_last_used(r);
 }
 
 void store_region_unref(Store *s, Region *r) {
@@ -67,7 +76,11 @@ void store_region_unref(Store *s, Region *r) {
                 return;
 
         r->n_ref--;
-        r->last_used_usec = store_now_usec();
+        store_region_touch(r);
+        if (r->state == REGION_DAMAGED && r->n_ref == 0) {
+                store_remove_region(s, r);
+                store_give_back(s, r, NULL, -EBADF);
+        }
 }
 
 static int give_back_work(void *userdata) {
@@ -122,15 +135,47 @@ void store_give_back(Store *s, Region *r, const FileSource *source, int fd) {
         store_retry_later(s);
 }
 
+/* Takes it out of the service manager's hands, not at the end of the service: then it is to stay there. */
+static void forget(Store *s, Region *r) {
+        char name[REGION_NAME_MAX];
+
+        if (!r->stored || s->closing)
+                return;
+
+        region_store_name(&r->identity, &r->policy, name);
+        fd_store_remove(s->fds, name);
+        r->stored = false;
+}
+
 uint64_t store_drop(Store *s, Region *r) {
         uint64_t bytes = r->populated;
 
         if (r->state != REGION_COMPLETE || r->n_ref > 0)
                 return 0;
 
+        forget(s, r);
         store_remove_region(s, r);
         store_give_back(s, r, NULL, -EBADF);
         return bytes;
+}
+
+void store_keep(Store *s, Region *r) {
+        char name[REGION_NAME_MAX];
+
+        if (!s->fds || r->stored)
+                return;
+
+        region_store_name(&r->identity, &r->policy, name);
+        r->stored = fd_store_push(s->fds, r->fd, name);
+}
+
+void store_damaged(Store *s, Region *r) {
+        log_warning("The weights in region %" PRIu64 " (%" PRIu64 " bytes) were damaged in memory; they are dropped.", r->id,
+                r->identity.size);
+        forget(s, r);
+        r->state = REGION_DAMAGED;
+        (void) store_region_ref(r);
+        store_region_unref(s, r); /* goes at once if it has no user */
 }
 
 uint64_t store_evict(Store *s, uint64_t bytes) {
@@ -178,6 +223,19 @@ uint64_t store_promised(const Store *s) {
 
 uint64_t store_bytes_read(const Store *s) {
         return s->bytes_read;
+}
+
+uint64_t store_bytes_adopted(const Store *s) {
+        return s->bytes_adopted;
+}
+
+uint64_t store_excess(Store *s) {
+        MemoryHeadroom h;
+
+        if (memory_headroom(s->config, s->root, s->held_bytes + s->arena_bytes, &h) < 0)
+                return 0;
+
+        return h.missing > s->freeing_bytes ? h.missing - s->freeing_bytes : 0;
 }
 
 void store_set_arena_bytes(Store *s, uint64_t bytes) {
@@ -232,11 +290,61 @@ static void request_failed(StoreRequest *r, int error) {
         store_finish_request(r, error, NULL, 0, &f);
 }
 
+static void on_checked(void *userdata, Region *region, bool sound);
+
+/* Its identity is known: a hit, a load under way, or a new one. */
+static int look_up(Store *s, StoreRequest *r) {
+        Region *region = find_region(s, &r->identity, &r->policy);
+        Load *load;
+        int k;
+
+        if (region && region->unverified) {
+                k = store_check(s, store_region_ref(region), on_checked, r, &r->check);
+                if (k < 0) {
+                        store_region_unref(s, region);
+                        return k;
+                }
+                TAILQ_INSERT_TAIL(&s->identifying, r, entry);
+                return 0;
+        }
+        if (region) {
+                store_finish_request(r, 0, store_region_ref(region), 0, NULL);
+                return 0;
+        }
+
+        load = load_find(s, &r->identity, &r->policy);
+        if (!load)
+                return load_new(s, r);
+
+        load_join(load, r);
+        return 0;
+}
+
+/* The request has a reference to the region. */
+static void on_checked(void *userdata, Region *region, bool sound) {
+        StoreRequest *r = userdata;
+        Store *s = r->store;
+        int k;
+
+        r->check = NULL;
+        TAILQ_REMOVE(&s->identifying, r, entry);
+        if (r->cancelled || !sound)
+                store_region_unref(s, region);
+
+        if (r->cancelled)
+                free_request(r);
+        else if (sound)
+                store_finish_request(r, 0, region, 0, NULL);
+        else {
+                k = look_up(s, r);
+                if (k < 0)
+                        request_failed(r, k);
+        }
+}
+
 static void on_identified(void *userdata, int result) {
         StoreRequest *r = userdata;
         Store *s = r->store;
-        Region *region;
-        Load *load;
 
         TAILQ_REMOVE(&s->identifying, r, entry);
 
@@ -244,12 +352,8 @@ static void on_identified(void *userdata, int result) {
                 free_request(r);
         else if (result < 0)
                 request_failed(r, result);
-        else if ((region = find_region(s, &r->identity, &r->policy)))
-                store_finish_request(r, 0, store_region_ref(region), 0, NULL);
-        else if ((load = load_find(s, &r->identity, &r->policy)))
-                load_join(load, r);
         else {
-                result = load_new(s, r);
+                result = look_up(s, r);
                 if (result < 0)
                         request_failed(r, result);
         }
@@ -342,6 +446,7 @@ int store_new(sd_event *event, Pool *pool, const Config *config, Store **ret) {
         s->piece_bytes = UINT64_C(1) << 30;
         s->next_id = 1;
         TAILQ_INIT(&s->loads);
+        TAILQ_INIT(&s->checks);
         TAILQ_INIT(&s->identifying);
 
         r = loader_new(event, s->io, LOADER_STALL_USEC, &s->loader);
@@ -357,6 +462,50 @@ int store_new(sd_event *event, Pool *pool, const Config *config, Store **ret) {
 
         *ret = STEAL_PTR(s);
         return 0;
+}
+
+void store_discard(Store *s, Region *r) {
+        if (r->state != REGION_COMPLETE && r->state != REGION_DAMAGED)
+                return;
+
+        store_remove_region(s, r);
+        store_give_back(s, r, NULL, -EBADF);
+}
+
+static bool adopt(void *userdata, int fd, const char *name) {
+        Store *s = userdata;
+        const char *why = NULL;
+        Region *r;
+
+        if (region_adopt(s->next_id, fd, name, &r, &why) < 0) {
+                log_info("\"%.64s\" is not adopted: %s.", name, why);
+                return false;
+        }
+
+        s->next_id++;
+        if (r->last_used_usec > store_now_usec())
+                r->last_used_usec = 0;
+        s->held_bytes += r->populated;
+        s->bytes_adopted += r->identity.size;
+        store_add_region(s, r);
+        return true;
+}
+
+void store_adopt(Store *s, FdStore *fds) {
+        uint64_t excess, freed = 0;
+        unsigned n = 0;
+
+        s->fds = fds;
+        fd_store_offer(fds, adopt, s);
+        for (const Region *r = s->regions; r; r = r->next)
+                n++;
+
+        excess = store_excess(s);
+        if (excess > 0)
+                freed = store_evict(s, excess);
+        if (n > 0)
+                log_info("%u regions with %" PRIu64 " bytes of weights are still here; %" PRIu64 " bytes of them are freed.", n,
+                        s->bytes_adopted, freed);
 }
 
 static void finish_closing(Store *s) {
@@ -404,14 +553,13 @@ Store *store_free(Store *s) {
         s->closing = true;
         s->retry_source = sd_event_source_disable_unref(s->retry_source);
         drop_requests(s);
+        check_stop_all(s);
         s->loader = loader_free(s->loader);
 
         for (Region *r = s->regions; r; r = next) {
                 next = r->next;
-                if (r->state == REGION_COMPLETE) {
-                        r->n_ref = 0;
-                        (void) store_drop(s, r);
-                }
+                if (!check_find(s, r))
+                        store_discard(s, r);
         }
 
         store_release(s);

@@ -61,6 +61,7 @@ static void send_model(WorkerLink *w, const Model *model) {
                 m.region.size = p->size;
                 m.region.region_size = p->region->size;
                 m.region.index = (uint32_t) i;
+                p->region->worker_epoch = w->epoch;
                 (void) snprintf(m.region.name, sizeof(m.region.name), "%s", p->name);
                 worker_send(w, &m, p->region->fd);
         }
@@ -96,9 +97,33 @@ static void make_room(WorkerLink *w) {
         }
 }
 
+static void on_model_error(WorkerLink *w, LinkModel *x, const Fault *f);
+
+static void send_checked_model(WorkerLink *w, LinkModel *x) {
+        x->sent = true;
+        send_model(w, x->model);
+        w->models_usec = job_clock_usec();
+        worker_link_watch(w);
+}
+
+/* The worker that it was mended for may be gone: then the next one that wants it gets it. */
+static void on_mended(void *userdata, Model *model, const Fault *f) {
+        WorkerLink *w = userdata;
+        LinkModel *x = find_model(w, model->id);
+
+        if (!x || x->sent)
+                return;
+
+        if (f)
+                on_model_error(w, x, f);
+        else
+                send_checked_model(w, x);
+}
+
 /* Sends the model unless the worker has it or is at it. */
 static int ensure_model(WorkerLink *w, Model *model, LinkModel **ret) {
         LinkModel *x = find_model(w, model->id);
+        int r;
 
         if (x) {
                 TAILQ_REMOVE(&w->models, x, entry);
@@ -112,8 +137,15 @@ static int ensure_model(WorkerLink *w, Model *model, LinkModel **ret) {
                 x->id = model->id;
                 x->model = model;
                 TAILQ_INSERT_TAIL(&w->models, x, entry);
-                send_model(w, model);
-                worker_link_watch(w);
+                if (model_is_sound(model))
+                        send_checked_model(w, x);
+                else {
+                        r = model_mend(model, on_mended, w);
+                        if (r < 0) {
+                                (void) link_model_free(w, x);
+                                return r;
+                        }
+                }
         }
 
         *ret = x;
@@ -124,7 +156,7 @@ bool worker_feed_is_busy(const WorkerLink *w) {
         const LinkModel *x;
 
         TAILQ_FOREACH(x, &w->models, entry)
-                if (!x->ready)
+                if (x->sent && !x->ready)
                         return true;
 
         return w->asked_job != 0 || w->opening;
@@ -237,6 +269,7 @@ static void send_job(WorkerLink *w, Job *j, bool resume) {
         w->asked_step = false;
         w->patience_usec = w->open_usec;
         worker_send(w, &m, -EBADF);
+        w->job_usec = job_clock_usec();
         worker_link_watch(w);
 }
 
@@ -321,6 +354,7 @@ int worker_link_step(WorkerLink *w, Job *j, uint32_t step) {
         w->asked_step = true;
         w->patience_usec = step_patience(w, j);
         send_simple(w, WIRE_STEP, j->id, step);
+        w->job_usec = job_clock_usec();
         worker_link_watch(w);
         return 0;
 }
@@ -364,7 +398,9 @@ void worker_link_forget_model(WorkerLink *w, Model *model) {
         if (!y)
                 return;
 
-        if (y->ready) {
+        if (!y->sent)
+                (void) link_model_free(w, y);
+        else if (y->ready) {
                 send_simple(w, WIRE_MODEL_CLOSE, y->id, 0);
                 (void) link_model_free(w, y);
         } else
@@ -376,7 +412,7 @@ void worker_feed_on_model_ready(WorkerLink *w, const WireModelReady *m) {
         Model *model;
         Job *j;
 
-        if (!x || x->ready || m->heads == 0 || m->layers == 0) {
+        if (!x || !x->sent || x->ready || m->heads == 0 || m->layers == 0) {
                 worker_link_drop(w, "broke the protocol: MODEL_READY for nothing that was asked");
                 return;
         }
@@ -431,7 +467,7 @@ void worker_feed_on_error(WorkerLink *w, const WireError *m) {
         LinkModel *x = find_model(w, m->header.job);
         Job *j;
 
-        if (x) {
+        if (x && x->sent) {
                 on_model_error(w, x, &m->fault);
                 return;
         }
@@ -451,7 +487,7 @@ void worker_feed_on_error(WorkerLink *w, const WireError *m) {
         queue_on_job_error(w->manager->queue, m);
 }
 
-void worker_feed_on_gone(WorkerLink *w, const char *reason) {
+void worker_feed_on_gone(WorkerLink *w, const char *reason, bool crashed) {
         ModelRequest *x, *next;
         Fault f = {};
 
@@ -461,9 +497,11 @@ void worker_feed_on_gone(WorkerLink *w, const char *reason) {
                 LinkModel *y = find_model(w, x->model->id);
 
                 next = TAILQ_NEXT(x, entry);
-                if (y && !y->ready)
+                if (y && y->sent && !y->ready)
                         x->deaths++;
         }
+        if (crashed)
+                store_distrust(w->manager->store, w->epoch);
 
         w->opening = NULL;
         w->asked_job = 0;

@@ -25,6 +25,7 @@ typedef struct Outgoing {
 typedef struct LinkModel {
         uint64_t id;
         Model *model; /* NULL: forgotten while it was opened; closed when the answer is here */
+        bool sent;    /* else its regions are being verified */
         bool ready;
         TAILQ_ENTRY(LinkModel) entry;
 } LinkModel;
@@ -70,14 +71,15 @@ struct WorkerLink {
         bool opening_resume;
         uint64_t asked_job; /* JOB_OPEN or STEP that the worker has not answered; 0: none */
         bool asked_step;
-        uint64_t patience_usec; /* for the next sign of life of it */
+        uint64_t patience_usec;           /* for the next sign of life of it */
+        uint64_t job_usec, models_usec;   /* when it was asked or last gave one: jobs, models */
 
         uint64_t hello_usec, stall_usec, open_usec, end_usec; /* limits */
 };
 
 /* worker-link.c */
 
-/* Sets the timer of the stall limit anew, or stops it if nothing is asked. */
+/* Sets the timer of the stall limits, or stops it if nothing is asked. */
 void worker_link_watch(WorkerLink *w);
 
 /* worker-send.c */
@@ -93,7 +95,8 @@ bool worker_feed_is_busy(const WorkerLink *w); /* waits for an answer */
 void worker_feed_on_ready(WorkerLink *w);      /* a worker is there: open what was asked for */
 void worker_feed_on_model_ready(WorkerLink *w, const WireModelReady *m);
 void worker_feed_on_error(WorkerLink *w, const WireError *m);
-/* Forgets what the worker had. Requests under way count a death; those with two end with WorkerCrashed. */
-void worker_feed_on_gone(WorkerLink *w, const char *reason);
+/* Forgets what the worker had. Requests under way count a death; those with two end with WorkerCrashed. crashed: what it had may have
+ * been written to. */
+void worker_feed_on_gone(WorkerLink *w, const char *reason, bool crashed);
 void worker_feed_on_no_worker(WorkerLink *w, const Fault *f);
 void worker_feed_clear(WorkerLink *w);

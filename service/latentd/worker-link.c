@@ -133,21 +133,21 @@ const char *worker_link_numerics_id(const WorkerLink *w) {
 }
 
 void worker_link_watch(WorkerLink *w) {
+        uint64_t until = w->asked_job != 0 ? w->job_usec + w->patience_usec : UINT64_MAX;
         const LinkModel *x;
-        uint64_t limit;
 
         if (w->state != LINK_READY)
                 return;
 
-        limit = w->asked_job != 0 ? w->patience_usec : 0;
+        /* A model that opens may take long, but that is no excuse for the step beside it. */
         TAILQ_FOREACH(x, &w->models, entry)
-                if (!x->ready && limit < w->open_usec)
-                        limit = w->open_usec;
+                if (x->sent && !x->ready && w->models_usec + w->open_usec < until)
+                        until = w->models_usec + w->open_usec;
 
-        if (limit == 0)
+        if (until == UINT64_MAX)
                 disarm(w);
         else
-                arm(w, job_clock_usec() + limit);
+                arm(w, until);
 }
 
 static uint64_t delay_usec(const WorkerLink *w) {
@@ -252,7 +252,7 @@ static void gone(WorkerLink *w, bool was_ready, bool was_busy) {
 
         if (was_ready) {
                 manager_devices_gone(w->manager);
-                worker_feed_on_gone(w, reason);
+                worker_feed_on_gone(w, reason, !expected);
                 queue_on_worker_gone(w->manager->queue, reason);
         }
 
@@ -462,6 +462,7 @@ static void on_work_message(WorkerLink *w, const WireMessage *m) {
                 return;
         }
 
+        w->job_usec = w->models_usec = job_clock_usec();
         worker_link_watch(w);
 }
 

@@ -30,6 +30,7 @@ typedef struct Child {
         char listen_pid[32]; /* "LISTEN_PID=", the child adds its own pid */
         char log_level[32];
         int socket, null, error_pipe;
+        pid_t parent;
 } Child;
 
 static int start_by_socket(const Config *c, WorkerProcess *ret, Fault *f) {
@@ -194,6 +195,11 @@ static void child_main(Child *c) {
         (void) sigprocmask(SIG_SETMASK, &signals, NULL);
         append_number(c->listen_pid, (uint64_t) getpid());
 
+        /* The worker's own watch on the socket does not run while it is stopped. */
+        (void) prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+        if (getppid() != c->parent)
+                _exit(127);
+
         r = child_descriptors(c);
         if (r >= 0 && setrlimit(RLIMIT_CORE, &none) < 0) /* a core would hold weights and users' data */
                 r = -errno;
@@ -261,6 +267,7 @@ static int spawn(const char *path, int log_level, WorkerProcess *ret) {
         if (null < 0)
                 return -errno;
 
+        child.parent = getpid();
         child.socket = theirs;
         child.null = null;
         child.error_pipe = STEAL_FD(pipe_write);

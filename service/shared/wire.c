@@ -230,6 +230,11 @@ static void normalise(WireMessage *m) {
                 TERMINATE(m->model_open.partition);
                 break;
 
+        case WIRE_JOB_OPEN:
+                TERMINATE(m->job_open.numerics);
+                m->job_open.reserved = 0;
+                break;
+
         case WIRE_REGION:
                 TERMINATE(m->region.name);
                 m->region.reserved = 0;

@@ -214,6 +214,12 @@ typedef struct WireJobOpen {
         WireTensor text, text_tags; /* BF16 [L, text_dim]; U8 [L] (n_dims 0 and size 0: all 1) */
         WireTensor video, audio;    /* F32 [24, T, H, W]; F32 [32, 2, A]; SAMPLE: the noise */
         WireTensor sigmas_video, sigmas_audio; /* GIVEN */
+        /* SAMPLE that another run of the service began: video and audio are the state after start_step steps (below the
+         * number of steps), made by a worker of this numerics id (empty: not checked). With KEEP_STEPS the states before it,
+         * 0 .. start_step - 1: F32 [start_step, 24, T, H, W] and [start_step, 32, 2, A]. */
+        uint32_t start_step, reserved;
+        char numerics[128];
+        WireTensor kept_video, kept_audio;
 } WireJobOpen;
 
 /* Numbers of the commit word, slots and outputs count from the start of the output arena, output_used from output_offset.
@@ -224,7 +230,7 @@ typedef struct WireJobReady {
         WireHeader header;
         uint64_t rows;
         uint32_t steps, blocks;
-        uint32_t committed; /* steps already done (RESUME) */
+        uint32_t committed; /* steps already done (RESUME, start_step) */
         uint32_t n_slots;
         uint64_t commit_offset;
         uint64_t slot_offset, slot_stride;

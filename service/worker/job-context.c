@@ -57,8 +57,11 @@ static int check_numbers(const WireJobOpen *w, Fault *f) {
                         "The job has the flags 0x%" PRIx32 ", of which only 0x%" PRIx32
                         " are known for its kind.",
                         w->flags, flags);
-        if (w->kind == WIRE_JOB_STEP)
+        if (w->kind == WIRE_JOB_STEP && w->start_step == 0)
                 return 0;
+        if (w->kind == WIRE_JOB_STEP)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job is one step and cannot begin after step %" PRIu32 ".", w->start_step);
 
         if (w->sampler != WIRE_SAMPLER_EULER)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
@@ -205,6 +208,33 @@ static int make_sigmas(Job *j, const WireJobOpen *w, Fault *f) {
         return 0;
 }
 
+/* A trajectory that was begun elsewhere: its states before the one it goes on from are only passed on. */
+static int check_start(Job *j, const WireJobOpen *w, Fault *f) {
+        TensorRule video = {.name = "kept_video", .type = ST_F32, .n_dims = 5};
+        TensorRule audio = {.name = "kept_audio", .type = ST_F32, .n_dims = 4};
+        int r;
+
+        if (w->start_step == 0)
+                return 0;
+        if (w->start_step >= j->steps)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The trajectory of %" PRIu32 " steps cannot go on after step %" PRIu32 ".", j->steps,
+                        w->start_step);
+
+        j->committed = w->start_step;
+        if (!(w->flags & WIRE_JOB_KEEP_STEPS))
+                return 0;
+
+        video.shape[0] = audio.shape[0] = w->start_step;
+        memcpy(video.shape + 1, j->video.shape, 4 * sizeof(uint64_t));
+        memcpy(audio.shape + 1, j->audio.shape, 3 * sizeof(uint64_t));
+        r = tensor_check(&w->kept_video, &video, &j->arenas->input, f);
+        if (r < 0)
+                return r;
+
+        return tensor_check(&w->kept_audio, &audio, &j->arenas->input, f);
+}
+
 static int set_step_sigmas(Job *j, const WireJobOpen *w, Fault *f) {
         if (!(w->sigma_video >= 0.0f && w->sigma_video <= 1.0f) ||
                 !(w->sigma_audio >= 0.0f && w->sigma_audio <= 1.0f))
@@ -333,6 +363,12 @@ static int resume(Job *j, Fault *f) {
                         " are done.",
                         done, j->steps);
 
+        if (done < j->committed)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job cannot be resumed: its output says that %" PRIu32
+                        " steps are done, it began with %" PRIu32 ".",
+                        done, j->committed);
+
         j->committed = done;
         if (j->kind == WIRE_JOB_STEP)
                 return 0;
@@ -349,12 +385,27 @@ static int resume(Job *j, Fault *f) {
                 "audio of the committed state", ST_F32, j->state.audio, j->audio.n_dims, j->audio.shape, f);
 }
 
-static void start(Job *j) {
+static void pass_kept(const Job *j, const WireJobOpen *w) {
+        const char *input = j->arenas->input.map;
+
+        for (uint32_t k = 0; k < w->start_step; k++) {
+                char *slot = slot_of(j, k);
+
+                memcpy(slot + j->video.offset, input + w->kept_video.offset + k * j->video.size,
+                        (size_t) j->video.size);
+                memcpy(slot + j->audio.offset, input + w->kept_audio.offset + k * j->audio.size,
+                        (size_t) j->audio.size);
+        }
+}
+
+static void start(Job *j, const WireJobOpen *w) {
         /* What an earlier job left here must not look like a commit of this one while its slot 0 is half
          * written. */
         atomic_store_explicit(commit_word(j), 0, memory_order_release);
         if (j->kind == WIRE_JOB_SAMPLE)
-                write_slot(j, 0, &j->state);
+                write_slot(j, j->committed, &j->state);
+        if (w->flags & WIRE_JOB_KEEP_STEPS)
+                pass_kept(j, w);
 }
 
 static int check_arenas(const ArenaPair *a, Fault *f) {
@@ -381,6 +432,10 @@ static int fill(Job *j, const WireJobOpen *w, Fault *f) {
                 return r;
 
         r = make_schedule(j, w, f);
+        if (r < 0)
+                return r;
+
+        r = check_start(j, w, f);
         if (r < 0)
                 return r;
 
@@ -438,7 +493,7 @@ int job_new(
                 return r;
 
         if (!(w->flags & WIRE_JOB_RESUME))
-                start(j);
+                start(j, w);
         write_commit(
                 j, j->committed); /* also a resumed one: from here on the word carries this worker's epoch */
         *ret = STEAL_PTR(j);

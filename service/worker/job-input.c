@@ -75,9 +75,8 @@ static int check_place(
         return 0;
 }
 
-int tensor_copy(const WireTensor *w, const TensorRule *rule, const Arena *arena, void **ret, Fault *f) {
+int tensor_check(const WireTensor *w, const TensorRule *rule, const Arena *arena, Fault *f) {
         uint64_t elements = 0;
-        void *copy;
         int r;
 
         if (w->dtype != (uint32_t) rule->type) {
@@ -91,7 +90,14 @@ int tensor_copy(const WireTensor *w, const TensorRule *rule, const Arena *arena,
         if (r < 0)
                 return r;
 
-        r = check_place(w, rule, elements, arena->size, f);
+        return check_place(w, rule, elements, arena->size, f);
+}
+
+int tensor_copy(const WireTensor *w, const TensorRule *rule, const Arena *arena, void **ret, Fault *f) {
+        void *copy;
+        int r;
+
+        r = tensor_check(w, rule, arena, f);
         if (r < 0)
                 return r;
 

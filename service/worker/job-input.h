@@ -18,7 +18,10 @@ typedef struct TensorRule {
         uint64_t elements_max;         /* 0: what fits the arena */
 } TensorRule;
 
-/* Checks type, shape and place of w, and copies it: *ret is the caller's to free. Shapes are in w. -EINVAL
+/* Checks type, shape and place of w. -EINVAL with InvalidTensor. */
+int tensor_check(const WireTensor *w, const TensorRule *rule, const Arena *arena, Fault *f);
+
+/* The same, and copies it: *ret is the caller's to free. Shapes are in w. -EINVAL
  * with InvalidTensor, -ENOMEM with DoesNotFit. */
 int tensor_copy(const WireTensor *w, const TensorRule *rule, const Arena *arena, void **ret, Fault *f);
 

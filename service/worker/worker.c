@@ -161,6 +161,12 @@ static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
                 return fault_set(f, -ENOENT, FAULT_INTERNAL,
                         "The job is for session %" PRIu64 ", which has no arenas here.", open->session);
 
+        if (open->numerics[0] != '\0' && strcmp(open->numerics, w->backend->ops->numerics_id) != 0)
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "The job was begun with numerics %.127s, this worker has %s: its bits would differ. Start it "
+                        "from the beginning.",
+                        open->numerics, w->backend->ops->numerics_id);
+
         return job_new(open, model, *arenas, link_epoch(w->link), slot, f);
 }
 

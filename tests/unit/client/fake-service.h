@@ -15,6 +15,7 @@
 
 typedef struct Fake {
         int bus_pid, service_pid;
+        unsigned n_starts; /* of the service */
         char directory[64], address[128];
         latent_client *client; /* connected to it */
 } Fake;
@@ -23,7 +24,8 @@ typedef struct Fake {
 int fake_setup(void **state);
 int fake_teardown(void **state);
 
-/* Starts the service again after it left, and waits for it. */
+/* Starts the service again after it left, and waits for it. In its first run a step with sigma_video 0.125 is its last; in the
+ * second one with 0.0625 too. */
 void fake_start_service(Fake *f);
 void fake_kill_service(Fake *f);
 

@@ -22,7 +22,7 @@ static const layout layouts[] = {
         SIZE(latent_error, 1088),
         PLACE(latent_error, name, 4),
         PLACE(latent_error, text, 64),
-        SIZE(latent_client_options, 24),
+        SIZE(latent_client_options, 32),
         PLACE(latent_client_options, address, 8),
         PLACE(latent_client_options, socket, 16),
         SIZE(latent_load_options, 40),

@@ -129,6 +129,176 @@ static void step_tensors_there_and_back(void **state) {
         latent_job_free(job);
 }
 
+/* ---- restarts ---- */
+
+/* A model that this client loaded, so that it can be loaded again. */
+static latent_session *open_loaded(Fake *f, latent_client *client) {
+        latent_job *load = NULL;
+        latent_session *s = NULL;
+        latent_model *m = NULL;
+        latent_error e = {};
+
+        if (latent_model_load_name(client, "immediate", NULL, &load, &e) < 0 ||
+                latent_job_wait(load, 10 * SECOND, NULL, NULL, &e) < 0 || latent_job_model(load, &m, &e) < 0 ||
+                latent_session_open(client, m, NULL, &s, &e) < 0)
+                fail_msg("%s: %s", e.name, e.text);
+        latent_model_free(m);
+        latent_job_free(load);
+        return s;
+}
+
+static latent_job *start_step(latent_session *s, double sigma, float **ret_input) {
+        latent_tensor video = {.dtype = "F32", .n_dims = 2, .shape = {2, 3}};
+        latent_step_options o = {.struct_size = sizeof(o), .video = &video, .sigma_video = sigma};
+        const float values[6] = {1, -2, 3, -4, 5, -6};
+        latent_job *job = NULL;
+        latent_error e = {};
+        void *p;
+
+        assert_int_equal(latent_session_allocate(s, &video, &p, NULL), 0);
+        memcpy(p, values, sizeof(values));
+        if (latent_session_step(s, &o, &job, &e) < 0) /* with copies of video and o */
+                fail_msg("%s: %s", e.name, e.text);
+        *ret_input = p;
+        return job;
+}
+
+static void expect_velocity(latent_job *job) {
+        const float values[6] = {1, -2, 3, -4, 5, -6};
+        latent_tensor result;
+        const void *data;
+        latent_error e = {};
+
+        if (latent_job_tensor(job, "video_velocity", &result, &data, &e) < 0)
+                fail_msg("%s: %s", e.name, e.text);
+        assert_memory_equal(data, values, sizeof(values));
+}
+
+static void on_news(const latent_progress *p, void *userdata) {
+        if (strcmp(p->phase, "restart") == 0)
+                ++*(unsigned *) userdata;
+}
+
+static void service_comes_back_step_is_sent_again(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_loaded(f, f->client);
+        const void *output = latent_session_output(s);
+        unsigned n_news = 0;
+        float *input;
+        latent_job *job = start_step(s, 0.125, &input), *next;
+        latent_error e = {};
+
+        /* Nobody is there yet: it waits, and says so. */
+        assert_int_equal(latent_job_wait(job, SECOND / 4, on_news, &n_news, &e), 1);
+        assert_int_equal(n_news, 1);
+        fake_kill_service(f);
+        fake_start_service(f);
+        if (latent_job_wait(job, 10 * SECOND, on_news, &n_news, &e) < 0)
+                fail_msg("%s: %s", e.name, e.text);
+        expect_velocity(job);
+        assert_int_equal(n_news, 1);
+
+        /* The input is where it was, and is the new service's: what is written there now is what it reads. */
+        assert_ptr_equal(latent_session_input(s), input);
+        assert_true(input[0] == 1.0f && input[5] == -6.0f);
+        assert_ptr_not_equal(latent_session_output(s), output);
+        latent_session_reset(s);
+        next = start_step(s, 0.5, &input);
+        assert_int_equal(latent_job_wait(next, 10 * SECOND, NULL, NULL, &e), 0);
+        expect_velocity(next);
+        latent_job_free(next);
+        latent_session_free(s);
+        expect_velocity(job);
+        latent_job_free(job);
+}
+
+static void service_dies_twice_step_is_sent_twice(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_loaded(f, f->client);
+        latent_error e = {};
+        float *input;
+        latent_job *job = start_step(s, 0.0625, &input);
+
+        for (unsigned i = 0; i < 2; i++) {
+                assert_int_equal(latent_job_wait(job, SECOND / 2, NULL, NULL, &e), 1);
+                fake_kill_service(f);
+                fake_start_service(f);
+        }
+        if (latent_job_wait(job, 10 * SECOND, NULL, NULL, &e) < 0)
+                fail_msg("%s: %s", e.name, e.text);
+        expect_velocity(job);
+        latent_job_free(job);
+        latent_session_free(s);
+}
+
+static latent_client *connect_with(Fake *f, uint32_t flags, uint32_t sec) {
+        latent_client_options o = {.struct_size = sizeof(o),
+                .bus = LATENT_BUS_ADDRESS,
+                .address = f->address,
+                .flags = flags,
+                .restart_timeout_sec = sec};
+        latent_client *c = NULL;
+        latent_error e = {};
+
+        if (latent_client_new(&o, &c, &e) < 0)
+                fail_msg("%s: %s", e.name, e.text);
+        return c;
+}
+
+/* Restarted: at once if the client wants no more, else after its patience, unless it is cancelled before. */
+static void service_stays_away_restarted(void **state) {
+        Fake *f = *state;
+        latent_client *clients[] = {connect_with(f, LATENT_CLIENT_NO_RESUME, 0), connect_with(f, 0, 1)};
+        latent_session *s[2] = {open_loaded(f, clients[0]), open_loaded(f, clients[1])};
+        latent_error e = {};
+        latent_job *job[2], *third;
+        float *input;
+
+        job[0] = start_step(s[0], 0.125, &input);
+        assert_int_equal(latent_job_wait(job[0], 10 * SECOND, NULL, NULL, &e), -ECONNRESET);
+        assert_string_equal(e.name, "Restarted");
+        latent_job_free(job[0]);
+        latent_session_free(s[0]);
+        fake_kill_service(f);
+
+        f->n_starts = 0;
+        fake_start_service(f);
+        latent_session_free(s[1]);
+        s[1] = open_loaded(f, clients[1]);
+        job[1] = start_step(s[1], 0.125, &input);
+        assert_int_equal(latent_job_wait(job[1], SECOND / 2, NULL, NULL, &e), 1);
+        assert_int_equal(latent_job_wait(job[1], 10 * SECOND, NULL, NULL, &e), -ECONNRESET);
+        assert_string_equal(e.name, "Restarted");
+        latent_job_free(job[1]);
+        latent_session_free(s[1]);
+        fake_kill_service(f);
+
+        f->n_starts = 0;
+        fake_start_service(f);
+        s[0] = open_loaded(f, f->client);
+        third = start_step(s[0], 0.125, &input);
+        assert_int_equal(latent_job_wait(third, SECOND / 4, NULL, NULL, &e), 1);
+        assert_int_equal(latent_job_cancel(third, &e), 0);
+        assert_int_equal(latent_job_wait(third, 10 * SECOND, NULL, NULL, &e), -ECANCELED);
+        latent_job_free(third);
+        latent_session_free(s[0]);
+        latent_client_free(clients[0]);
+        latent_client_free(clients[1]);
+}
+
+static void model_of_unknown_source_restarted_at_once(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_session(f, NULL); /* found, not loaded */
+        latent_error e = {};
+        float *input;
+        latent_job *job = start_step(s, 0.125, &input);
+
+        assert_int_equal(latent_job_wait(job, 10 * SECOND, NULL, NULL, &e), -ECONNRESET);
+        assert_string_equal(e.name, "Restarted");
+        latent_job_free(job);
+        latent_session_free(s);
+}
+
 static void allocate_full_arena_does_not_fit(void **state) {
         latent_session *s = open_session(*state, NULL);
         latent_tensor t = {.dtype = "U8", .n_dims = 1, .shape = {65536}};
@@ -220,6 +390,10 @@ int main(void) {
                 TEST(open_unsealed_arena_refused),
                 TEST(open_smaller_arena_than_asked_refused),
                 TEST(step_tensors_there_and_back),
+                TEST(service_comes_back_step_is_sent_again),
+                TEST(service_dies_twice_step_is_sent_twice),
+                TEST(service_stays_away_restarted),
+                TEST(model_of_unknown_source_restarted_at_once),
                 TEST(allocate_full_arena_does_not_fit),
                 TEST(sample_unknown_flag_refused),
                 TEST(session_after_restart_restarted),

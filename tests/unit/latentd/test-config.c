@@ -75,6 +75,8 @@ static void config_new_gives_the_documented_defaults(void **state) {
         assert_int_equal(c->lock_memory, TRISTATE_AUTO);
         assert_int_equal(c->sessions_per_user, 64);
         assert_int_equal(c->jobs_per_user, 256);
+        assert_int_equal(c->crash_budget, 3);
+        assert_int_equal(c->crash_budget_usec, UINT64_C(600000000));
         assert_int_equal(c->log_level, LOG_INFO);
 }
 
@@ -90,7 +92,7 @@ static void config_read_every_key_sets_its_field(void **state) {
                         "Worker=cpu\nWorkerStart=spawn\nWorkerSocket=/run/w.sock\nWorkerDirectory=/opt/w\n"
                         "WorkerRanks=3\nWorkerThreads=7\nCacheRamMax=64G\nCacheRamReserve=512M\n"
                         "LockMemory=no\nNumaPolicy=bind:0\nSessionsPerUser=5\nJobsPerUser=6\n"
-                        "ArenaBytesPerUser=1T\nLogLevel=debug"),
+                        "ArenaBytesPerUser=1T\nCrashBudget=5/2h\nLogLevel=debug"),
                 0);
         assert_string_equal(c->model_path[0], "/models/a b");
         assert_string_equal(c->model_path[1], "/models/c");
@@ -112,6 +114,8 @@ static void config_read_every_key_sets_its_field(void **state) {
         assert_int_equal(c->numa_policy.node, 0);
         assert_int_equal(c->sessions_per_user, 5);
         assert_int_equal(c->jobs_per_user, 6);
+        assert_int_equal(c->crash_budget, 5);
+        assert_int_equal(c->crash_budget_usec, UINT64_C(7200000000));
         assert_int_equal(c->arena_bytes_per_user, UINT64_C(1) << 40);
         assert_int_equal(c->log_level, LOG_DEBUG);
 }
@@ -173,6 +177,14 @@ static void config_read_wrong_line_names_file_line_and_what_is_allowed(void **st
                 {"AllowedUsers=12x", "existing users"},
                 {"Modelpath=/x", "Known keys: ModelPath"},
                 {"Colour=red", "Known keys: ModelPath"},
+                {"CrashBudget=3", "as in 3/10min"},
+                {"CrashBudget=3/10", "as in 3/10min"},
+                {"CrashBudget=3/10d", "as in 3/10min"},
+                {"CrashBudget=3/0s", "out of range"},
+                {"CrashBudget=0/5s", "out of range"},
+                {"CrashBudget=101/5s", "out of range"},
+                {"CrashBudget=3/101s", "out of range"},
+                {"CrashBudget=", "as in 3/10min"},
                 {"just words", "Key=Value"},
                 {"=value", "Key=Value"},
                 {"[other]", "[latentd]"},

@@ -104,6 +104,61 @@ static void queue_death_in_step_resumes_from_commit(void **state) {
         assert_int_equal(f->count[WIRE_MODEL_COMMIT], 2);
 }
 
+/* A trajectory that an earlier run of the service took to step 2: a death before its first commit starts there again, a later
+ * one goes on. */
+static void queue_started_later_survives_deaths(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        WireJobOpen q = fake_request(WIRE_JOB_SAMPLE, 6, 0);
+        Fault fault = {};
+        Job *j;
+
+        q.start_step = 2;
+        f->hook = die_at_step_2;
+        f->hook_count = 1;
+        assert_int_equal(session_submit(s, f->peer, &q, &j, &fault), 0);
+        assert_int_equal(j->step, 2);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_result(s, j, START, 4); /* of the state that it was given */
+        assert_int_equal(f->count[WIRE_STEP], 5);
+        assert_int_equal(f->n_starts, 2);
+        assert_int_equal(j->step, 6);
+}
+
+/* The second crash of a user's jobs: they wait, those of others do not. */
+static void queue_crash_budget_makes_jobs_wait(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START), *other = fake_session(f, 0);
+        Job *j, *next, *alien;
+
+        f->m->queue = queue_free(f->m->queue);
+        f->m->config->crash_budget = 1;
+        f->m->config->crash_budget_usec = UINT64_C(600000000);
+        assert_int_equal(queue_new(f->m, &f->m->queue), 0);
+
+        f->hook = die_at_step_2;
+        f->hook_count = 1;
+        j = fake_submit(f, s, WIRE_JOB_SAMPLE, 5, 0);
+        RUN_UNTIL(f, f->hook_count == 0 && strcmp(j->phase, "crash-wait") == 0);
+        next = fake_submit(f, s, WIRE_JOB_SAMPLE, 1, 1);
+        alien = fake_submit(f, other, WIRE_JOB_SAMPLE, 3, 0);
+        alien->uid++;
+        RUN_UNTIL(f, job_is_finished(alien));
+        assert_result(other, alien, 0, 3);
+        run_for(f, 50000);
+        assert_int_equal(j->state, JOB_RUNNING);
+        assert_int_equal(j->step, 2);
+        assert_int_equal(next->state, JOB_QUEUED);
+        assert_string_equal(next->phase, "crash-wait");
+        alien->uid--;
+
+        /* What waits can be cancelled as ever. */
+        job_cancel(next);
+        assert_int_equal(next->state, JOB_CANCELLED);
+        job_cancel(j);
+        assert_int_equal(j->state, JOB_CANCELLED);
+}
+
 static void queue_two_deaths_in_one_step_fail(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
@@ -468,6 +523,8 @@ int main(void) {
                 TEST(queue_two_jobs_alternate),
                 TEST(queue_window_bounds_open_jobs),
                 TEST(queue_death_in_step_resumes_from_commit),
+                TEST(queue_started_later_survives_deaths),
+                TEST(queue_crash_budget_makes_jobs_wait),
                 TEST(queue_two_deaths_in_one_step_fail),
                 TEST(queue_one_death_in_each_step_survives),
                 TEST(queue_death_between_commit_and_answer_keeps_step),

@@ -222,6 +222,55 @@ static void request_sample_defaults_and_keys(void **state) {
         (void) sd_bus_message_unref(m);
 }
 
+/* What another run of the service began. */
+static void request_sample_resume_keys(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, 0);
+        sd_bus_message *m = with_steps("");
+        Fault fault = {};
+        WireJobOpen q;
+
+        ADD(m, "keep-steps", "b", 1);
+        ADD(m, "resume-step", "u", 3);
+        ADD(m, "numerics", "s", "cpu-1");
+        add_tensor(m, "kept-video", 0, "F32", SHAPE(3, 24, 1, 1, 1));
+        add_tensor(m, "kept-audio", 4096, "F32", SHAPE(3, 32, 2, 1));
+        seal(m);
+        assert_int_equal(session_request_sample(m, s, &q, &fault), 0);
+        assert_int_equal(q.start_step, 3);
+        assert_string_equal(q.numerics, "cpu-1");
+        assert_int_equal(q.kept_video.size, 3 * 24 * 4);
+        assert_int_equal(q.kept_audio.offset, 4096);
+        (void) sd_bus_message_unref(m);
+
+        m = with_steps(""); /* of 4 steps */
+        ADD(m, "resume-step", "u", 4);
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "resume-step");
+        m = with_steps("");
+        ADD(m, "numerics", "s", "cpu-1");
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "resume-step");
+        m = with_steps("");
+        ADD(m, "resume-step", "u", 1);
+        ADD(m, "numerics", "s",
+                "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789"
+                "0123456789012345678901234567");
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "128 bytes");
+        m = with_steps("");
+        ADD(m, "resume-step", "u", 1);
+        ADD(m, "keep-steps", "b", 1);
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "kept-video");
+        m = with_steps("");
+        ADD(m, "resume-step", "u", 1);
+        add_tensor(m, "kept-video", 0, "F32", SHAPE(1, 24, 1, 1, 1));
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "keep-steps");
+        m = with_steps("");
+        ADD(m, "resume-step", "u", 1);
+        ADD(m, "keep-steps", "b", 1);
+        add_tensor(m, "kept-video", ARENA_BYTES - 64, "F32", SHAPE(1, 24, 1, 1, 1));
+        add_tensor(m, "kept-audio", 4096, "F32", SHAPE(1, 32, 2, 1));
+        expect(false, m, s, FAULT_INVALID_TENSOR, "kept-video");
+}
+
 static void request_sample_bad_input_is_named(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, 0);
@@ -465,6 +514,7 @@ int main(void) {
                 TEST(request_step_bad_input_is_named),
                 TEST(request_tensor_bad_place_or_type_is_named),
                 TEST(request_sample_defaults_and_keys),
+                TEST(request_sample_resume_keys),
                 TEST(request_sample_bad_input_is_named),
                 TEST(request_overlap_with_unfinished_job_is_busy),
                 TEST(request_open_reads_and_refuses),

@@ -488,6 +488,34 @@ static void on_model(void *userdata, Model *model, const WireModelReady *info, c
         a->info = info ? *info : (WireModelReady){};
 }
 
+/* A model that opens beside it may take minutes; the step's limit stays. */
+static bool hold_step_and_later_models(Fake *f, const WireMessage *m) {
+        if (m->header.type == WIRE_MODEL_COMMIT)
+                return f->hook_count > 0;
+        return hold_first_step(f, m);
+}
+
+static void step_without_progress_is_a_death_also_beside_an_opening_model(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        Model other = *f->model;
+        Answer a = {};
+        Job *j;
+
+        f->m->worker->stall_usec = 50000;
+        f->hook = hold_step_and_later_models;
+        j = fake_submit(f, s, WIRE_JOB_SAMPLE, 3, 0);
+        RUN_UNTIL(f, f->count[WIRE_STEP] == 1);
+        other.id = 4711;
+        assert_int_equal(worker_link_open_model(f->m->worker, &other, on_model, &a), 0);
+        RUN_UNTIL(f, f->n_starts == 2); /* and not open_usec later */
+        worker_link_forget_model(f->m->worker, &other);
+        f->hook = NULL;
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_result(s, j, START, 3);
+        assert_int_equal(j->retries_total, 1);
+}
+
 static void open_model_answers_once(void **state) {
         Fake *f = *state;
         Answer a = {}, b = {}, c = {};
@@ -762,6 +790,7 @@ int main(int argc, char **argv) {
                 TEST(message_of_other_epoch_is_dropped),
                 TEST(step_without_progress_is_a_death),
                 TEST(step_with_progress_is_left_alone),
+                TEST(step_without_progress_is_a_death_also_beside_an_opening_model),
                 TEST(open_model_answers_once),
                 TEST(open_model_refused_gives_the_fault),
                 TEST(open_model_two_deaths_fail),

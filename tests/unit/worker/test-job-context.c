@@ -123,6 +123,61 @@ static void job_commit_closed_writes_nothing(void **state) {
         (void) job_unref(j);
 }
 
+/* A trajectory goes on where another run of the service left it: the states before come out as they went in. */
+static void job_new_start_step_takes_up_the_state(void **state) {
+        CLEANUP(fixture_freep) Fixture *x = fixture_new();
+        uint64_t at = FIXTURE_ARENA - 32768;
+        WireJobOpen *o = &x->sample;
+        const uint8_t *slots;
+        Fault f = {};
+        Job *j;
+
+        o->flags = WIRE_JOB_KEEP_STEPS;
+        o->start_step = 2;
+        o->kept_video = (WireTensor){.offset = at, .size = 2 * o->video.size, .dtype = ST_F32, .n_dims = 5};
+        o->kept_video.shape[0] = 2;
+        memcpy(o->kept_video.shape + 1, o->video.shape, 4 * sizeof(uint64_t));
+        at += o->kept_video.size;
+        o->kept_audio = (WireTensor){.offset = at, .size = 2 * o->audio.size, .dtype = ST_F32, .n_dims = 4};
+        o->kept_audio.shape[0] = 2;
+        memcpy(o->kept_audio.shape + 1, o->audio.shape, 3 * sizeof(uint64_t));
+        assert_true(at + o->kept_audio.size <= FIXTURE_ARENA);
+        memset(x->input + o->kept_video.offset, 1, o->video.size);
+        memset(x->input + o->kept_video.offset + o->video.size, 2, o->video.size);
+        memset(x->input + o->kept_audio.offset, 3, o->audio.size);
+        memset(x->input + o->kept_audio.offset + o->audio.size, 4, o->audio.size);
+
+        j = fixture_job(x, 5);
+        slots = (const uint8_t *) x->arenas->output.map + j->slot_offset;
+        assert_int_equal(j->committed, 2);
+        assert_int_equal(j->n_slots, j->steps + 1);
+        assert_int_equal(commit_word(x, j), wire_commit_pack(1, 2));
+        assert_memory_equal(slots + 2 * j->slot_stride, x->input + o->video.offset, o->video.size);
+        assert_memory_equal(
+                slots + 2 * j->slot_stride + j->audio.offset, x->input + o->audio.offset, o->audio.size);
+        for (unsigned k = 0; k < 2; k++) {
+                assert_memory_equal(slots + k * j->slot_stride,
+                        x->input + o->kept_video.offset + k * o->video.size, o->video.size);
+                assert_memory_equal(slots + k * j->slot_stride + j->audio.offset,
+                        x->input + o->kept_audio.offset + k * o->audio.size, o->audio.size);
+        }
+        assert_null(job_unref(j));
+
+        /* At most one step less than all, and with all that was kept. */
+        o->start_step = 4;
+        assert_int_equal(job_new(o, fixture_model(x), x->arenas, 1, &j, &f), -EINVAL);
+        assert_non_null(strstr(f.text, "cannot go on after step 4"));
+        f = (Fault){};
+        o->start_step = 3;
+        assert_int_equal(job_new(o, fixture_model(x), x->arenas, 1, &j, &f), -EINVAL);
+        assert_non_null(strstr(f.text, "kept_video"));
+        f = (Fault){};
+        o->start_step = 2;
+        o->kept_audio.offset = FIXTURE_ARENA - 4;
+        assert_int_equal(job_new(o, fixture_model(x), x->arenas, 1, &j, &f), -EINVAL);
+        assert_non_null(strstr(f.text, "kept_audio"));
+}
+
 /* What /proc says of the mapping at p: "r--s". */
 static void assert_mapped(const void *p, const char *mode) {
         FILE *maps = fopen("/proc/self/maps", "re");
@@ -155,6 +210,7 @@ int main(void) {
                 cmocka_unit_test(job_new_holds_model_and_arenas),
                 cmocka_unit_test(job_commit_writes_slots_in_turn),
                 cmocka_unit_test(job_commit_closed_writes_nothing),
+                cmocka_unit_test(job_new_start_step_takes_up_the_state),
                 cmocka_unit_test(maps_are_writable_only_where_results_go),
         };
 

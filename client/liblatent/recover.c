@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/liblatent/recover.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/liblatent/job.h"
+#include "client/liblatent/model.h"
+#include "client/liblatent/value.h"
+#include "service/shared/wire.h"
+
+/* A job that takes its service with it each time must not do so for ever. */
+#define TAKEN_UP_MAX 10u
+
+/* As dbus/org.latentd.Latent1.Session.xml describes the output range of a trajectory. */
+#define SLOTS_BEGIN 64u
+
+typedef struct Slots {
+        uint64_t video, audio; /* bytes */
+        uint64_t audio_at, stride, n;
+} Slots;
+
+DEFINE_CLEANUP(latent_model *, latent_model_free)
+
+static uint64_t align_up(uint64_t v) {
+        return (v + LATENT_ALIGNMENT - 1) / LATENT_ALIGNMENT * LATENT_ALIGNMENT;
+}
+
+static uint64_t output_offset(const Request *q) {
+        return q->is_sample ? q->sample.output_offset : q->step.output_offset;
+}
+
+static uint32_t count_steps(const Request *q) {
+        const latent_tensor *t = q->sample.sigmas_video;
+
+        if (!t)
+                return q->sample.steps;
+        return t->n_dims == 1 && t->shape[0] >= 2 && t->shape[0] <= 1001 ? (uint32_t) t->shape[0] - 1 : 0;
+}
+
+static uint64_t read_word(const Output *o, const Request *q) {
+        const uint64_t *word = output_at(o, output_offset(q), sizeof(*word));
+
+        return word && output_offset(q) % sizeof(*word) == 0 ? __atomic_load_n(word, __ATOMIC_ACQUIRE) : 0;
+}
+
+/* The numerics id of the service's worker; "" if it cannot be had. */
+static void ask_numerics(latent_client *c, const char *owner, char ret[static 128]) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL, *reply = NULL;
+        const char *s = NULL;
+
+        ret[0] = '\0';
+        if (client_message(c, owner, BUS_ROOT, "org.freedesktop.DBus.Properties", "Get", &m, NULL) < 0 ||
+                sd_bus_message_append(m, "ss", BUS_INTERFACE("Manager"), "NumericsId") < 0 ||
+                client_call(c, m, "Asking for the numerics id", &reply, NULL) < 0 ||
+                sd_bus_message_read(reply, "v", "s", &s) < 0 || strlen(s) >= 128)
+                return;
+
+        (void) snprintf(ret, 128, "%s", s);
+}
+
+static bool can_be_taken_up(const latent_session *s) {
+        return s->source && !s->closed && !s->client->no_resume && !s->client->is_peer;
+}
+
+int recover_before(latent_session *s, const Request *q, Before *ret, latent_error *e) {
+        *ret = (Before){.word = read_word(s->output, q)};
+        if (q->is_sample && can_be_taken_up(s))
+                ask_numerics(s->client, s->object.owner, ret->numerics);
+        return 0;
+}
+
+int recover_send(latent_session *s, const Request *q, const Resume *resume, sd_bus_message **ret_reply, latent_error *e) {
+        const char *doing = q->is_sample ? "Starting a trajectory" : "Starting a step";
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        int r;
+
+        r = client_message(s->client, s->object.owner, s->object.path, BUS_INTERFACE("Session"),
+                q->is_sample ? "Sample" : "Step", &m, e);
+        if (r < 0)
+                return r;
+        r = q->is_sample ? request_append_sample(m, &q->sample, resume) : request_append_step(m, &q->step);
+        if (r < 0)
+                return client_error_message(r, doing, e);
+
+        return client_call(s->client, m, doing, ret_reply, e);
+}
+
+/* ---- states ---- */
+
+static bool find_slots(const Request *q, Slots *ret) {
+        const latent_sample_options *o = &q->sample;
+        Slots x = {.n = (o->flags & LATENT_SAMPLE_KEEP_STEPS) ? (uint64_t) count_steps(q) + 1 : 2};
+
+        if (!o->video || !o->audio || tensor_size(o->video, &x.video) < 0 || tensor_size(o->audio, &x.audio) < 0 ||
+                x.video > UINT64_MAX / 4096 || x.audio > UINT64_MAX / 4096)
+                return false;
+
+        x.audio_at = align_up(x.video);
+        x.stride = x.audio_at + align_up(x.audio);
+        *ret = x;
+        return true;
+}
+
+static const char *slot_of(const latent_job *j, const Slots *x, uint32_t state) {
+        return output_at(j->output, output_offset(j->request) + SLOTS_BEGIN + state % x->n * x->stride, x->stride);
+}
+
+/* After how many steps it can go on: 0 if nothing is sure. All of them would leave nothing to be asked for. */
+static uint32_t committed(const latent_job *j, const char *numerics) {
+        uint32_t epoch, done, steps = count_steps(j->request);
+        uint64_t word = read_word(j->output, j->request);
+        Slots x;
+
+        if (!j->request->is_sample || numerics[0] == '\0' || strcmp(numerics, j->before.numerics) != 0)
+                return 0;
+        if (word == j->before.word || wire_commit_unpack(word, &epoch, &done) < 0 || done > steps)
+                return 0;
+        if (done == steps)
+                done--; /* the state before is there too, in the other slot */
+        if (!find_slots(j->request, &x) || !slot_of(j, &x, done) ||
+                ((j->request->sample.flags & LATENT_SAMPLE_KEEP_STEPS) && done > 0 && !slot_of(j, &x, done - 1)))
+                return 0;
+
+        return done;
+}
+
+/* States that go through the input arena: the last one, or with KEEP_STEPS all. */
+static uint32_t count_states(const latent_job *j, uint32_t step) {
+        if (step == 0)
+                return 0;
+
+        return (j->request->sample.flags & LATENT_SAMPLE_KEEP_STEPS) ? step + 1 : 1;
+}
+
+static uint64_t spare_bytes(const latent_job *j, uint32_t step) {
+        Slots x;
+
+        return find_slots(j->request, &x) ? count_states(j, step) * (x.stride + 2 * LATENT_ALIGNMENT) : 0;
+}
+
+/* n states of one stream, or the only one of shape `like`, packed. */
+static void place(Arena *spare, const latent_tensor *like, uint64_t bytes, uint32_t n, latent_tensor *ret) {
+        latent_tensor t = *like;
+
+        if (n > 0) {
+                memmove(t.shape + 1, t.shape, t.n_dims * sizeof(t.shape[0]));
+                t.shape[0] = n;
+                t.n_dims++;
+        } else
+                n = 1;
+        t.size = bytes * n;
+        (void) arena_take(spare, t.size, &t.offset); /* spare_bytes() counted it */
+        *ret = t;
+}
+
+static void pass_states(latent_job *j, char *input) {
+        const latent_sample_options *o = &j->request->sample;
+        Resume *to = &j->resume;
+        Arena *spare = &j->session->spare;
+        uint32_t kept = count_states(j, to->step) > 1 ? to->step : 0;
+        Slots x;
+
+        if (to->step == 0 || !find_slots(j->request, &x))
+                return;
+
+        place(spare, o->video, x.video, 0, &to->video);
+        place(spare, o->audio, x.audio, 0, &to->audio);
+        memcpy(input + to->video.offset, slot_of(j, &x, to->step), x.video);
+        memcpy(input + to->audio.offset, slot_of(j, &x, to->step) + x.audio_at, x.audio);
+        if (kept == 0)
+                return;
+
+        place(spare, o->video, x.video, kept, &to->kept_video);
+        place(spare, o->audio, x.audio, kept, &to->kept_audio);
+        for (uint32_t k = 0; k < kept; k++) {
+                memcpy(input + to->kept_video.offset + k * x.video, slot_of(j, &x, k), x.video);
+                memcpy(input + to->kept_audio.offset + k * x.audio, slot_of(j, &x, k) + x.audio_at, x.audio);
+        }
+}
+
+/* ---- from lost to running ---- */
+
+bool recover_begin(latent_job *j) {
+        if (!j->request || !j->client->bus || !can_be_taken_up(j->session) || j->n_taken_up >= TAKEN_UP_MAX)
+                return false;
+
+        if (!j->lost)
+                j->lost_usec = now_usec();
+        j->lost = true;
+        return true;
+}
+
+static bool is_transient(int r) {
+        return r == -ECONNRESET || r == -ENOTCONN || r == -ETIMEDOUT;
+}
+
+/* With the model loaded: a new session, and in it the states of all its jobs that are lost. */
+static int open_again(latent_session *s, const latent_model *model, latent_error *e) {
+        char numerics[128];
+        uint64_t spare = 0;
+        void *input;
+        latent_job *j;
+        int r;
+
+        ask_numerics(s->client, model->object.owner, numerics);
+        LIST_FOREACH(j, &s->client->jobs, entry) {
+                if (!j->lost || j->session != s)
+                        continue;
+                j->resume = (Resume){.step = committed(j, numerics), .numerics = j->before.numerics};
+                (void) snprintf(j->before.numerics, sizeof(j->before.numerics), "%s", numerics);
+                spare += spare_bytes(j, j->resume.step);
+        }
+
+        r = session_reopen(s, model, spare, &input, e);
+        if (r < 0)
+                return r;
+
+        LIST_FOREACH(j, &s->client->jobs, entry)
+                if (j->lost && j->session == s)
+                        pass_states(j, input);
+        session_spare_done(s, input);
+        return 0;
+}
+
+/* 0: the session is open again; 1: the model is being loaded. */
+static int reopen(latent_session *s, latent_error *e) {
+        CLEANUP(latent_model_freep) latent_model *model = NULL;
+        int r;
+
+        if (!s->load) {
+                r = source_load(s->client, s->source, &s->load, e);
+                return r < 0 ? r : 1;
+        }
+
+        r = job_look(s->load, e);
+        if (r == 1)
+                return 1;
+        if (r >= 0)
+                r = latent_job_model(s->load, &model, e);
+        latent_job_free(STEAL_PTR(s->load));
+        if (r < 0)
+                return r;
+
+        return open_again(s, model, e);
+}
+
+/* Where the service is that has the session: the job is sent there. */
+static int send_again(latent_job *j, latent_error *e) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *reply = NULL;
+        latent_session *s = j->session;
+        const char *path;
+        Object object;
+        int r;
+
+        r = recover_send(s, j->request, &j->resume, &reply, e);
+        if (r < 0)
+                return r;
+        r = sd_bus_message_read(reply, "o", &path);
+        if (r < 0)
+                return client_error_message(r, "Starting a job again", e);
+        r = object_init(&object, sd_bus_message_get_sender(reply), path);
+        if (r < 0)
+                return error_errno(e, r, "Starting a job again");
+
+        object_done(&j->object);
+        j->object = object;
+        (void) output_unref(j->output);
+        j->output = output_ref(s->output);
+        j->before.word = read_word(j->output, j->request);
+        j->n_taken_up++;
+        j->lost = false;
+        job_taken_up(j);
+        return 0;
+}
+
+/* The session that it waited for is gone as well. */
+static int follow_session(latent_job *j) {
+        Object object;
+        int r;
+
+        r = object_init(&object, j->session->object.owner, j->object.path);
+        if (r < 0)
+                return r;
+
+        object_done(&j->object);
+        j->object = object;
+        return 0;
+}
+
+void recover_go_on(latent_job *j) {
+        latent_session *s = j->session;
+        latent_client *c = j->client;
+        latent_error e = {};
+        int r = 0;
+
+        if (!c->bus) {
+                job_fail_restarted(j);
+                return;
+        }
+
+        if (strcmp(s->object.owner, j->object.owner) == 0) {
+                r = -ENOTCONN;
+                if (c->owner && strcmp(c->owner, j->object.owner) != 0)
+                        r = reopen(s, &e);
+        }
+        if (r == 0) {
+                r = send_again(j, &e);
+                if (is_transient(r) && follow_session(j) < 0)
+                        r = -ENOMEM;
+        }
+
+        if (r >= 0)
+                return;
+        if (!is_transient(r))
+                job_fail(j, &e);
+        else if (now_usec() >= j->lost_usec + c->restart_usec)
+                job_fail_restarted(j);
+}
