@@ -17,6 +17,7 @@
 
 #include "service/latentd/config.h"
 #include "service/latentd/manager.h"
+#include "service/latentd/private-socket.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/fault.h"
 #include "service/shared/log.h"
@@ -208,13 +209,15 @@ static int block_signals(void) {
 
 static int run(void) {
         CLEANUP(fd_store_freep) FdStore *fds = NULL;
+        CLEANUP_CLOSE int activated = -EBADF;
         CLEANUP(config_freep) Config *config = NULL;
         CLEANUP(sd_bus_flush_close_unrefp) sd_bus *bus = NULL;
         CLEANUP(manager_freep) Manager *m = NULL;
         Fault f = {};
         int r;
 
-        /* Before anything else opens a descriptor. */
+        /* Before anything else opens a descriptor; the socket first, which is no part of the store. */
+        activated = private_socket_take_activated();
         r = fd_store_new(&fds);
         if (r < 0)
                 return log_error(r, "Cannot take over what the service manager kept");
@@ -238,6 +241,7 @@ static int run(void) {
         r = manager_new(config, arg_user, fds, &m);
         if (r < 0)
                 return log_error(r, "Cannot start");
+        m->activated_fd = STEAL_FD(activated);
         config = NULL;
 
         r = add_signals(m);

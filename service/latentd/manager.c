@@ -56,6 +56,7 @@ int manager_new(Config *config, bool user_mode, FdStore *fds, Manager **ret) {
                 return -ENOMEM;
 
         m->user_mode = user_mode;
+        m->activated_fd = -EBADF;
         TAILQ_INIT(&m->peers);
         TAILQ_INIT(&m->models);
         TAILQ_INIT(&m->sessions);
@@ -197,6 +198,7 @@ Manager *manager_free(Manager *m) {
         sd_event_source_disable_unref(m->stop_post);
         sd_event_source_disable_unref(m->stop_timer);
         private_socket_free(m->private_socket);
+        cleanup_closep(&m->activated_fd);
         sd_bus_flush_close_unref(m->bus);
         sd_event_unref(m->event);
         config_free(m->config);

@@ -47,6 +47,7 @@ struct Manager {
         sd_event *event;
         sd_bus *bus;
         PrivateSocket *private_socket; /* NULL: none */
+        int activated_fd; /* its listening socket, if the service manager made one, until it has it; else -EBADF */
         Pool *pool;
         Store *store;
         Pressure *pressure;

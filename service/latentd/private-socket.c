@@ -341,7 +341,7 @@ static int default_path(bool user_mode, char **ret) {
 }
 
 /* A listening socket that systemd made for us (latentd.socket) outlives a restart, with the connections that wait in it. */
-static int take_activated(void) {
+int private_socket_take_activated(void) {
         char **names = NULL;
         int n, fd = -EBADF;
 
@@ -354,13 +354,13 @@ static int take_activated(void) {
         for (int i = 0; names && names[i]; i++)
                 free(names[i]);
         free(names);
-        return fd;
+        return fd < 0 ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 3);
 }
 
 static int open_socket(PrivateSocket *s, bool *ret_wanted) {
         const char *configured = s->manager->config->private_socket;
         CLEANUP_FREE char *path = NULL;
-        int fd, r;
+        int r;
 
         *ret_wanted = true;
         if (configured && configured[0] != '\0')
@@ -370,11 +370,8 @@ static int open_socket(PrivateSocket *s, bool *ret_wanted) {
         if (configured)
                 return 0;
 
-        fd = take_activated();
-        if (fd >= 0) {
-                s->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-                if (s->fd < 0)
-                        return -errno;
+        if (s->manager->activated_fd >= 0) {
+                s->fd = STEAL_FD(s->manager->activated_fd);
                 return fcntl(s->fd, F_SETFL, O_RDWR | O_NONBLOCK) < 0 ? -errno : 0;
         }
 

@@ -13,7 +13,11 @@
 /* Sets up the objects on a connection, as on the message bus. */
 typedef int (*PrivateSocketRegisterFn)(Manager *m, sd_bus *bus);
 
-/* Listens where PrivateSocket= says, or where its default is; or takes over the listening socket "bus" of the service manager. *ret is
+/* The listening socket "bus" that the service manager handed in (latentd.socket), duplicated; -EBADF: none. To be called before the store of
+ * descriptors takes what is handed in. */
+int private_socket_take_activated(void);
+
+/* Listens where PrivateSocket= says, or where its default is; or at m->activated_fd. *ret is
  * NULL if there is to be none. f: only where the configuration names a socket; a default that cannot be had is logged. */
 int private_socket_new(Manager *m, PrivateSocketRegisterFn register_objects, PrivateSocket **ret, Fault *f);
 /* Closes the connections (their peers are gone by then) and removes the socket. */
