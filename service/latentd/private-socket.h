@@ -13,8 +13,8 @@
 /* Sets up the objects on a connection, as on the message bus. */
 typedef int (*PrivateSocketRegisterFn)(Manager *m, sd_bus *bus);
 
-/* The listening socket "bus" that the service manager handed in (latentd.socket), duplicated; -EBADF: none. To be called before the store of
- * descriptors takes what is handed in. */
+/* The listening socket "bus" that the service manager handed in (latentd.socket), duplicated; -EBADF: none. To be called
+ * before the store of descriptors takes what is handed in. */
 int private_socket_take_activated(void);
 
 /* Listens where PrivateSocket= says, or where its default is; or at m->activated_fd. *ret is
