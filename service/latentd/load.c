@@ -405,6 +405,26 @@ static void on_prepare(void *userdata, int result) {
         load_step(l);
 }
 
+/* Each region holds a descriptor. The cache takes half of those that this process may have: the rest is for the bus,
+ * clients' files and arenas, without which nobody can be answered at all. */
+static int admit_descriptor(Load *l) {
+        Store *s = l->store;
+        uint64_t n = 0;
+        Fault f = {};
+
+        for (const Region *r = s->regions; r; r = r->next)
+                n++;
+        if (n < s->regions_max || store_evict(s, 1) > 0)
+                return 0;
+
+        (void) fault_set(&f, -EMFILE, FAULT_LIMIT,
+                "%s: %" PRIu64 " files are in the cache and in use, at most %" PRIu64
+                " can be (half of LimitNOFILE=). Unload models that are not needed.",
+                l->name, n, s->regions_max);
+        load_fail(l, -EMFILE, &f);
+        return -EMFILE;
+}
+
 static void begin_region(Load *l) {
         Fault f = {};
         int r;
@@ -417,7 +437,7 @@ static void begin_region(Load *l) {
                 load_fail(l, -EFBIG, &f);
                 return;
         }
-        if (l->waiting || admit_all(l) <= 0)
+        if (l->waiting || admit_all(l) <= 0 || admit_descriptor(l) < 0)
                 return;
 
         r = region_new(l->store->next_id++, &l->identity, &l->policy, &l->region);

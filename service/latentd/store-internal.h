@@ -42,6 +42,7 @@ struct Store {
         FdStore *fds; /* NULL: none */
 
         Region *regions;
+        uint64_t regions_max; /* half of the descriptors this process may have */
         TAILQ_HEAD(, Load) loads;
         TAILQ_HEAD(, Check) checks;
         StoreRequestList identifying;

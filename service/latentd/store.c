@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "service/latentd/memory.h"
@@ -432,6 +433,7 @@ void store_retry_later(Store *s) {
 
 int store_new(sd_event *event, Pool *pool, const Config *config, Store **ret) {
         CLEANUP(store_freep) Store *s = NULL;
+        struct rlimit files;
         int r;
 
         s = calloc(1, sizeof(*s));
@@ -445,6 +447,9 @@ int store_new(sd_event *event, Pool *pool, const Config *config, Store **ret) {
         s->io = &file_io_system;
         s->piece_bytes = UINT64_C(1) << 30;
         s->next_id = 1;
+        if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+                return -errno;
+        s->regions_max = files.rlim_cur / 2;
         TAILQ_INIT(&s->loads);
         TAILQ_INIT(&s->checks);
         TAILQ_INIT(&s->identifying);

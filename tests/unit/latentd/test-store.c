@@ -600,6 +600,34 @@ static void store_get_arenas_count(void **state) {
         assert_int_equal(a.result, 0);
 }
 
+/* Descriptors run out long before memory does when files are small. */
+static void store_get_more_files_than_descriptors_evicts_or_is_refused(void **state) {
+        Test *t = *state;
+        int fds[4];
+        Answer a[4];
+
+        t->store->regions_max = 2;
+        for (int i = 0; i < 4; i++) {
+                char name[32];
+
+                (void) snprintf(name, sizeof(name), "%d.safetensors", i);
+                fds[i] = make_file(t, name, 4096);
+        }
+        for (int i = 0; i < 2; i++) {
+                load(t, fds[i], "x.safetensors", &a[i]);
+                assert_int_equal(a[i].result, 0);
+        }
+
+        expect_refused(t, fds[2], "x.safetensors", FAULT_LIMIT, "LimitNOFILE");
+        store_region_unref(t->store, a[0].region);
+        load(t, fds[2], "x.safetensors", &a[2]);
+        assert_int_equal(a[2].result, 0);
+        for (Region *r = store_first(t->store); r; r = r->next)
+                assert_ptr_not_equal(r, a[0].region);
+        for (int i = 0; i < 4; i++)
+                (void) close(fds[i]);
+}
+
 static void store_get_evicts_the_least_recently_used(void **state) {
         Test *t = *state;
         int fds[5];
@@ -879,6 +907,7 @@ int main(void) {
                 TEST(store_get_beyond_the_limit_does_not_fit),
                 TEST(store_get_two_loads_are_never_promised_the_same_memory),
                 TEST(store_get_arenas_count),
+                TEST(store_get_more_files_than_descriptors_evicts_or_is_refused),
                 TEST(store_get_evicts_the_least_recently_used),
                 TEST(store_get_file_changed_during_the_load_is_refused),
                 TEST(store_get_file_cut_during_the_load_is_refused),
