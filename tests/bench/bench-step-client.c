@@ -4,8 +4,9 @@
  *
  *     bench-step-client bus|socket ADDRESS MODEL INPUT.safetensors CLIENTS STEPS
  *
- * Times Peer.Ping alone, without and with a rest before each, then STEPS steps of each of so many clients at once, one thread, connection and open session each. Prints one line
- * "ping USEC" or "rested USEC" a ping and "step CLIENT-USEC COMPUTE-USEC QUEUED-USEC" a step: from before the call until the result can be read. */
+ * Times Peer.Ping alone, without and with a rest before each, then STEPS steps of each of so many clients at
+ * once, one thread, connection and open session each. Prints one line "ping USEC" or "rested USEC" a ping and
+ * "step CLIENT-USEC COMPUTE-USEC QUEUED-USEC" a step: from before the call until the result can be read. */
 
 #include <errno.h>
 #include <inttypes.h>
