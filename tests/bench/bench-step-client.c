@@ -2,10 +2,10 @@
 
 /* What a step costs beside its computation: tests/bench/bench-step runs it.
  *
- *     bench-step-client bus|socket ADDRESS MODEL INPUT.safetensors CLIENTS STEPS
+ *     bench-step-client bus|socket ADDRESS MODEL INPUT CLIENTS STEPS
  *
  * Times Peer.Ping alone, without and with a rest before each, then STEPS steps of each of so many clients at
- * once, one thread, connection and open session each. Prints one line "ping USEC" or "rested USEC" a ping and
+ * once, a thread, connection and open session each. Prints one line "ping USEC" or "rested USEC" a ping and
  * "step CLIENT-USEC COMPUTE-USEC QUEUED-USEC" a step: from before the call until the result can be read. */
 
 #include <errno.h>
@@ -71,8 +71,8 @@ static void check_bus(int r, const char *doing) {
 static uint64_t ping(const Bench *b, sd_bus *bus) {
         uint64_t begin = now_usec();
 
-        check_bus(sd_bus_call_method(bus, b->is_socket ? NULL : BUS_NAME, BUS_ROOT, "org.freedesktop.DBus.Peer", "Ping",
-                          NULL, NULL, NULL),
+        check_bus(sd_bus_call_method(bus, b->is_socket ? NULL : BUS_NAME, BUS_ROOT,
+                          "org.freedesktop.DBus.Peer", "Ping", NULL, NULL, NULL),
                 "Ping");
         return now_usec() - begin;
 }
@@ -177,7 +177,8 @@ static void bench_steps(Bench *b) {
                 for (uint32_t k = 0; k < b->n_steps; k++) {
                         const Sample *s = &clients[i].samples[k];
 
-                        (void) printf("step %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", s->client, s->compute, s->queued);
+                        (void) printf("step %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", s->client, s->compute,
+                                s->queued);
                 }
                 free(clients[i].samples);
         }
@@ -197,7 +198,7 @@ int main(int argc, char *argv[]) {
         }
         if (b.n_clients < 1 || b.n_clients > CLIENTS_MAX || b.n_steps < 1 || b.n_steps > 1000000) {
                 (void) fprintf(stderr,
-                        "usage: bench-step-client bus|socket ADDRESS MODEL INPUT.safetensors CLIENTS STEPS\n");
+                        "usage: bench-step-client bus|socket ADDRESS MODEL INPUT CLIENTS STEPS\n");
                 return 2;
         }
 
