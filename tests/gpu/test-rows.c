@@ -106,6 +106,9 @@ static void norm_one(LkType t, uint64_t m, uint64_t n) {
                 unsigned shift = (unsigned) (next() % 4); /* bytes */
                 Pair x = pair_new(t, m * n), w = pair_new(LK_F32, n), mod = pair_new(mt, 6 * 3 * n), y = pair_new(t, m * n);
                 int32_t *device, *host = index_of(m, &device);
+
+                fill((uint8_t *) w.host + shift, LK_BF16, n);
+                pair_sync(&w);
                 LkNorm a = { .type = t, .m = m, .n = n, .x = x.host, .x_ld = n, .eps = 1e-5f, .y = y.host, .y_ld = n,
                         .weight = { (uint8_t *) w.host + shift, LK_BF16, n } };
 
