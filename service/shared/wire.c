@@ -27,6 +27,7 @@ static const TypeInfo types[WIRE_TYPE_MAX] = {
         [WIRE_JOB_READY] = {"JOB_READY", sizeof(WireJobReady), false},
         [WIRE_PROGRESS] = {"PROGRESS", sizeof(WireProgress), false},
         [WIRE_STEP_DONE] = {"STEP_DONE", sizeof(WireStepDone), false},
+        [WIRE_LORA_NOTES] = {"LORA_NOTES", sizeof(WireLoraNotes), false},
         [WIRE_ERROR] = {"ERROR", sizeof(WireError), false},
         [WIRE_WELCOME] = {"WELCOME", sizeof(WireWelcome), false},
         [WIRE_MODEL_OPEN] = {"MODEL_OPEN", sizeof(WireModelOpen), false},
