@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "kernels/cpu/cpu.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/memfd.h"
 #include "tests/unit/h3/golden.h"
@@ -39,7 +40,7 @@ static void add_model(Fixture *x) {
         assert_int_equal(fd, -EBADF);                 /* taken over */
         assert_null(model_table_find(&x->models, 1)); /* not before the commit */
         wire_init(&ready, WIRE_MODEL_READY, 1, 1, 0);
-        if (model_table_commit(&x->models, 1, &ready.model_ready, &f) < 0)
+        if (model_table_commit(&x->models, 1, lk_cpu_ops(LK_CPU_AUTO), &ready.model_ready, &f) < 0)
                 fail_msg("the tiny model is refused: %s", f.text);
         assert_non_null(model_table_find(&x->models, 1));
 }
@@ -106,7 +107,7 @@ Fixture *fixture_free(Fixture *x) {
         if (!x)
                 return NULL;
 
-        model_table_close(&x->models, 1);
+        (void) model_table_close(&x->models, 1);
         (void) arena_pair_unref(x->arenas);
         (void) munmap(x->input, FIXTURE_ARENA);
         free(x);
@@ -121,13 +122,19 @@ ModelEntry *fixture_model(const Fixture *x) {
         return model_table_find(&x->models, 1);
 }
 
+int fixture_open(Fixture *x, const WireJobOpen *open, Job **ret, Fault *f) {
+        const JobParts parts = {.model = fixture_model(x), .arenas = x->arenas};
+
+        return job_new(open, &parts, 1, ret, f);
+}
+
 Job *fixture_job(Fixture *x, uint64_t id) {
         WireJobOpen open = x->sample;
         Fault f = {};
         Job *j;
 
         open.header.job = id;
-        if (job_new(&open, fixture_model(x), x->arenas, 1, &j, &f) < 0)
+        if (fixture_open(x, &open, &j, &f) < 0)
                 fail_msg("the job is refused: %s", f.text);
         return j;
 }

@@ -8,7 +8,7 @@
 #include "service/worker/job-context.h"
 #include "service/worker/model-table.h"
 
-#define FIXTURE_ARENA (UINT64_C(1) << 16)
+#define FIXTURE_ARENA (UINT64_C(1) << 17)
 
 typedef struct Fixture {
         ModelTable models;
@@ -22,5 +22,7 @@ Fixture *fixture_free(Fixture *x);
 void fixture_freep(Fixture **x);
 
 ModelEntry *fixture_model(const Fixture *x);
+/* job_new() on the model and the arenas. */
+int fixture_open(Fixture *x, const WireJobOpen *open, Job **ret, Fault *f);
 /* A job of x->sample; fails the test where it is refused. */
 Job *fixture_job(Fixture *x, uint64_t id);

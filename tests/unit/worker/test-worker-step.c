@@ -304,7 +304,7 @@ static void resume_without_valid_state_refused(void **state) {
         video[700] = INFINITY;
         open.job_open.flags = WIRE_JOB_RESUME;
         broker_send(b, &open, -EBADF);
-        broker_expect_error(b, 5, FAULT_INVALID_TENSOR, "committed state has Inf at [21, 1, 3, 0]");
+        broker_expect_error(b, 5, FAULT_INVALID_TENSOR, "video of the committed state has Inf at [21, 1, 3, 0]");
 }
 
 static void input_changed_after_ready_has_no_effect(void **state) {
@@ -540,11 +540,11 @@ static void set_u16(Arenas *a, const WireTensor *t, uint64_t i, uint16_t v) {
                 __VA_ARGS__;                                                                                \
         }
 
-CHANGE(kind, j->kind = 2)
+CHANGE(kind, j->kind = 3)
 CHANGE(compute, j->compute = 3)
-CHANGE(flags, j->flags = 1u << 2)
+CHANGE(flags, j->flags = 1u << 3)
 CHANGE(keep_of_step, j->kind = WIRE_JOB_STEP; j->flags = WIRE_JOB_KEEP_STEPS)
-CHANGE(sampler, j->sampler = 1)
+CHANGE(sampler, j->sampler = 3)
 CHANGE(schedule, j->schedule = 3)
 CHANGE(steps_and_sigmas, j->steps = 4)
 CHANGE(no_steps, j->schedule = WIRE_SCHEDULE_SIMPLE; j->shift_video = 12; j->shift_audio = 3)
@@ -592,11 +592,11 @@ CHANGE(output_small, j->output_size = 64 + 2 * (3072 + 2048) - 1)
 CHANGE(output_small_keep, j->output_size = 64 + 5 * (3072 + 2048) - 1; j->flags = WIRE_JOB_KEEP_STEPS)
 
 static const Wrong wrong[] = {
-        {"kind", kind, FAULT_INVALID_ARGUMENT, "unknown kind 2"},
+        {"kind", kind, FAULT_INVALID_ARGUMENT, "unknown kind 3"},
         {"compute", compute, FAULT_INVALID_ARGUMENT, "unknown compute type 3"},
-        {"flags", flags, FAULT_INVALID_ARGUMENT, "flags 0x4"},
+        {"flags", flags, FAULT_INVALID_ARGUMENT, "flags 0x8"},
         {"keep of a step", keep_of_step, FAULT_INVALID_ARGUMENT, "flags 0x1"},
-        {"sampler", sampler, FAULT_INVALID_ARGUMENT, "unknown sampler 1"},
+        {"sampler", sampler, FAULT_INVALID_ARGUMENT, "unknown sampler 3"},
         {"schedule", schedule, FAULT_INVALID_ARGUMENT, "unknown schedule 3"},
         {"steps and sigmas", steps_and_sigmas, FAULT_INVALID_ARGUMENT, "give one of them"},
         {"no steps", no_steps, FAULT_INVALID_ARGUMENT, "0 steps, expected 1 to 1000"},
