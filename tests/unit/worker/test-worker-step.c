@@ -33,18 +33,6 @@ static Broker *open_with(uint64_t epoch, const Arenas *a) {
         return b;
 }
 
-static void assert_near(const float *have, const Golden *g, const char *name, uint64_t n, double limit) {
-        const float *want;
-        double d, largest;
-        uint64_t m;
-
-        want = golden_data(g, name, ST_F32, &m);
-        assert_int_equal(m, n);
-        d = golden_distance(have, want, n, &largest);
-        if (!(d <= limit))
-                fail_msg("%s is %g away, at most %g is allowed", name, d, limit);
-}
-
 static void step_tiny_f32_matches_reference(void **state) {
         CLEANUP(arenas_freep) Arenas *a = arenas_new(1 << 16, 1 << 16);
         CLEANUP(golden_freep) Golden *want = golden_open("expect_t2va_tiny.f32");
