@@ -75,6 +75,8 @@ static void on_step(void *userdata, LkContext *context, Job *j, uint32_t step) {
         }
         wire_init(&m, WIRE_STEP_DONE, j->epoch, j->id, step);
         m.step_done.compute_usec = usec;
+        if (j->kind == WIRE_JOB_MERGE && j->merged)
+                m.step_done.merged_bytes = j->merged->h3->private_bytes;
         link_send(w->link, &m);
 }
 
