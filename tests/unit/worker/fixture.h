@@ -10,6 +10,8 @@
 
 #define FIXTURE_ARENA (UINT64_C(1) << 17)
 
+#define FIXTURE_MODELS 4 /* ids 1 to this */
+
 typedef struct Fixture {
         ModelTable models;
         ArenaPair *arenas;  /* session 2 */
@@ -21,6 +23,8 @@ Fixture *fixture_new(void);
 Fixture *fixture_free(Fixture *x);
 void fixture_freep(Fixture **x);
 
+/* A file of tests/data as another model. */
+void fixture_add_model(Fixture *x, uint64_t id, const char *file);
 ModelEntry *fixture_model(const Fixture *x);
 /* job_new() on the model and the arenas. */
 int fixture_open(Fixture *x, const WireJobOpen *open, Job **ret, Fault *f);
