@@ -7,7 +7,8 @@
 #include "service/shared/cleanup.h"
 #include "service/worker/job-input.h"
 
-/* What a condition's noise may have in numbers: as many as a film of the most rows that there may be. */
+/* Numbers that may be drawn for conditions as the official program does, most of them only passed over: as many as a
+ * film of the most rows that there may be. */
 #define NOISE_MAX (UINT64_C(96) << 24)
 
 /* Frames of the film and of all pictures: what the official program draws at once. */
@@ -20,21 +21,36 @@ static uint64_t full_frames(const Job *j) {
         return n;
 }
 
-static int draw_condition(const Job *j, const WireJobOpen *w, const H3Grid *g, H3Noise *generator, float *ret, Fault *f) {
+/* Each condition has a film's noise drawn for it: the sum must stay sane. */
+static int check_official(const Job *j, Fault *f) {
+        uint64_t full = full_frames(j), left = NOISE_MAX / j->model->h3->config.video_channels / full;
+        const H3Shape *s = &j->layout->shape;
+
+        for (uint32_t i = 0; i < s->n_conditions; i++) {
+                const H3Grid *g = &s->conditions[i].grid;
+
+                if (g->frames == 0)
+                        continue;
+                if (g->height * g->width > left)
+                        return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                                "With noise as the official program draws it the conditions up to %" PRIu32
+                                " need %" PRIu64 " frames of noise each, and altogether more than %" PRIu64
+                                " numbers: make the film or the conditions smaller.",
+                                i, full, NOISE_MAX);
+                left -= g->height * g->width;
+        }
+        return 0;
+}
+
+static int draw_condition(const Job *j, const WireJobOpen *w, const H3Grid *g, H3Noise *generator, float *ret) {
         const H3Config *c = &j->model->h3->config;
-        uint64_t full = full_frames(j);
 
         switch ((WireNoise) w->condition_noise) {
         case WIRE_NOISE_COMFY:
                 return h3_noise_condition_comfy(c, g, w->seed, ret);
         case WIRE_NOISE_OFFICIAL:
-                if (full > NOISE_MAX / (c->video_channels * g->height * g->width))
-                        return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                                "A condition of %" PRIu64 " x %" PRIu64 " with noise as the official program draws "
-                                "it needs %" PRIu64 " frames of noise, more than %" PRIu64
-                                " numbers: make it smaller.",
-                                g->height, g->width, full, NOISE_MAX);
-                return h3_noise_condition_official(c, g, full, w->seed, ret);
+                h3_noise_condition_official(c, g, full_frames(j), w->seed, ret);
+                return 0;
         default:
                 h3_noise_draw(generator, c->video_channels * g->frames * g->height * g->width, ret);
                 return 0;
@@ -45,20 +61,25 @@ static int draw_condition(const Job *j, const WireJobOpen *w, const H3Grid *g, H
 static int noise_conditions(Job *j, const WireJobOpen *w, H3Noise *generator, Fault *f) {
         const H3Shape *s = &j->layout->shape;
 
+        int r = 0;
+
         if (w->condition_noise == WIRE_NOISE_GIVEN)
                 return 0;
+        if (w->condition_noise == WIRE_NOISE_OFFICIAL)
+                r = check_official(j, f);
+        if (r < 0)
+                return r;
         for (uint32_t i = 0; i < s->n_conditions; i++) {
                 const H3Grid *g = &s->conditions[i].grid;
                 uint64_t n = j->model->h3->config.video_channels * g->frames * g->height * g->width;
                 CLEANUP_FREE float *noise = NULL;
-                int r;
 
                 if (g->frames == 0)
                         continue;
                 noise = malloc(n * sizeof(float));
                 if (!noise)
                         return -ENOMEM;
-                r = draw_condition(j, w, g, generator, noise, f);
+                r = draw_condition(j, w, g, generator, noise);
                 if (r < 0)
                         return r;
                 h3_noise_mix(j->condition_video[i], noise, n, j->condition_video[i]);

@@ -94,7 +94,7 @@ static void noise_by_hand(Arenas *a, WireJobOpen *j, uint32_t kind, uint64_t see
                 if (kind == WIRE_NOISE_COMFY)
                         assert_int_equal(h3_noise_condition_comfy(&tiny_config, &grid, seed, noise), 0);
                 else if (kind == WIRE_NOISE_OFFICIAL)
-                        assert_int_equal(h3_noise_condition_official(&tiny_config, &grid, full, seed, noise), 0);
+                        h3_noise_condition_official(&tiny_config, &grid, full, seed, noise);
                 else
                         h3_noise_draw(&g, n, noise);
                 memcpy(z, a->input + w->video_offset, n * sizeof(float));
@@ -144,6 +144,35 @@ static void step_condition_noise_is_the_programs(void **state) {
                 run_condition_noise(b, a, "case_fl2va_mid", kind, 5);
                 run_condition_noise(b, a, "case_ref2va_mixed", kind, 6);
         }
+}
+
+/* A long film and wide pictures: what the official program would draw for them is out of all proportion. */
+static void step_official_noise_without_measure_refused(void **state) {
+        const uint64_t n = 8200, video[] = {24, n, 1, 1}, audio[] = {32, 2, 1}, text[] = {1, 160};
+        CLEANUP(arenas_freep) Arenas *a = arenas_new(1 << 21, 1 << 21);
+        CLEANUP(broker_freep) Broker *b = open_with(a);
+        CLEANUP_FREE float *zeros = calloc(24 * n, sizeof(float));
+        WireMessage open;
+        WireJobOpen *j = &open.job_open;
+
+        assert_non_null(zeros);
+        open = job_long(b, 5, a, 1);
+        a->used = 0;
+        j->text = arenas_put(a, ST_BF16, 2, text, zeros);
+        j->video = arenas_put(a, ST_F32, 4, video, zeros);
+        j->audio = arenas_put(a, ST_F32, 3, audio, zeros);
+        j->condition_noise = WIRE_NOISE_OFFICIAL;
+        j->n_conditions = 1;
+        j->conditions[0] = (WireCondition){.kind = WIRE_CONDITION_IMAGE,
+                .video_offset = arenas_put_floats(a, 24 * n, zeros),
+                .frames = 1,
+                .height = 1,
+                .width = n};
+        broker_send(b, &open, -EBADF);
+        broker_expect_error(b, 5, FAULT_INVALID_TENSOR, "need 8201 frames of noise each");
+        j->condition_noise = WIRE_NOISE_COMFY;
+        broker_send(b, &open, -EBADF);
+        broker_expect(b, WIRE_JOB_READY, 5, NULL);
 }
 
 static void assert_close(const char *what, const float *have, const Golden *g, const char *name, uint64_t n) {
@@ -325,6 +354,7 @@ int main(void) {
                 cmocka_unit_test(step_conditions_match_reference),
                 cmocka_unit_test(sample_references_follow_trajectory),
                 cmocka_unit_test(step_condition_noise_is_the_programs),
+                cmocka_unit_test(step_official_noise_without_measure_refused),
                 cmocka_unit_test(sample_noise_of_seed_follows_trajectory),
                 cmocka_unit_test(sample_diffusers_draws_conditions_first),
                 cmocka_unit_test(sample_start_below_one_keeps_part_of_the_latents),
