@@ -267,12 +267,14 @@ static uint64_t largest_rank(const LoraDelta *deltas, size_t n) {
         return rank;
 }
 
-int lora_merge_size(const LoraDelta *deltas, size_t n, H3Compute compute, uint64_t *ret_kept, uint64_t *ret_work) {
+int lora_merge_size(
+        const LoraDelta *deltas, size_t n, H3Compute compute, uint64_t *ret_kept, uint64_t *ret_work) {
         const LkMatrix *base = deltas[0].slot.matrix;
         LkType type = merged_type(base->type, compute);
         uint64_t chunk = chunk_of(base), rank = largest_rank(deltas, n), cell, factors, kept;
 
-        /* on the host: sum, product, B and A; on the device the same and the quantised rows (merge_memory()) */
+        /* on the host: sum, product, B and A; on the device the same and the quantised rows (merge_memory())
+         */
         if (__builtin_mul_overflow(chunk * sizeof(float), base->cols, &cell) ||
                 __builtin_mul_overflow(rank * sizeof(float), chunk + base->cols, &factors) ||
                 __builtin_mul_overflow(lk_row_size(type, base->cols), base->rows, &kept) ||

@@ -79,4 +79,5 @@ int lora_merge(H3Model *m, const LoraDelta *deltas, size_t n, H3Compute compute,
         LkContext *context, Fault *f);
 
 /* Bytes that lora_merge() leaves with the model, and those it takes for its work besides. -EOVERFLOW. */
-int lora_merge_size(const LoraDelta *deltas, size_t n, H3Compute compute, uint64_t *ret_kept, uint64_t *ret_work);
+int lora_merge_size(
+        const LoraDelta *deltas, size_t n, H3Compute compute, uint64_t *ret_kept, uint64_t *ret_work);

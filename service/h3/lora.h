@@ -31,9 +31,9 @@ bool h3_lora_recognises(const H3File *files, size_t n_files);
  *
  * The memory may be changed by a hostile writer at any time, as with a model. Headers are copied before they
  * are parsed, so places, shapes and types are those that were checked, whatever stands there later. Numbers
- * (matrices, alphas) are read when the adapter is merged, some of them more than once: a writer that is at work
- * then gets a merge of whatever was read, which may differ from one merge to the next and is refused where it is
- * not finite, and nothing worse. */
+ * (matrices, alphas) are read when the adapter is merged, some of them more than once: a writer that is at
+ * work then gets a merge of whatever was read, which may differ from one merge to the next and is refused
+ * where it is not finite, and nothing worse. */
 int h3_lora_open(const H3File *files, size_t n_files, const H3LoraOptions *options, H3Lora **ret, Fault *f);
 H3Lora *h3_lora_free(H3Lora *l);
 
@@ -66,8 +66,9 @@ typedef struct H3LoraReport {
 
 H3LoraReport *h3_lora_report_free(H3LoraReport *r);
 
-/* Bytes that h3_model_with_loras() would take at its largest: the merged copies, and the room for merging the
- * largest of them. *ret_kept: the copies alone. Errors as that one's, but for numbers that are not finite. */
+/* Bytes that h3_model_with_loras() would take at its largest: the merged copies, and the room for merging
+ * the largest of them. *ret_kept: the copies alone. Errors as that one's, but for numbers that are not
+ * finite. */
 int h3_lora_memory(const H3Model *base, const H3LoraUse *uses, size_t n_uses, H3Compute compute,
         uint64_t *ret_bytes, uint64_t *ret_kept, Fault *f);
 

@@ -163,8 +163,8 @@ static void keep_block(const float *block, uint64_t first, uint64_t period, uint
         }
 }
 
-/* h3_noise_draw(n) of at least BLOCK numbers from a new generator, the first `part` of every `period` kept. Words
- * are cheap, logarithms are not: of a long film's noise a condition has little. */
+/* h3_noise_draw(n) of at least BLOCK numbers from a new generator, the first `part` of every `period` kept.
+ * Words are cheap, logarithms are not: of a long film's noise a condition has little. */
 static void draw_parts(H3Noise *g, uint64_t n, uint64_t period, uint64_t part, float *ret) {
         uint64_t whole = n / BLOCK * BLOCK;
         double uniforms[BLOCK];
@@ -198,7 +198,8 @@ void h3_noise_condition_official(
         H3Noise generator;
 
         h3_noise_init(&generator, seed);
-        draw_parts(&generator, c->video_channels * full * per_frame, full * per_frame, g->frames * per_frame, ret);
+        draw_parts(&generator, c->video_channels * full * per_frame, full * per_frame, g->frames * per_frame,
+                ret);
 }
 
 void h3_noise_mix(const float *z, const float *noise, uint64_t n, float *ret) {

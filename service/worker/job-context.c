@@ -68,8 +68,9 @@ static int check_loras(const WireJobOpen *w, const JobParts *parts, Fault *f) {
                                 parts->loras[i]->h3->layout);
                 if (!(fabs(w->loras[i].strength) <= H3_LORA_STRENGTH_MAX))
                         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                "The strength of adapter %" PRIu32 " is %g, expected a number from -%g to %g.", i,
-                                w->loras[i].strength, H3_LORA_STRENGTH_MAX, H3_LORA_STRENGTH_MAX);
+                                "The strength of adapter %" PRIu32
+                                " is %g, expected a number from -%g to %g.",
+                                i, w->loras[i].strength, H3_LORA_STRENGTH_MAX, H3_LORA_STRENGTH_MAX);
         }
         return 0;
 }
@@ -87,13 +88,15 @@ static int check_sample_numbers(const WireJobOpen *w, Fault *f) {
                         w->steps);
         if (w->noise > WIRE_NOISE_DIFFUSERS)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "The noise of a trajectory is number %" PRIu32 ", expected given, comfy or diffusers.",
+                        "The noise of a trajectory is number %" PRIu32
+                        ", expected given, comfy or diffusers.",
                         w->noise);
         return 0;
 }
 
 static int check_numbers(const WireJobOpen *w, Fault *f) {
-        uint32_t flags = w->kind == WIRE_JOB_SAMPLE ? WIRE_JOB_RESUME | WIRE_JOB_PLAN_ONLY | WIRE_JOB_KEEP_STEPS
+        uint32_t flags = w->kind == WIRE_JOB_SAMPLE
+                                 ? WIRE_JOB_RESUME | WIRE_JOB_PLAN_ONLY | WIRE_JOB_KEEP_STEPS
                          : w->kind == WIRE_JOB_STEP ? WIRE_JOB_RESUME | WIRE_JOB_PLAN_ONLY
                                                     : 0;
 
@@ -115,7 +118,8 @@ static int check_numbers(const WireJobOpen *w, Fault *f) {
                 return 0;
         if (w->condition_noise > WIRE_NOISE_OFFICIAL)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "The noise of the conditions is the unknown number %" PRIu32 ".", w->condition_noise);
+                        "The noise of the conditions is the unknown number %" PRIu32 ".",
+                        w->condition_noise);
         if (w->kind == WIRE_JOB_SAMPLE)
                 return check_sample_numbers(w, f);
 
@@ -124,7 +128,8 @@ static int check_numbers(const WireJobOpen *w, Fault *f) {
                         "The job is one step and cannot begin after step %" PRIu32 ".", w->start_step);
         if (w->noise != WIRE_NOISE_GIVEN)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "The job is one step: its latents are what the model sees, no noise is made for them.");
+                        "The job is one step: its latents are what the model sees, no noise is made for "
+                        "them.");
         return 0;
 }
 
@@ -175,7 +180,8 @@ static bool place_part(Job *j, uint64_t size, uint64_t *ret_offset) {
 static bool place_parts(Job *j) {
         bool sample = j->kind == WIRE_JOB_SAMPLE;
 
-        if (!place_part(j, j->video.size, &j->video.offset) || !place_part(j, j->audio.size, &j->audio.offset))
+        if (!place_part(j, j->video.size, &j->video.offset) ||
+                !place_part(j, j->audio.size, &j->audio.offset))
                 return false;
         if (sample && h3_sampler_carries(j->sampler.kind)) {
                 j->carried = j->audio;

@@ -44,14 +44,15 @@ typedef struct Job {
         double strengths[WIRE_LORAS_MAX];
 
         /* inputs, never changed after job_new() */
-        uint16_t *text;                /* bf16 [text_rows, text_dim] */
-        uint64_t text_rows, text_size; /* size in bytes */
-        H3Layout *layout;              /* with the masks; NULL: a MERGE has none */
+        uint16_t *text;                                     /* bf16 [text_rows, text_dim] */
+        uint64_t text_rows, text_size;                      /* size in bytes */
+        H3Layout *layout;                                   /* with the masks; NULL: a MERGE has none */
         H3ConditionLatents conditions[WIRE_CONDITIONS_MAX]; /* as the model shall see them */
-        float *condition_video[WIRE_CONDITIONS_MAX], *condition_audio[WIRE_CONDITIONS_MAX]; /* theirs, owned */
-        uint64_t n_video, n_audio;                                                           /* elements */
-        WireTensor video, audio, carried; /* shapes; offsets inside a slot */
-        uint64_t denoised_video, denoised_audio; /* offsets inside a slot */
+        float *condition_video[WIRE_CONDITIONS_MAX],
+                *condition_audio[WIRE_CONDITIONS_MAX]; /* theirs, owned */
+        uint64_t n_video, n_audio;                     /* elements */
+        WireTensor video, audio, carried;              /* shapes; offsets inside a slot */
+        uint64_t denoised_video, denoised_audio;       /* offsets inside a slot */
         uint32_t steps;
         float *sigmas_video, *sigmas_audio; /* [steps + 1]; STEP: [1] */
         StreamMask masks[2];                /* SAMPLE: video, audio */
@@ -64,10 +65,10 @@ typedef struct Job {
 
         /* written by rank 0's thread once steps run */
         MergedModel *merged; /* counted; NULL: the base itself, or not made yet */
-        Latents state;    /* after `committed` steps; STEP: the input */
-        Latents next;     /* SAMPLE: made by a step, becomes the state */
-        Latents velocity; /* of the step */
-        Latents shown;    /* what the model sees of the state; only streams with a mask have one */
+        Latents state;       /* after `committed` steps; STEP: the input */
+        Latents next;        /* SAMPLE: made by a step, becomes the state */
+        Latents velocity;    /* of the step */
+        Latents shown;       /* what the model sees of the state; only streams with a mask have one */
         uint32_t committed;
         uint64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS */
 
@@ -83,7 +84,8 @@ typedef struct Job {
         bool closed;          /* nothing of this job may reach the output arena any more */
 } Job;
 
-/* The model that the job's steps run, and a number that no other one has; rank 0's thread, once it is made. */
+/* The model that the job's steps run, and a number that no other one has; rank 0's thread, once it is made.
+ */
 static inline const H3Model *job_model(const Job *j) {
         return j->merged ? j->merged->h3 : j->model->h3;
 }
@@ -99,10 +101,10 @@ typedef struct JobParts {
         ModelEntry *loras[WIRE_LORAS_MAX]; /* of w->n_loras */
 } JobParts;
 
-/* JOB_OPEN: checks everything, copies what is used, draws the noise. Only when nothing is wrong any more, state
- * committed so far (0, or start_step) and the commit word are written (RESUME: the committed state is read, the
- * commit word renewed; PLAN_ONLY: nothing). On failure f says why and the output arena is as it was. -EINVAL,
- * -ENOMEM, ... */
+/* JOB_OPEN: checks everything, copies what is used, draws the noise. Only when nothing is wrong any more,
+ * state committed so far (0, or start_step) and the commit word are written (RESUME: the committed state is
+ * read, the commit word renewed; PLAN_ONLY: nothing). On failure f says why and the output arena is as it
+ * was. -EINVAL, -ENOMEM, ... */
 int job_new(const WireJobOpen *w, const JobParts *parts, uint64_t epoch, Job **ret, Fault *f);
 Job *job_ref(Job *j);
 Job *job_unref(Job *j);
@@ -114,9 +116,9 @@ void job_describe(const Job *j, WireJobReady *ret);
 void job_show(Job *j);
 void job_step_input(const Job *j, uint32_t step, H3StepInput *ret);
 
-/* One rule for undisturbed and interrupted runs: what is committed is finite. So a state that is taken up again
- * can be checked like any input without refusing what an undisturbed run would have gone on from. -EINVAL with
- * InvalidTensor, `whose` says whose numbers they are. */
+/* One rule for undisturbed and interrupted runs: what is committed is finite. So a state that is taken up
+ * again can be checked like any input without refusing what an undisturbed run would have gone on from.
+ * -EINVAL with InvalidTensor, `whose` says whose numbers they are. */
 int job_check_finite(const Job *j, const char *whose, const Latents *l, Fault *f);
 
 /* Publishes the result of one more step: latents go to the next slot, then the commit word. -ECANCELED if

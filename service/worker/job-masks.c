@@ -65,8 +65,8 @@ static int take_video_mask(Job *j, const MaskPlace *p, StreamMask *ret, Fault *f
         return h3_mask_pool_video(&j->model->h3->config, &g, ret->mask, ret->pooled, f);
 }
 
-/* A mask that tells latent channels apart has a pooled one that does not: it is repeated, since a sampler has both
- * of one size. */
+/* A mask that tells latent channels apart has a pooled one that does not: it is repeated, since a sampler
+ * has both of one size. */
 static int take_audio_mask(Job *j, const MaskPlace *p, StreamMask *ret, Fault *f) {
         uint64_t n_audio = p->latent->shape[2];
         TensorRule rule = {.name = p->mask_name, .type = ST_F32};
@@ -91,7 +91,8 @@ static int take_audio_mask(Job *j, const MaskPlace *p, StreamMask *ret, Fault *f
         if (r < 0)
                 return r;
         for (uint64_t channel = 1; channel < channels; channel++)
-                memcpy(ret->pooled + channel * 2 * n_audio, ret->pooled, (size_t) (2 * n_audio) * sizeof(float));
+                memcpy(ret->pooled + channel * 2 * n_audio, ret->pooled,
+                        (size_t) (2 * n_audio) * sizeof(float));
         return 0;
 }
 
@@ -111,7 +112,8 @@ static int take_mask(Job *j, const WireJobOpen *w, unsigned stream, const MaskPl
                 return 0;
         if (tensor_is_absent(p->mask) || (j->kind == WIRE_JOB_STEP && !tensor_is_absent(p->clean)))
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                        "Tensor %s is given without %s, or for a single step, whose latents are what the model "
+                        "Tensor %s is given without %s, or for a single step, whose latents are what the "
+                        "model "
                         "sees: nothing is kept with it.",
                         p->clean_name, p->mask_name);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The steps of job_new(), and what job-*.c share; nobody else includes it. Each of them fills its part of a job
- * that is being made; on failure the caller drops the job. */
+/* The steps of job_new(), and what job-*.c share; nobody else includes it. Each of them fills its part of a
+ * job that is being made; on failure the caller drops the job. */
 
 #include "service/h3/noise.h"
 #include "service/worker/job-context.h"
@@ -27,11 +27,12 @@ int job_take_conditions(Job *j, const WireJobOpen *w, Fault *f);
 /* job-schedule.c: sampler, sigmas, steps */
 int job_make_schedule(Job *j, const WireJobOpen *w, Fault *f);
 
-/* job-masks.c: masks and what they keep. given: the request's own latents; where the kept part is not given it is
- * copied from there. held video is not made yet: job_hold_video() does, with the noise that the model sees. */
+/* job-masks.c: masks and what they keep. given: the request's own latents; where the kept part is not given
+ * it is copied from there. held video is not made yet: job_hold_video() does, with the noise that the model
+ * sees. */
 int job_take_masks(Job *j, const WireJobOpen *w, const Latents *given, Fault *f);
 void job_hold_video(Job *j, const float *noise);
 
-/* job-start.c: the conditions' noise, the kept video's noise, and the state that the job goes on from: its start,
- * the slot that the client gives, or what is committed in the output arena. */
+/* job-start.c: the conditions' noise, the kept video's noise, and the state that the job goes on from: its
+ * start, the slot that the client gives, or what is committed in the output arena. */
 int job_make_start(Job *j, const WireJobOpen *w, const Latents *given, Fault *f);

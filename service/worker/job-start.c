@@ -7,8 +7,8 @@
 #include "service/shared/cleanup.h"
 #include "service/worker/job-input.h"
 
-/* Numbers that may be drawn for conditions as the official program does, most of them only passed over: as many as a
- * film of the most rows that there may be. */
+/* Numbers that may be drawn for conditions as the official program does, most of them only passed over: as
+ * many as a film of the most rows that there may be. */
 #define NOISE_MAX (UINT64_C(96) << 24)
 
 /* Frames of the film and of all pictures: what the official program draws at once. */
@@ -42,7 +42,8 @@ static int check_official(const Job *j, Fault *f) {
         return 0;
 }
 
-static int draw_condition(const Job *j, const WireJobOpen *w, const H3Grid *g, H3Noise *generator, float *ret) {
+static int draw_condition(
+        const Job *j, const WireJobOpen *w, const H3Grid *g, H3Noise *generator, float *ret) {
         const H3Config *c = &j->model->h3->config;
 
         switch ((WireNoise) w->condition_noise) {
@@ -87,7 +88,8 @@ static int noise_conditions(Job *j, const WireJobOpen *w, H3Noise *generator, Fa
         return 0;
 }
 
-/* sigma * noise + (1 - sigma) * latent, in place of the noise; at sigma 1 there is no latent in it, to the bit. */
+/* sigma * noise + (1 - sigma) * latent, in place of the noise; at sigma 1 there is no latent in it, to the
+ * bit. */
 static void mix_start(float sigma, const float *latent, uint64_t n, float *noise) {
         float rest = 1.0f - sigma;
 
@@ -133,8 +135,8 @@ static int start_from_given(Job *j, const Latents *given, Fault *f) {
         return job_check_finite(j, "the start", &j->state, f);
 }
 
-/* A trajectory that another run of the service began: the states before the one that it goes on from are only
- * passed on. Their places are checked also where a dead worker took them up already. */
+/* A trajectory that another run of the service began: the states before the one that it goes on from are
+ * only passed on. Their places are checked also where a dead worker took them up already. */
 static int check_slots(Job *j, const WireJobOpen *w, Fault *f) {
         TensorRule slot = {.name = "slot", .type = ST_U8, .n_dims = 1, .shape = {j->slot_stride}};
         TensorRule kept = {

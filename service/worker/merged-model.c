@@ -73,8 +73,8 @@ MergedModel *merged_cache_find(MergedCache *c, const MergedKey *key) {
         return found;
 }
 
-int merged_cache_add(MergedCache *c, const MergedKey *key, ModelEntry *base, ModelEntry *const *loras, H3Model **h3,
-        H3LoraReport **report, MergedModel **ret) {
+int merged_cache_add(MergedCache *c, const MergedKey *key, ModelEntry *base, ModelEntry *const *loras,
+        H3Model **h3, H3LoraReport **report, MergedModel **ret) {
         MergedModel *m, *gone = NULL;
         bool closed = false;
 

@@ -35,12 +35,13 @@ MergedModel *merged_model_ref(MergedModel *m);
 MergedModel *merged_model_unref(MergedModel *m);
 
 typedef struct MergedCache {
-        pthread_mutex_t lock; /* of all below */
+        pthread_mutex_t lock;           /* of all below */
         MergedModel *kept[MERGED_KEPT]; /* newest first, counted */
         uint64_t last_serial;
 } MergedCache;
 
-#define MERGED_CACHE_INIT {.lock = PTHREAD_MUTEX_INITIALIZER}
+#define MERGED_CACHE_INIT                                                                                   \
+        { .lock = PTHREAD_MUTEX_INITIALIZER }
 
 /* Lets everything go, and is as new. */
 void merged_cache_clear(MergedCache *c);
@@ -48,10 +49,10 @@ void merged_cache_clear(MergedCache *c);
 /* A counted reference, or NULL. What is found becomes the newest. */
 MergedModel *merged_cache_find(MergedCache *c, const MergedKey *key);
 
-/* Takes h3 and report over: *ret is a counted reference to the new model, which the cache keeps, too, unless the
- * base or one of loras[key->n_loras] was closed meanwhile. -ENOMEM (then they stay the caller's). */
-int merged_cache_add(MergedCache *c, const MergedKey *key, ModelEntry *base, ModelEntry *const *loras, H3Model **h3,
-        H3LoraReport **report, MergedModel **ret);
+/* Takes h3 and report over: *ret is a counted reference to the new model, which the cache keeps, too, unless
+ * the base or one of loras[key->n_loras] was closed meanwhile. -ENOMEM (then they stay the caller's). */
+int merged_cache_add(MergedCache *c, const MergedKey *key, ModelEntry *base, ModelEntry *const *loras,
+        H3Model **h3, H3LoraReport **report, MergedModel **ret);
 
 /* MODEL_CLOSE, after model_table_close(): lets go what is made with this model. */
 void merged_cache_drop(MergedCache *c, uint64_t serial);

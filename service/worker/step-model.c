@@ -38,7 +38,8 @@ static int admit_merge(StepRunner *s, const Job *j, const H3LoraUse *uses, Fault
         if (have > 0 && need > have)
                 return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
                         "The model with its LoRA adapters (%" PRIu32 ") needs %" PRIu64
-                        " bytes of memory for merged copies, of which %" PRIu64 " stay; %" PRIu64 " are free.",
+                        " bytes of memory for merged copies, of which %" PRIu64 " stay; %" PRIu64
+                        " are free.",
                         j->n_loras, need, kept, have);
         return 0;
 }

@@ -99,7 +99,8 @@ static int check_state(const Job *j, uint32_t step, Fault *f) {
                 return fault_set(f, -ECANCELED, FAULT_CANCELLED, "The job was cancelled.");
 
         if (j->plan_only)
-                return fault_set(f, -EINVAL, FAULT_INTERNAL, "STEP is for a job that was opened to be planned only.");
+                return fault_set(
+                        f, -EINVAL, FAULT_INTERNAL, "STEP is for a job that was opened to be planned only.");
 
         /* A merge has nothing to split. */
         if (j->plan_fault.name[0] != '\0' && j->kind != WIRE_JOB_MERGE) {
@@ -178,8 +179,8 @@ static int compute(StepRunner *s, const H3Rank *rank, Job *j, uint32_t step, Fau
         return h3_step(rank, job_model(j), &in, &hooks, j->velocity.video, j->velocity.audio, f);
 }
 
-/* From the velocities to what the job commits, which must be finite: a state with NaN would end a run that is
- * taken up from it and not one that goes on undisturbed. */
+/* From the velocities to what the job commits, which must be finite: a state with NaN would end a run that
+ * is taken up from it and not one that goes on undisturbed. */
 static int update(Job *j, uint32_t step, const Latents **ret, Fault *f) {
         H3SamplerState now = latents_state(&j->state), next = latents_state(&j->next);
         char whose[96];
@@ -191,7 +192,8 @@ static int update(Job *j, uint32_t step, const Latents **ret, Fault *f) {
 
         h3_sampler_step(&j->sampler, step, &now, j->velocity.video, j->velocity.audio, &next);
         *ret = &j->next;
-        (void) snprintf(whose, sizeof(whose), "the state after step %" PRIu32 " of %" PRIu32, step + 1, j->steps);
+        (void) snprintf(
+                whose, sizeof(whose), "the state after step %" PRIu32 " of %" PRIu32, step + 1, j->steps);
         return job_check_finite(j, whose, *ret, f);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* One step of a job on this group's ranks: adapters merged if they are not yet, text once per prompt, the forward
- * pass, the sampler's update, the commit. Runs on rank 0's thread. */
+/* One step of a job on this group's ranks: adapters merged if they are not yet, text once per prompt, the
+ * forward pass, the sampler's update, the commit. Runs on rank 0's thread. */
 
 #include <stdint.h>
 
@@ -30,8 +30,8 @@ typedef struct StepRunner {
 
 void step_runner_done(StepRunner *s);
 
-/* Runs step `step` of j, which must be the next one, and commits it; that of a MERGE sends what applies of its
- * adapters instead. 0: *ret_usec is the time it took. On failure f is filled and the job's state is as it was:
- * -ECANCELED (Cancelled), -ENOMEM (DoesNotFit), -EINVAL (also InvalidTensor: a result that is not finite;
- * InvalidModel: adapters), device errors. */
+/* Runs step `step` of j, which must be the next one, and commits it; that of a MERGE sends what applies of
+ * its adapters instead. 0: *ret_usec is the time it took. On failure f is filled and the job's state is as
+ * it was: -ECANCELED (Cancelled), -ENOMEM (DoesNotFit), -EINVAL (also InvalidTensor: a result that is not
+ * finite; InvalidModel: adapters), device errors. */
 int step_run(StepRunner *s, LkContext *context, Job *j, uint32_t step, uint64_t *ret_usec, Fault *f);

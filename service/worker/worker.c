@@ -174,13 +174,15 @@ static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
                 parts.loras[i] = model_table_find(&w->models, open->loras[i].model);
                 if (!parts.loras[i])
                         return fault_set(f, -ENOENT, FAULT_INTERNAL,
-                                "The job has model %" PRIu64 " as an adapter, which the worker does not hold.",
+                                "The job has model %" PRIu64
+                                " as an adapter, which the worker does not hold.",
                                 open->loras[i].model);
         }
 
         if (open->numerics[0] != '\0' && strcmp(open->numerics, w->backend->ops->numerics_id) != 0)
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "The job was begun with numerics %.127s, this worker has %s: its bits would differ. Start it "
+                        "The job was begun with numerics %.127s, this worker has %s: its bits would differ. "
+                        "Start it "
                         "from the beginning.",
                         open->numerics, w->backend->ops->numerics_id);
 

@@ -29,8 +29,8 @@ static bool checkpoint_recognised(const Checkpoint *c) {
 }
 
 static void recognises_names_of_adapters(void **state) {
-        static const char *const files[] = {"dit/lora/lora_comfy.safetensors", "dit/lora/lora_diffusers.safetensors",
-                "dit/lora/lora_peft.safetensors"};
+        static const char *const files[] = {"dit/lora/lora_comfy.safetensors",
+                "dit/lora/lora_diffusers.safetensors", "dit/lora/lora_peft.safetensors"};
         CLEANUP(checkpoint_freep) Checkpoint *c = checkpoint_empty(), *model = checkpoint_new();
 
         for (size_t i = 0; i < ELEMENTSOF(files); i++) {
@@ -71,7 +71,8 @@ static void adapter_done(Adapter *a) {
 
 static void describe_counts(void **state) {
         CLEANUP(adapter_done) Adapter a = adapter_open("dit/lora/lora_comfy.safetensors");
-        uint64_t qkv = 12 * 64 + 3072 * 12, out = 4 * 1024 + 64 * 4, fc1 = 4 * 64 + 192 * 4, fc2 = 4 * 96 + 64 * 4;
+        uint64_t qkv = 12 * 64 + 3072 * 12, out = 4 * 1024 + 64 * 4, fc1 = 4 * 64 + 192 * 4,
+                 fc2 = 4 * 96 + 64 * 4;
         H3LoraInfo info;
 
         h3_lora_describe(a.lora, &info);
@@ -83,17 +84,19 @@ static void describe_counts(void **state) {
 
 /* What is said to stay is what stays, for every kind of base; the work comes on top. */
 static void memory_is_what_the_merge_takes(void **state) {
-        CLEANUP(adapter_done) Adapter a = adapter_open("dit/lora/lora_comfy.safetensors"),
-                                      b = adapter_open("dit/lora/lora_peft.safetensors");
+        CLEANUP(adapter_done)
+        Adapter a = adapter_open("dit/lora/lora_comfy.safetensors"),
+                b = adapter_open("dit/lora/lora_peft.safetensors");
         const LkOps *ops = lk_cpu_ops(LK_CPU_AUTO);
         LkContext *context;
 
         assert_int_equal(ops->context_new(1, &context), 0);
         for (unsigned i = 0; i < 4; i++) {
                 CLEANUP(golden_model_freep)
-                GoldenModel *base = i < 2 ? golden_comfy()
-                                          : golden_model_open(golden_derived(),
-                                                    (const char *const[]){"comfy_int8.safetensors", NULL}, H3_QKV_AUTO);
+                GoldenModel *base =
+                        i < 2 ? golden_comfy()
+                              : golden_model_open(golden_derived(),
+                                        (const char *const[]){"comfy_int8.safetensors", NULL}, H3_QKV_AUTO);
                 H3Compute compute = i % 2 ? H3_COMPUTE_BF16 : H3_COMPUTE_F32;
                 const H3LoraUse uses[] = {{a.lora, 1}, {b.lora, 0.5}, {a.lora, 0}};
                 H3LoraReport *report;
@@ -102,7 +105,9 @@ static void memory_is_what_the_merge_takes(void **state) {
                 Fault f = {};
 
                 assert_int_equal(h3_lora_memory(base->model, uses, 3, compute, &bytes, &kept, &f), 0);
-                assert_int_equal(h3_model_with_loras(base->model, uses, 3, compute, ops, context, &m, &report, &f), 0);
+                assert_int_equal(
+                        h3_model_with_loras(base->model, uses, 3, compute, ops, context, &m, &report, &f),
+                        0);
                 assert_int_equal(kept, m->private_bytes);
                 /* the largest: q, k or v of 1024 x 64, in f32, five of them, and two factors of rank 12 */
                 assert_int_equal(bytes - kept, 5 * 4 * 64 * 1024 + 2 * 4 * 12 * (64 + 1024));
@@ -153,8 +158,10 @@ static void far_too_many_tensors_are_refused(void **state) {
 
         assert_true(fd >= 0 && tensors && data && names);
         for (unsigned i = 0; i < N; i++) {
-                (void) snprintf(names[i], sizeof(names[i]), "blocks.%u.lora_%c.weight", i / 2, i % 2 ? 'B' : 'A');
-                tensors[i] = (StTensor){.name = names[i], .type = ST_F32, .n_dims = 1, .shape = {1}, .size = 4};
+                (void) snprintf(
+                        names[i], sizeof(names[i]), "blocks.%u.lora_%c.weight", i / 2, i % 2 ? 'B' : 'A');
+                tensors[i] =
+                        (StTensor){.name = names[i], .type = ST_F32, .n_dims = 1, .shape = {1}, .size = 4};
                 data[i] = "\0\0\0";
         }
         assert_int_equal(st_write(fd, tensors, data, N, NULL, 0), 0);
@@ -162,7 +169,8 @@ static void far_too_many_tensors_are_refused(void **state) {
         map = mmap(NULL, (size_t) size, PROT_READ, MAP_SHARED, fd, 0);
         assert_true(map != MAP_FAILED);
         assert_true(recognised(map, (uint64_t) size));
-        assert_int_equal(h3_lora_open(&(H3File){"x.safetensors", map, (uint64_t) size}, 1, NULL, &l, &f), -EINVAL);
+        assert_int_equal(
+                h3_lora_open(&(H3File){"x.safetensors", map, (uint64_t) size}, 1, NULL, &l, &f), -EINVAL);
         assert_string_equal(f.name, FAULT_INVALID_MODEL);
         assert_non_null(strstr(f.text, "has 16385 tensors; expected at most 16384"));
         assert_int_equal(munmap(map, (size_t) size), 0);

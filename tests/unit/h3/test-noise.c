@@ -182,23 +182,27 @@ static void condition_comfy_is_drawn_as_rows(void **state) {
 }
 
 static void check_official(H3Grid grid, uint64_t full_frames) {
-        uint64_t full = full_frames > grid.frames ? full_frames : grid.frames, per_frame = grid.height * grid.width;
+        uint64_t full = full_frames > grid.frames ? full_frames : grid.frames,
+                 per_frame = grid.height * grid.width;
         uint64_t n = grid.frames * per_frame;
-        CLEANUP_FREE float *all = malloc(24 * full * per_frame * sizeof(float)), *latent = malloc(24 * n * sizeof(float));
+        CLEANUP_FREE float *all = malloc(24 * full * per_frame * sizeof(float)),
+                           *latent = malloc(24 * n * sizeof(float));
         H3Noise g = generator(7);
 
         assert_true(all && latent);
         h3_noise_condition_official(&config, &grid, full_frames, 7, latent);
         h3_noise_draw(&g, 24 * full * per_frame, all);
         for (uint64_t channel = 0; channel < 24; channel++)
-                assert_memory_equal(latent + channel * n, all + channel * full * per_frame, n * sizeof(float));
+                assert_memory_equal(
+                        latent + channel * n, all + channel * full * per_frame, n * sizeof(float));
 }
 
 /* Nothing is published: by its rule it is the first frames of a whole draw, to the bit. */
 static void condition_official_is_cut_from_a_film(void **state) {
         check_official((H3Grid){2, 4, 6}, 9);
         check_official((H3Grid){5, 2, 2}, 3); /* longer than that */
-        check_official((H3Grid){1, 3, 1}, 5); /* blocks of 16 across channels, and a ragged end that counts */
+        check_official(
+                (H3Grid){1, 3, 1}, 5); /* blocks of 16 across channels, and a ragged end that counts */
         check_official((H3Grid){1, 1, 1}, 1);
         check_official((H3Grid){5, 1, 1}, 5);
         check_official((H3Grid){1, 5, 7}, 41); /* most of it is skipped */

@@ -385,8 +385,9 @@ static void put_conditions(Arenas *a, const char *name, WireJobOpen *j) {
                         .audio = c->audio,
                 };
                 if (c->grid.frames > 0)
-                        w->video_offset = arenas_put_floats(
-                                a, 24 * c->grid.frames * c->grid.height * c->grid.width, k->conditions[i].video);
+                        w->video_offset =
+                                arenas_put_floats(a, 24 * c->grid.frames * c->grid.height * c->grid.width,
+                                        k->conditions[i].video);
                 if (c->audio > 0)
                         w->audio_offset = arenas_put_floats(a, 64 * c->audio, k->conditions[i].audio);
         }

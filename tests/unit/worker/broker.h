@@ -50,7 +50,8 @@ int memfd_of(const void *bytes, uint64_t size, uint64_t region_size);
 /* These bytes as the one file of model `id`: MODEL_OPEN, REGION, MODEL_COMMIT. The answer is the caller's to
  * receive. */
 void broker_offer_model(Broker *b, uint64_t id, const char *partition, const void *bytes, uint64_t size);
-/* A file of tests/data ("dit/lora/lora_comfy.safetensors") as model `id`; MODEL_READY into ret (may be NULL). */
+/* A file of tests/data ("dit/lora/lora_comfy.safetensors") as model `id`; MODEL_READY into ret (may be
+ * NULL). */
 void broker_load_file(Broker *b, uint64_t id, const char *partition, const char *file, WireMessage *ret);
 /* The tiny model of tests/data likewise. */
 void broker_load_model(Broker *b, uint64_t id, WireMessage *ret);
@@ -73,9 +74,9 @@ uint64_t arenas_put_floats(Arenas *a, uint64_t n, const float *data);
 /* The same tensor with other data. */
 WireTensor arenas_put_like(Arenas *a, const WireTensor *t, const void *data);
 
-/* A JOB_OPEN of the tensors of a golden file ("case_t2va_tiny", "traj_euler_4") on model 1, session 2, with its
- * conditions; f32, the whole output arena. A file with sigmas makes a SAMPLE of its sampler that gives them, one
- * without a STEP. */
+/* A JOB_OPEN of the tensors of a golden file ("case_t2va_tiny", "traj_euler_4") on model 1, session 2, with
+ * its conditions; f32, the whole output arena. A file with sigmas makes a SAMPLE of its sampler that gives
+ * them, one without a STEP. */
 WireMessage job_of_golden(Broker *b, uint64_t job, Arenas *a, const char *name);
 /* A STEP job with a latent that takes a while: `frames` frames of 32 x 32, made-up values. */
 WireMessage job_long(Broker *b, uint64_t job, Arenas *a, uint64_t frames);

@@ -37,7 +37,7 @@ void fixture_add_model(Fixture *x, uint64_t id, const char *file) {
         m.region.region_size = region_size;
         (void) snprintf(m.region.name, sizeof(m.region.name), "comfy.safetensors");
         assert_int_equal(model_table_add_region(&x->models, &m.region, &fd, &f), 0);
-        assert_int_equal(fd, -EBADF);                 /* taken over */
+        assert_int_equal(fd, -EBADF);                  /* taken over */
         assert_null(model_table_find(&x->models, id)); /* not before the commit */
         wire_init(&ready, WIRE_MODEL_READY, 1, id, 0);
         if (model_table_commit(&x->models, id, lk_cpu_ops(LK_CPU_AUTO), &ready.model_ready, &f) < 0)

@@ -135,7 +135,8 @@ static void refused(Fixture *x, uint32_t start_step, const char *part) {
                 fail_msg("no '%s' in: %s", part, f.text);
 }
 
-/* A trajectory goes on where another run of the service left it: the slots before come out as they went in. */
+/* A trajectory goes on where another run of the service left it: the slots before come out as they went in.
+ */
 static void job_new_start_step_takes_up_the_slots(void **state) {
         CLEANUP(fixture_freep) Fixture *x = fixture_new();
         uint64_t at = FIXTURE_ARENA - 65536 + 7; /* bytes lie anywhere */

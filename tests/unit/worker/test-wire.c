@@ -183,9 +183,8 @@ static void wire_receive_header_rules_refused(void **state) {
 }
 
 static void wire_receive_strings_without_end_are_ended(void **state) {
-        static const WireType with_strings[] = {
-                WIRE_HELLO, WIRE_MODEL_READY, WIRE_LORA_NOTES, WIRE_ERROR, WIRE_MODEL_OPEN, WIRE_REGION,
-                WIRE_JOB_OPEN};
+        static const WireType with_strings[] = {WIRE_HELLO, WIRE_MODEL_READY, WIRE_LORA_NOTES, WIRE_ERROR,
+                WIRE_MODEL_OPEN, WIRE_REGION, WIRE_JOB_OPEN};
         CLEANUP_CLOSE int fd = -EBADF;
         WireMessage m, got;
         Fault f = {};
@@ -221,8 +220,10 @@ static void wire_receive_strings_without_end_are_ended(void **state) {
                         assert_int_equal(
                                 strlen(got.model_ready.partition), sizeof(got.model_ready.partition) - 1);
                         assert_int_equal(strlen(got.model_ready.types), sizeof(got.model_ready.types) - 1);
-                        assert_int_equal(strlen(got.model_ready.support), sizeof(got.model_ready.support) - 1);
-                        assert_int_equal(strlen(got.model_ready.warning), sizeof(got.model_ready.warning) - 1);
+                        assert_int_equal(
+                                strlen(got.model_ready.support), sizeof(got.model_ready.support) - 1);
+                        assert_int_equal(
+                                strlen(got.model_ready.warning), sizeof(got.model_ready.warning) - 1);
                         assert_int_equal(got.model_ready.reserved, 0);
                         break;
                 case WIRE_LORA_NOTES:

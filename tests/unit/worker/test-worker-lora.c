@@ -40,8 +40,8 @@ static void use(WireMessage *open, uint32_t n, uint64_t model, double strength) 
 }
 
 /* MERGE of these adapters: what applies and what not, and the last message. */
-static void merge(Broker *b, uint64_t job, const WireMessage *like, uint32_t *ret_applied, uint32_t *ret_refused,
-        WireMessage *ret_done) {
+static void merge(Broker *b, uint64_t job, const WireMessage *like, uint32_t *ret_applied,
+        uint32_t *ret_refused, WireMessage *ret_done) {
         WireMessage m;
 
         wire_init(&m, WIRE_JOB_OPEN, b->epoch, job, 0);
@@ -160,8 +160,8 @@ static bool same(const Velocities *x, const Velocities *y) {
         return memcmp(x, y, sizeof(*x)) == 0;
 }
 
-/* The base's bits without adapters, with strengths of 0, and after jobs that have some; each set has its own, whatever
- * was merged before. */
+/* The base's bits without adapters, with strengths of 0, and after jobs that have some; each set has its
+ * own, whatever was merged before. */
 static void step_lora_leaves_the_base_alone(void **state) {
         CLEANUP(arenas_freep) Arenas *a = arenas_new(ARENA, ARENA);
         CLEANUP(broker_freep) Broker *b = open_with(a);

@@ -91,7 +91,8 @@ static uint8_t *run_undisturbed(const Variant *v, uint64_t *ret_stride) {
 }
 
 /* Of the states that there are slots for. */
-static void assert_slots(const Arenas *a, const WireMessage *ready, uint32_t committed, const uint8_t *slots) {
+static void assert_slots(
+        const Arenas *a, const WireMessage *ready, uint32_t committed, const uint8_t *slots) {
         uint64_t stride = ready->job_ready.slot_stride;
         uint32_t n = ready->job_ready.n_slots, first = committed >= n ? committed - n + 1 : 0;
 
@@ -99,7 +100,8 @@ static void assert_slots(const Arenas *a, const WireMessage *ready, uint32_t com
                 assert_memory_equal(slot_video(a, ready, k), slots + k * stride, stride);
 }
 
-/* Every step in a worker of its own, which dies after it: the committed slot is all that the next one has. */
+/* Every step in a worker of its own, which dies after it: the committed slot is all that the next one has.
+ */
 static void run_killed(const Variant *v, const uint8_t *slots) {
         CLEANUP(arenas_freep) Arenas *a = arenas_new(ARENA, ARENA);
         WireMessage open = {}, ready = {};
@@ -184,8 +186,8 @@ static void sample_taken_up_and_killed_same_bits(void **state) {
         assert_memory_equal(slot_video(a, &ready, STEPS), slots + STEPS * stride, stride);
 }
 
-/* Finite latents that are too large for the model: it is said which state is not finite, nothing of it is committed,
- * and a resumed run ends with the same words. */
+/* Finite latents that are too large for the model: it is said which state is not finite, nothing of it is
+ * committed, and a resumed run ends with the same words. */
 static void step_not_finite_is_refused_and_not_committed(void **state) {
         CLEANUP(arenas_freep) Arenas *a = arenas_new(ARENA, ARENA);
         WireMessage open = {}, ready;
@@ -206,7 +208,8 @@ static void step_not_finite_is_refused_and_not_committed(void **state) {
                 broker_open_job(b, &open, &ready);
                 for (unsigned again = 0; again < 2; again++) {
                         broker_say(b, WIRE_STEP, 5, 0);
-                        broker_expect_error(b, 5, FAULT_INVALID_TENSOR, "of the state after step 1 of 4 has ");
+                        broker_expect_error(
+                                b, 5, FAULT_INVALID_TENSOR, "of the state after step 1 of 4 has ");
                         assert_commit(a, &ready, round + 1, 0);
                 }
         }

@@ -125,14 +125,15 @@ static void reference_mask(Reference *r, const float *video, const float *clean_
 
         assert_int_equal(h3_mask_pool_video(&tiny_config, &g, video, r->pooled_video, NULL), 0);
         assert_int_equal(h3_mask_pool_audio(audio_channels, 8, audio, r->pooled_audio, NULL), 0);
-        assert_int_equal(h3_layout_set_masks(
-                                 r->k->layout, &r->model->model->config, r->pooled_video, r->pooled_audio, NULL),
+        assert_int_equal(h3_layout_set_masks(r->k->layout, &r->model->model->config, r->pooled_video,
+                                 r->pooled_audio, NULL),
                 0);
         for (uint64_t i = 16; i < 16 * audio_channels; i++)
                 r->pooled_audio[i] = r->pooled_audio[i % 16];
         h3_noise_mix(clean_video, noise, N_VIDEO, r->held_video);
         r->video_mask = (H3SamplerMask){32, video, r->pooled_video, clean_video, r->held_video};
-        r->audio_mask = (H3SamplerMask){16 * audio_channels, audio, r->pooled_audio, clean_audio, clean_audio};
+        r->audio_mask =
+                (H3SamplerMask){16 * audio_channels, audio, r->pooled_audio, clean_audio, clean_audio};
         r->sampler.video_mask = &r->video_mask;
         r->sampler.audio_mask = &r->audio_mask;
 }
@@ -147,7 +148,8 @@ static void reference_step(Reference *r, uint32_t step) {
         h3_sampler_sigmas(&r->sampler, step, &sigma_video, &sigma_audio);
         h3_sampler_input(r->sampler.video_mask, r->now.video, N_VIDEO, video);
         h3_sampler_input(r->sampler.audio_mask, r->now.audio, N_AUDIO, audio);
-        golden_step(r->model->model, r->k, H3_COMPUTE_F32, video, audio, sigma_video, sigma_audio, NULL, &v, &w);
+        golden_step(
+                r->model->model, r->k, H3_COMPUTE_F32, video, audio, sigma_video, sigma_audio, NULL, &v, &w);
         h3_sampler_step(&r->sampler, step, &r->now, v, w, &r->next);
         r->next = r->now;
         r->now = next;
@@ -203,7 +205,8 @@ static void run_masked(WireSampler sampler, uint64_t channels, bool made_noise) 
                 H3Noise g;
 
                 h3_noise_init(&g, 9);
-                assert_int_equal(h3_noise_target(&g, H3_NOISE_COMFY, &tiny_config, &shape, r->video, r->audio), 0);
+                assert_int_equal(
+                        h3_noise_target(&g, H3_NOISE_COMFY, &tiny_config, &shape, r->video, r->audio), 0);
                 j->noise = WIRE_NOISE_COMFY;
                 j->seed = 9;
                 j->video = arenas_put_like(a, &j->video, clean_video);
@@ -284,7 +287,8 @@ static void step_masked_same_bits_as_the_library(void **state) {
         broker_step(b, 5, 0);
 
         assert_int_equal(h3_layout_set_masks(k->layout, &m->model->config, mask_video, mask_audio, NULL), 0);
-        golden_step(m->model, k, H3_COMPUTE_F32, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL, &v, &w);
+        golden_step(m->model, k, H3_COMPUTE_F32, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL,
+                &v, &w);
         assert_memory_equal(slot_video(a, &ready, 1), v, k->n_video * sizeof(float));
         assert_memory_equal(slot_audio(a, &ready, 1), w, k->n_audio * sizeof(float));
         for (unsigned i = 0; i < 32; i++) /* kept: no velocity */

@@ -292,7 +292,8 @@ static void resume_without_valid_state_refused(void **state) {
         video[700] = INFINITY;
         open.job_open.flags = WIRE_JOB_RESUME;
         broker_send(b, &open, -EBADF);
-        broker_expect_error(b, 5, FAULT_INVALID_TENSOR, "video of the committed state has Inf at [21, 1, 3, 0]");
+        broker_expect_error(
+                b, 5, FAULT_INVALID_TENSOR, "video of the committed state has Inf at [21, 1, 3, 0]");
 }
 
 static void input_changed_after_ready_has_no_effect(void **state) {

@@ -44,8 +44,8 @@ static void run_case(Broker *b, Arenas *a, uint64_t job, const char *name) {
 }
 
 static void step_conditions_match_reference(void **state) {
-        static const char *const cases[] = {"fl2va_first", "fl2va_firstlast", "fl2va_last", "fl2va_mid",
-                "ref2va_mixed", "ref2va_small"};
+        static const char *const cases[] = {
+                "fl2va_first", "fl2va_firstlast", "fl2va_last", "fl2va_mid", "ref2va_mixed", "ref2va_small"};
         CLEANUP(arenas_freep) Arenas *a = arenas_new(ARENA, ARENA);
         CLEANUP(broker_freep) Broker *b = open_with(a);
 
@@ -86,7 +86,8 @@ static void noise_by_hand(Arenas *a, WireJobOpen *j, uint32_t kind, uint64_t see
                 WireCondition *w = &j->conditions[i];
                 const H3Grid grid = {w->frames, w->height, w->width};
                 uint64_t n = 24 * w->frames * w->height * w->width;
-                CLEANUP_FREE float *noise = malloc(n * sizeof(float) + 1), *z = malloc(n * sizeof(float) + 1);
+                CLEANUP_FREE float *noise = malloc(n * sizeof(float) + 1),
+                                   *z = malloc(n * sizeof(float) + 1);
 
                 if (n == 0)
                         continue;
@@ -175,7 +176,8 @@ static void step_official_noise_without_measure_refused(void **state) {
         broker_expect(b, WIRE_JOB_READY, 5, NULL);
 }
 
-static void assert_close(const char *what, const float *have, const Golden *g, const char *name, uint64_t n) {
+static void assert_close(
+        const char *what, const float *have, const Golden *g, const char *name, uint64_t n) {
         const float *want;
         uint64_t m;
 
@@ -183,8 +185,8 @@ static void assert_close(const char *what, const float *have, const Golden *g, c
         assert_int_equal(n, m);
         for (uint64_t i = 0; i < n; i++)
                 if (!(fabs((double) have[i] - (double) want[i]) <= NOISE_LARGEST))
-                        fail_msg("%s[%llu] is %g, expected %g", what, (unsigned long long) i, (double) have[i],
-                                (double) want[i]);
+                        fail_msg("%s[%llu] is %g, expected %g", what, (unsigned long long) i,
+                                (double) have[i], (double) want[i]);
 }
 
 /* The trajectory's own noise from its seed: with any latents, since its first sigmas are 1. */
@@ -218,7 +220,8 @@ static void run_noise(const char *name, uint32_t kind, uint64_t seed) {
 
 static void sample_noise_of_seed_follows_trajectory(void **state) {
         run_noise("traj_euler_4", WIRE_NOISE_DIFFUSERS, 42);
-        run_noise("traj_euler_4", WIRE_NOISE_DIFFUSERS, 42 + (UINT64_C(7) << 32)); /* the low 32 bits count */
+        run_noise(
+                "traj_euler_4", WIRE_NOISE_DIFFUSERS, 42 + (UINT64_C(7) << 32)); /* the low 32 bits count */
         run_noise("traj_res_multistep_4", WIRE_NOISE_COMFY, 42);
 }
 
