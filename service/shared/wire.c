@@ -220,6 +220,17 @@ static void normalise(WireMessage *m) {
                 TERMINATE(m->model_ready.qkv_order);
                 TERMINATE(m->model_ready.partition);
                 TERMINATE(m->model_ready.types);
+                TERMINATE(m->model_ready.support);
+                TERMINATE(m->model_ready.warning);
+                m->model_ready.reserved = 0;
+                break;
+
+        case WIRE_LORA_NOTES:
+                for (size_t i = 0; i < WIRE_LORA_NOTES_MAX; i++) {
+                        TERMINATE(m->lora_notes.notes[i].name);
+                        TERMINATE(m->lora_notes.notes[i].reason);
+                }
+                m->lora_notes.reserved = 0;
                 break;
 
         case WIRE_ERROR:

@@ -288,7 +288,7 @@ typedef struct WireJobOpen {
  * the start) lies in slot k % n_slots at slot_offset + (k % n_slots) * slot_stride; the tensors are relative to their slot.
  * A slot is [video | audio | carried | denoised video | denoised audio], each at a multiple of 64; the last three are there
  * only for samplers that have them (sampler.h). A STEP job has one slot, holding the velocities, and steps = 1; a MERGE job
- * has steps = 1 and nothing else. */
+ * has steps = 1 and nothing else: its STEP comes without a PLAN and writes no commit word. */
 typedef struct WireJobReady {
         WireHeader header;
         uint64_t rows;
@@ -347,6 +347,7 @@ typedef struct WireProgress {
 typedef struct WireStepDone {
         WireHeader header; /* step: the one that is done; the commit word says step + 1 */
         uint64_t compute_usec;
+        uint64_t merged_bytes; /* MERGE: memory of the merged weights; 0 else */
 } WireStepDone;
 
 /* Ends a MODEL_COMMIT, JOB_OPEN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a block. */
