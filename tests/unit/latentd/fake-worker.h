@@ -77,6 +77,7 @@ struct Fake {
         uint32_t ranks; /* of WELCOME */
         const char *build_id, *numerics_id;
         bool silent;             /* no HELLO */
+        bool all_loras;          /* every model but the first is an adapter */
         uint64_t step_order[64]; /* job of each step that ran */
 
         /* Sees each message first. True: done with it (no ACK is sent). It may close the connection. */
@@ -282,7 +283,7 @@ static inline void fake_model_ready(Fake *f, uint64_t id) {
         WireMessage m;
 
         wire_init(&m, WIRE_MODEL_READY, f->epoch, id, 0);
-        if (f->lora && id == f->lora->id)
+        if (f->all_loras ? id != f->model->id : id == f->lora->id)
                 m.model_ready.kind = WIRE_MODEL_LORA;
         else {
                 m.model_ready.heads = FAKE_HEADS;
@@ -576,6 +577,8 @@ static inline int fake_teardown(void **state) {
                 peer_gone(TAILQ_FIRST(&f->m->peers));
         while (!TAILQ_EMPTY(&f->m->sessions) || !TAILQ_EMPTY(&f->m->jobs))
                 (void) sd_event_run(f->m->event, 2000);
+        assert_int_equal(f->model->n_users, 0);
+        assert_int_equal(f->lora->n_users, 0);
         fake_model_free(f, f->model);
         fake_model_free(f, f->lora);
         f->m = manager_free(f->m);
