@@ -347,7 +347,7 @@ typedef struct WireProgress {
 typedef struct WireStepDone {
         WireHeader header; /* step: the one that is done; the commit word says step + 1 */
         uint64_t compute_usec;
-        uint64_t merged_bytes; /* MERGE: memory of the merged weights; 0 else */
+        uint64_t merged_bytes; /* MERGE: memory of the merged matrices, shared by all jobs of these adapters; else 0 */
 } WireStepDone;
 
 /* Ends a MODEL_COMMIT, JOB_OPEN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a block. */
