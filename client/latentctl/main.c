@@ -16,8 +16,8 @@
         "  --compute auto|f32|bf16\n"                                                                       \
         "  --lora FILE[:STRENGTH]                 an adapter, merged for this work only; at most 16 times\n" \
         "  --condition-noise given|comfy|diffusers|official\n"                                              \
-        "                                         not given: conditions are clean and get noise from --seed as this program\n" \
-        "                                         draws it\n"                                               \
+        "                                         given: as the model sees them (default); else IN has them clean and they\n" \
+        "                                         get noise from --seed as this program draws it\n"         \
         "  --seed N                               of noise that the service makes\n"                        \
         "  --restart-timeout SECONDS              how long to wait for a service that went away; default: 60; 0: not\n" \
         LOAD_OPTIONS                                                                                        \
