@@ -44,7 +44,8 @@ static int load_run(const Ctl *c, const char *name, const latent_load_options *o
         }
 
         (void) printf("%s: %s%s%s, %s, %s%s%s, %s read\n", get_string(v, "Name"), get_string(v, "Kind"),
-                get_string(v, "Kind")[0] != '\0' ? ", " : "", format_bytes(get_uint(v, "Bytes"), size), get_string(v, "Types"), get_string(v, "Layout"),
+                get_string(v, "Kind")[0] != '\0' ? ", " : "", format_bytes(get_uint(v, "Bytes"), size),
+                get_string(v, "Types"), get_string(v, "Layout"),
                 get_string(v, "QkvOrder")[0] != '\0' ? "/" : "", get_string(v, "QkvOrder"),
                 format_bytes(bytes_read, read_size));
         if (get_string(v, "Support")[0] != '\0')

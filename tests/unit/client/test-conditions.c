@@ -38,7 +38,8 @@ static void parse_all_kinds(void **state) {
         latent_error e = {};
         uint32_t n = 9;
 
-        assert_int_equal(parse("\"conds\":\"[ {\\\"kind\\\": \\\"keyframe\\\", \\\"frame\\\": 38}, {\\\"kind\\\":\\\"image\\\"},"
+        assert_int_equal(parse("\"conds\":\"[ {\\\"kind\\\": \\\"keyframe\\\", \\\"frame\\\": 38}, "
+                               "{\\\"kind\\\":\\\"image\\\"},"
                                "{\\\"kind\\\":\\\"video\\\"},{\\\"kind\\\":\\\"audio\\\"}, {\\\"frame\\\":0,\\\"kind\\\":\\\"keyframe\\\"} ]\"",
                                  c, &n, &e),
                 0);
