@@ -40,7 +40,8 @@ static void parse_all_kinds(void **state) {
 
         assert_int_equal(parse("\"conds\":\"[ {\\\"kind\\\": \\\"keyframe\\\", \\\"frame\\\": 38}, "
                                "{\\\"kind\\\":\\\"image\\\"},"
-                               "{\\\"kind\\\":\\\"video\\\"},{\\\"kind\\\":\\\"audio\\\"}, {\\\"frame\\\":0,\\\"kind\\\":\\\"keyframe\\\"} ]\"",
+                               "{\\\"kind\\\":\\\"video\\\"},{\\\"kind\\\":\\\"audio\\\"}, "
+                               "{\\\"frame\\\":0,\\\"kind\\\":\\\"keyframe\\\"} ]\"",
                                  c, &n, &e),
                 0);
         assert_int_equal(n, 5);
