@@ -109,7 +109,6 @@ static void table_references_same_bits(void **state) {
         CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
 
         check_both(m, "case_ref2va_small", false);
-        check_both(m, "case_ref2va_mixed", false);
 }
 
 static void table_masks_same_bits(void **state) {
