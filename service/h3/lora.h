@@ -27,7 +27,8 @@ typedef struct H3LoraOptions {
 bool h3_lora_recognises(const H3File *files, size_t n_files);
 
 /* Keeps pointers into the files' memory, which must stay mapped. -EBADMSG (InvalidFile), -EINVAL
- * (InvalidModel: no adapter in it, or far more tensors than one has), -ENOMEM.
+ * (InvalidModel: no adapter in it, or far more tensors than one has), -EOPNOTSUPP (NotSupported: a bank of
+ * output heads), -ENOMEM.
  *
  * The memory may be changed by a hostile writer at any time, as with a model. Headers are copied before they
  * are parsed, so places, shapes and types are those that were checked, whatever stands there later. Numbers

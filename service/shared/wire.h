@@ -290,7 +290,7 @@ typedef struct WireJobOpen {
  * the start) lies in slot k % n_slots at slot_offset + (k % n_slots) * slot_stride; the tensors are relative to their slot.
  * A slot is [video | audio | carried | denoised video | denoised audio], each at a multiple of 64; the last three are there
  * only for samplers that have them (sampler.h). A STEP job has one slot, holding the velocities, and steps = 1; a MERGE job
- * has steps = 1 and nothing else. */
+ * has steps = 1 and nothing else: its STEP comes without a PLAN and writes no commit word. */
 typedef struct WireJobReady {
         WireHeader header;
         uint64_t rows;
