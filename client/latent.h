@@ -278,7 +278,8 @@ int latent_session_open(latent_client *client, latent_model *model, const latent
 
 /* How much room a job's results take at most: the state of a step or trajectory with this many steps (1 for
  * a step), all kept or not. video and audio: type and shape of the inputs; sampler: NULL for a step, else as
- * in latent_sample_options. UINT64_MAX if the numbers make no sense. */
+ * in latent_sample_options (one that this library does not know counts as the largest). UINT64_MAX if the
+ * numbers make no sense. */
 uint64_t latent_output_bytes(const latent_tensor *video, const latent_tensor *audio, const char *sampler,
         uint32_t steps, int keep_steps);
 
@@ -422,7 +423,7 @@ enum {
 typedef struct latent_progress {
         uint32_t struct_size;
         uint32_t state;         /* LATENT_JOB_* */
-        char phase[32];         /* "read", "check" (load); "queue", "sample"; "crash-wait" (CrashBudget= of the service);
+        char phase[32];         /* "read", "check" (load); "queue", "sample", "merge"; "crash-wait" (CrashBudget= of the service);
                                  "restart" (the service went away) */
         uint32_t step, steps;   /* finished, of; 0: not known yet */
         uint32_t block, blocks; /* of the current step; MiB read for a load */

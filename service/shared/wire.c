@@ -245,6 +245,8 @@ static void normalise(WireMessage *m) {
         case WIRE_JOB_OPEN:
                 TERMINATE(m->job_open.numerics);
                 m->job_open.reserved = 0;
+                for (size_t i = 0; i < WIRE_CONDITIONS_MAX; i++)
+                        m->job_open.conditions[i].reserved = 0;
                 break;
 
         case WIRE_REGION:

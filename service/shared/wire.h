@@ -22,7 +22,9 @@
  * What the worker does beyond this: a REGION or ARENA that cannot be used is no protocol error, the fault answers MODEL_COMMIT or
  * JOB_OPEN; a PLAN that is wrong answers STEP. A refused model or job is gone; closing what is not there is no error. The
  * ACK of a close says that nothing of it is in use any more; ARENA_CLOSE ends the session's jobs. A PLAN may only come
- * while no STEP of its job waits for an answer. A cancelled job answers every STEP with "Cancelled". */
+ * while no STEP of its job waits for an answer. A cancelled job answers every STEP with "Cancelled". A MERGE needs no PLAN
+ * (one is ignored), takes no flags and touches no arena. What a STEP makes is finite: NaN or Inf answers it with
+ * "InvalidTensor" and nothing is committed, so that a run goes on from a committed state as it would have undisturbed. */
 
 #include <stddef.h>
 #include <stdint.h>
