@@ -24,7 +24,7 @@ void lora_list_hold(const LoraList *list) {
 void lora_list_done(LoraList *list) {
         LoraList copy = *list;
 
-        *list = (LoraList) {};
+        *list = (LoraList){};
         for (uint32_t i = 0; i < copy.n; i++)
                 model_user_remove(copy.models[i]);
 }
@@ -52,7 +52,8 @@ static int put(LoraNotes *notes, int kind, const char *s) {
         return 0;
 }
 
-/* An upper bound of what the strings take in a message: each its length, its NUL and padding, pairs aligned to 8. */
+/* An upper bound of what the strings take in a message: each its length, its NUL and padding, pairs aligned
+ * to 8. */
 static size_t entry_cost(const WireLoraNote *x) {
         return strlen(x->name) + 8 + (x->refused ? strlen(x->reason) + 8 + 8 : 0);
 }
@@ -104,7 +105,7 @@ int lora_notes_add(LoraNotes *notes, const WireLoraNotes *m, uint32_t n_loras) {
 void lora_notes_done(LoraNotes *notes) {
         free(notes->text[APPLIED]);
         free(notes->text[REFUSED]);
-        *notes = (LoraNotes) {};
+        *notes = (LoraNotes){};
 }
 
 /* The strings in order; those of a refused module come in pairs. */

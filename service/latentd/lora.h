@@ -13,7 +13,8 @@ typedef struct LoraList {
         double strengths[WIRE_LORAS_MAX];
 } LoraList;
 
-/* Counts a user of each of its models; lora_list_done() takes it back, empties the list and may free models. */
+/* Counts a user of each of its models; lora_list_done() takes it back, empties the list and may free models.
+ */
 void lora_list_hold(const LoraList *list);
 void lora_list_done(LoraList *list);
 bool lora_list_has(const LoraList *list, const Model *model);
@@ -21,7 +22,7 @@ bool lora_list_has(const LoraList *list, const Model *model);
 /* "module\0" of those that apply, "module\0why\0" of those that do not, both bounded so that they fit into a
  * D-Bus message of 64 KiB. What does not fit any more is counted. */
 typedef struct LoraNotes {
-        char *text[2]; /* applied, refused */
+        char *text[2];           /* applied, refused */
         size_t used[2], cost[2]; /* bytes, and what they take in a message */
         uint32_t n, n_more;
 } LoraNotes;

@@ -18,15 +18,14 @@ static void on_planned(void *userdata, const Job *j) {
         Fault f = j->fault;
 
         if (j->state == JOB_DONE) {
-                (void) sd_bus_reply_method_return(message, "a{sv}", 4,
-                        "rows", "t", j->ready.rows,
-                        "steps", "u", j->ready.steps,
-                        "output-bytes", "t", j->ready.output_used,
-                        "ranks", "u", j->plan_ranks);
+                (void) sd_bus_reply_method_return(message, "a{sv}", 4, "rows", "t", j->ready.rows, "steps",
+                        "u", j->ready.steps, "output-bytes", "t", j->ready.output_used, "ranks", "u",
+                        j->plan_ranks);
                 return;
         }
 
-        (void) fault_set(&f, -ECANCELED, FAULT_CANCELLED, "The session was closed."); /* a fault that is there stays */
+        (void) fault_set(&f, -ECANCELED, FAULT_CANCELLED,
+                "The session was closed."); /* a fault that is there stays */
         (void) bus_error_fault(&error, -EIO, &f);
         (void) sd_bus_reply_method_error(message, &error);
 }

@@ -52,7 +52,7 @@ static int check_keys(const Condition *c, WireConditionKind kind, Fault *f) {
 }
 
 static int check_condition(const Condition *c, WireCondition *ret, Fault *f) {
-        const TensorRule image = { ST_F32, 4, "F32 [24, 1, H, W]", { VIDEO_CHANNELS, 1 } };
+        const TensorRule image = {ST_F32, 4, "F32 [24, 1, H, W]", {VIDEO_CHANNELS, 1}};
         const TensorRule video = RULE_VIDEO, audio = RULE_AUDIO;
         uint32_t kind;
         int r;
@@ -78,7 +78,7 @@ static int check_condition(const Condition *c, WireCondition *ret, Fault *f) {
         if (r < 0)
                 return r;
 
-        *ret = (WireCondition){ .kind = kind, .frame = c->frame };
+        *ret = (WireCondition){.kind = kind, .frame = c->frame};
         if (c->has_video) {
                 ret->video_offset = c->video.offset;
                 ret->frames = c->video.shape[1];
@@ -95,10 +95,10 @@ static int check_condition(const Condition *c, WireCondition *ret, Fault *f) {
 static int read_condition(sd_bus_message *m, uint32_t index, WireCondition *ret, Fault *f) {
         Condition c = {};
         const BusKey keys[] = {
-                { "kind", "s", &c.kind },
-                { "frame", "u", &c.frame, &c.has_frame },
-                { "video", "(tsat)", &c.video, &c.has_video },
-                { "audio", "(tsat)", &c.audio, &c.has_audio },
+                {"kind", "s", &c.kind},
+                {"frame", "u", &c.frame, &c.has_frame},
+                {"video", "(tsat)", &c.video, &c.has_video},
+                {"audio", "(tsat)", &c.audio, &c.has_audio},
         };
         Fault inner = {};
         int r;
@@ -148,8 +148,8 @@ int request_check_conditions(const WireJobOpen *q, Fault *f) {
                 if (c->height != q->video.shape[2] || c->width != q->video.shape[3])
                         return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
                                 "\"conditions\"[%" PRIu32 "]: the keyframe's \"video\" has height %" PRIu64
-                                " and width %" PRIu64 ", expected those of the film, %" PRIu64 " and %" PRIu64
-                                ".",
+                                " and width %" PRIu64 ", expected those of the film, %" PRIu64
+                                " and %" PRIu64 ".",
                                 i, c->height, c->width, q->video.shape[2], q->video.shape[3]);
         }
 

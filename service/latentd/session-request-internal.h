@@ -19,16 +19,15 @@ typedef struct Request {
 } Request;
 
 #define REQUEST_KEYS(c)                                                                                     \
-        { "text", "(tsat)", &(c)->q.text, &(c)->text },                                                     \
-                { "text-tags", "(tsat)", &(c)->q.text_tags, &(c)->text_tags },                              \
-                { "video", "(tsat)", &(c)->q.video, &(c)->video },                                          \
-                { "audio", "(tsat)", &(c)->q.audio, &(c)->audio },                                          \
-                { "conditions", "aa{sv}", &(c)->q, .read = request_read_conditions },                       \
-                { "condition-noise", "s", &(c)->condition_noise },                                          \
-                { "seed", "t", &(c)->q.seed, &(c)->seed },                                                  \
-                { "mask-video", "(tsat)", &(c)->q.mask_video, &(c)->mask_video },                           \
-                { "mask-audio", "(tsat)", &(c)->q.mask_audio, &(c)->mask_audio },                           \
-                { "compute", "s", &(c)->compute }, { "output-offset", "t", &(c)->q.output_offset }, {       \
+        {"text", "(tsat)", &(c)->q.text, &(c)->text},                                                       \
+                {"text-tags", "(tsat)", &(c)->q.text_tags, &(c)->text_tags},                                \
+                {"video", "(tsat)", &(c)->q.video, &(c)->video},                                            \
+                {"audio", "(tsat)", &(c)->q.audio, &(c)->audio},                                            \
+                {"conditions", "aa{sv}", &(c)->q, .read = request_read_conditions},                         \
+                {"condition-noise", "s", &(c)->condition_noise}, {"seed", "t", &(c)->q.seed, &(c)->seed},   \
+                {"mask-video", "(tsat)", &(c)->q.mask_video, &(c)->mask_video},                             \
+                {"mask-audio", "(tsat)", &(c)->q.mask_audio, &(c)->mask_audio},                             \
+                {"compute", "s", &(c)->compute}, {"output-offset", "t", &(c)->q.output_offset}, {           \
                 "output-bytes", "t", &(c)->q.output_size, &(c)->output_bytes                                \
         }
 
@@ -43,12 +42,12 @@ typedef struct TensorRule {
         uint64_t shape[WIRE_DIMS_MAX];
 } TensorRule;
 
-#define RULE_VIDEO ((TensorRule){ ST_F32, 4, "F32 [24, T, H, W]", { VIDEO_CHANNELS } })
-#define RULE_AUDIO ((TensorRule){ ST_F32, 3, "F32 [32, 2, A]", { AUDIO_CHANNELS, 2 } })
+#define RULE_VIDEO ((TensorRule){ST_F32, 4, "F32 [24, T, H, W]", {VIDEO_CHANNELS}})
+#define RULE_AUDIO ((TensorRule){ST_F32, 3, "F32 [32, 2, A]", {AUDIO_CHANNELS, 2}})
 /* Of the shape of another one. */
 #define RULE_LIKE(t, what)                                                                                  \
-        ((TensorRule){ ST_F32, (t)->n_dims, what,                                                           \
-                { (t)->shape[0], (t)->shape[1], (t)->shape[2], (t)->shape[3], (t)->shape[4] } })
+        ((TensorRule){ST_F32, (t)->n_dims, what,                                                            \
+                {(t)->shape[0], (t)->shape[1], (t)->shape[2], (t)->shape[3], (t)->shape[4]}})
 
 int request_missing(const char *key, const char *what, Fault *f);
 /* InvalidArgument if it is required and was not given, InvalidTensor if it is not what the rule says. */

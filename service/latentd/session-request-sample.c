@@ -34,7 +34,7 @@ static int read_names(Sample *x, Fault *f) {
                 [WIRE_SAMPLER_RES_MULTISTEP] = "res_multistep",
                 [WIRE_SAMPLER_RES_MULTISTEP_PERSTREAM] = "res_multistep_perstream",
         };
-        static const char *const schedules[] = { "simple", "reference" };
+        static const char *const schedules[] = {"simple", "reference"};
         WireJobOpen *q = &x->c.q;
         uint32_t schedule;
         int r;
@@ -56,7 +56,7 @@ static int read_names(Sample *x, Fault *f) {
 }
 
 static int given_sigmas(Sample *x, Fault *f) {
-        const TensorRule rule = { ST_F32, 1, "F32 [steps + 1]", {} };
+        const TensorRule rule = {ST_F32, 1, "F32 [steps + 1]", {}};
         WireJobOpen *q = &x->c.q;
         int r;
 
@@ -115,7 +115,8 @@ static int read_schedule(Sample *x, Fault *f) {
         if (r < 0)
                 return r;
 
-        /* Sigmas that are given win over the shifts, but for the sampler that knows the streams' relation by them. */
+        /* Sigmas that are given win over the shifts, but for the sampler that knows the streams' relation by
+         * them. */
         if (q->schedule == WIRE_SCHEDULE_GIVEN && q->sampler != WIRE_SAMPLER_RES_MULTISTEP)
                 return 0;
 
@@ -158,8 +159,8 @@ static int check_cleans(const Sample *x, Fault *f) {
 static int check_slots(const Sample *x, bool kept, Fault *f) {
         const WireJobOpen *q = &x->c.q;
         char slot_text[96], slots_text[96];
-        TensorRule slot = { ST_U8, 1, slot_text, {} };
-        TensorRule slots = { ST_U8, 2, slots_text, {} };
+        TensorRule slot = {ST_U8, 1, slot_text, {}};
+        TensorRule slots = {ST_U8, 2, slots_text, {}};
         JobSlot place;
         int r;
 
@@ -189,8 +190,8 @@ static int check_resumed(Sample *x, Fault *f) {
 
         if (q->start_step >= steps)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"resume-step\" is %" PRIu32 ", expected less than the %" PRIu64 " steps.", q->start_step,
-                        steps);
+                        "\"resume-step\" is %" PRIu32 ", expected less than the %" PRIu64 " steps.",
+                        q->start_step, steps);
 
         if (x->numerics && (q->start_step == 0 || strlen(x->numerics) >= sizeof(q->numerics)))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
@@ -239,7 +240,7 @@ static int finish(Sample *x, const Session *s, Fault *f) {
 int session_request_sample(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f) {
         Sample x = {
-                .c.q = { .kind = WIRE_JOB_SAMPLE, .flags = flags },
+                .c.q = {.kind = WIRE_JOB_SAMPLE, .flags = flags},
                 .noise = "given",
                 .sampler = "euler",
                 .schedule = "simple",
@@ -248,21 +249,21 @@ int session_request_sample(
         };
         const BusKey keys[] = {
                 REQUEST_KEYS(&x.c),
-                { "noise", "s", &x.noise },
-                { "clean-video", "(tsat)", &x.c.q.clean_video, &x.clean_video },
-                { "clean-audio", "(tsat)", &x.c.q.clean_audio, &x.clean_audio },
-                { "sampler", "s", &x.sampler },
-                { "sigmas-video", "(tsat)", &x.c.q.sigmas_video, &x.sigmas_video },
-                { "sigmas-audio", "(tsat)", &x.c.q.sigmas_audio, &x.sigmas_audio },
-                { "steps", "u", &x.steps, &x.steps_seen },
-                { "schedule", "s", &x.schedule },
-                { "shift-video", "d", &x.shift_video },
-                { "shift-audio", "d", &x.shift_audio },
-                { "keep-steps", "b", &x.keep_steps },
-                { "resume-step", "u", &x.c.q.start_step },
-                { "numerics", "s", &x.numerics },
-                { "resume-slot", "(tsat)", &x.c.q.slot, &x.slot },
-                { "kept-slots", "(tsat)", &x.c.q.kept, &x.kept },
+                {"noise", "s", &x.noise},
+                {"clean-video", "(tsat)", &x.c.q.clean_video, &x.clean_video},
+                {"clean-audio", "(tsat)", &x.c.q.clean_audio, &x.clean_audio},
+                {"sampler", "s", &x.sampler},
+                {"sigmas-video", "(tsat)", &x.c.q.sigmas_video, &x.sigmas_video},
+                {"sigmas-audio", "(tsat)", &x.c.q.sigmas_audio, &x.sigmas_audio},
+                {"steps", "u", &x.steps, &x.steps_seen},
+                {"schedule", "s", &x.schedule},
+                {"shift-video", "d", &x.shift_video},
+                {"shift-audio", "d", &x.shift_audio},
+                {"keep-steps", "b", &x.keep_steps},
+                {"resume-step", "u", &x.c.q.start_step},
+                {"numerics", "s", &x.numerics},
+                {"resume-slot", "(tsat)", &x.c.q.slot, &x.slot},
+                {"kept-slots", "(tsat)", &x.c.q.kept, &x.kept},
         };
         int r;
 

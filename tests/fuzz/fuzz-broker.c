@@ -28,6 +28,7 @@ typedef struct State {
         Session *session;
         uint64_t session_id;
         uint64_t jobs[JOBS];
+        Input *notes; /* where LORA_NOTES come from; NULL: the fake's own */
         bool lying;
         unsigned starts;
         WireMessage asked; /* the last message that wants an answer */
@@ -35,23 +36,8 @@ typedef struct State {
 
 static State state;
 
-static bool hook(Fake *f, const WireMessage *m) {
-        if (state.starts != f->n_starts) {
-                state.starts = f->n_starts;
-                state.lying = false;
-        }
-        if (m->header.type == WIRE_MODEL_COMMIT || m->header.type == WIRE_JOB_OPEN ||
-            m->header.type == WIRE_STEP || m->header.type == WIRE_WELCOME)
-                state.asked = *m;
-        if (m->header.type == WIRE_DIE) {
-                fake_die(f);
-                return true;
-        }
-        return state.lying;
-}
-
 /* The connection may be gone, or full: then nothing is said. */
-static void say(const void *bytes, size_t n, int passed) {
+static void send_bytes(const void *bytes, size_t n, int passed) {
         union {
                 char bytes[CMSG_SPACE(sizeof(int))];
                 struct cmsghdr align;
@@ -59,7 +45,6 @@ static void say(const void *bytes, size_t n, int passed) {
         struct iovec iov = { .iov_base = (void *) bytes, .iov_len = n };
         struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
 
-        state.lying = true;
         if (state.f->conn < 0 || n == 0)
                 return;
 
@@ -75,6 +60,52 @@ static void say(const void *bytes, size_t n, int passed) {
                 memcpy(CMSG_DATA(c), &passed, sizeof(passed));
         }
         (void) sendmsg(state.f->conn, &h, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static void say(const void *bytes, size_t n, int passed) {
+        state.lying = true;
+        send_bytes(bytes, n, passed);
+}
+
+/* Of text without an end in places. */
+static void fill_notes(Input *x, WireLoraNotes *m) {
+        m->n = input_u8(x) % (WIRE_LORA_NOTES_MAX + 2);
+        for (uint32_t i = 0; i < m->n && i < WIRE_LORA_NOTES_MAX; i++) {
+                uint8_t b = input_u8(x);
+
+                m->notes[i].lora = b & 1;
+                m->notes[i].refused = b >> 1 & 1;
+                memset(m->notes[i].name, b, (size_t) b % (sizeof(m->notes[i].name) + 1));
+                memset(m->notes[i].reason, b, (size_t) input_u8(x) % (sizeof(m->notes[i].reason) + 1));
+        }
+}
+
+/* What a worker that is good else says of the adapters that it merges. */
+static void say_notes(Fake *f, const WireMessage *step) {
+        for (unsigned n = input_u8(state.notes) % 8; n > 0; n--) {
+                WireMessage m;
+
+                wire_init(&m, WIRE_LORA_NOTES, f->epoch, step->header.job, step->header.step);
+                fill_notes(state.notes, &m.lora_notes);
+                send_bytes(&m, m.header.size, -EBADF);
+        }
+}
+
+static bool hook(Fake *f, const WireMessage *m) {
+        if (state.starts != f->n_starts) {
+                state.starts = f->n_starts;
+                state.lying = false;
+        }
+        if (m->header.type == WIRE_MODEL_COMMIT || m->header.type == WIRE_JOB_OPEN ||
+            m->header.type == WIRE_STEP || m->header.type == WIRE_WELCOME)
+                state.asked = *m;
+        if (m->header.type == WIRE_DIE) {
+                fake_die(f);
+                return true;
+        }
+        if (m->header.type == WIRE_STEP && m->header.job == state.jobs[3] && state.notes && !state.lying)
+                say_notes(f, m);
+        return state.lying;
 }
 
 static uint64_t pick_id(uint8_t b) {
@@ -122,19 +153,6 @@ static void fill_answer(Input *x, WireMessage *m) {
         default:
                 wire_init(m, WIRE_ACK, f->epoch, 0, 0);
                 break;
-        }
-}
-
-/* Of text without an end in places. */
-static void fill_notes(Input *x, WireLoraNotes *m) {
-        m->n = input_u8(x) % (WIRE_LORA_NOTES_MAX + 2);
-        for (uint32_t i = 0; i < m->n && i < WIRE_LORA_NOTES_MAX; i++) {
-                uint8_t b = input_u8(x);
-
-                m->notes[i].lora = b & 1;
-                m->notes[i].refused = b >> 1 & 1;
-                memset(m->notes[i].name, b, (size_t) b % (sizeof(m->notes[i].name) + 1));
-                memset(m->notes[i].reason, b, (size_t) input_u8(x) % (sizeof(m->notes[i].reason) + 1));
         }
 }
 
@@ -268,6 +286,7 @@ static void run_op(Input *x) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         Input x = { data, n };
+        uint8_t how;
         void *fake;
         Fake *f;
 
@@ -285,7 +304,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         state.jobs[2] = fake_submit(f, state.session, WIRE_JOB_SAMPLE, 2, 2)->id;
         state.jobs[3] = submit_merge()->id;
         state.jobs[4] = submit_plan()->id;
-        if (input_u8(&x) & 1) /* else it does not even say HELLO as it should */
+        how = input_u8(&x);
+        if (how & 2)
+                state.notes = &x;
+        if (how & 1) /* else it does not even say HELLO as it should */
                 run_loop();
         else
                 f->silent = true;

@@ -13,7 +13,7 @@ static FakeBus bus;
 /* ---- notes ---- */
 
 static WireLoraNotes one_note(uint32_t refused, const char *name, const char *reason) {
-        WireLoraNotes m = { .n = 1, .notes = { { .refused = refused } } };
+        WireLoraNotes m = {.n = 1, .notes = {{.refused = refused}}};
 
         (void) snprintf(m.notes[0].name, sizeof(m.notes[0].name), "%s", name);
         (void) snprintf(m.notes[0].reason, sizeof(m.notes[0].reason), "%s", reason);
@@ -26,7 +26,8 @@ static size_t end_of_string(size_t at, const char *s) {
 }
 
 /* The dictionary in a message of its own: how many of each, how many left out, its size. */
-static void read_notes(const LoraNotes *notes, unsigned *ret_applied, unsigned *ret_refused, uint32_t *ret_more, size_t *ret_size) {
+static void read_notes(const LoraNotes *notes, unsigned *ret_applied, unsigned *ret_refused,
+        uint32_t *ret_more, size_t *ret_size) {
         sd_bus_message *m = fake_bus_call(&bus, "/x", "x.y", "Z");
         const char *key, *s, *why;
         unsigned n[2] = {};
@@ -50,7 +51,8 @@ static void read_notes(const LoraNotes *notes, unsigned *ret_applied, unsigned *
 
                         assert_true(sd_bus_message_enter_container(m, 'v', type) > 0);
                         assert_true(sd_bus_message_enter_container(m, 'a', inner) > 0);
-                        while ((refused ? sd_bus_message_read(m, inner, &s, &why) : sd_bus_message_read(m, inner, &s)) > 0) {
+                        while ((refused ? sd_bus_message_read(m, inner, &s, &why)
+                                        : sd_bus_message_read(m, inner, &s)) > 0) {
                                 n[refused]++;
                                 at = end_of_string(refused ? (at + 7) / 8 * 8 : at, s);
                                 if (refused)
@@ -141,7 +143,8 @@ typedef struct Wanted {
         double strength;
 } Wanted;
 
-static sd_bus_message *set_loras(Session *s, size_t n, const Wanted *list, const char *key, const char *value) {
+static sd_bus_message *set_loras(
+        Session *s, size_t n, const Wanted *list, const char *key, const char *value) {
         CLEANUP_FREE char *path = NULL;
         sd_bus_message *m;
 
@@ -153,7 +156,8 @@ static sd_bus_message *set_loras(Session *s, size_t n, const Wanted *list, const
 
                 if (list[i].model)
                         assert_int_equal(model_path(list[i].model, &model), 0);
-                assert_true(sd_bus_message_append(m, "(od)", model ? model : BUS_ROOT "/model/999", list[i].strength) >= 0);
+                assert_true(sd_bus_message_append(m, "(od)", model ? model : BUS_ROOT "/model/999",
+                                    list[i].strength) >= 0);
         }
         assert_true(sd_bus_message_close_container(m) >= 0);
         assert_true(sd_bus_message_open_container(m, 'a', "{sv}") >= 0);
@@ -181,7 +185,7 @@ static Job *merge(Fake *f, Session *s, size_t n, const Wanted *list) {
         return j;
 }
 
-#define TWICE(f) ((Wanted[]){ { (f)->lora, 0.5 }, { (f)->lora, -1 } })
+#define TWICE(f) ((Wanted[]){{(f)->lora, 0.5}, {(f)->lora, -1}})
 
 static WireJobOpen last_open;
 static unsigned n_models_at_open;
@@ -216,8 +220,10 @@ static void assert_loras(Fake *f, Session *s, const char *expected) {
 static void set_loras_merges_and_later_jobs_carry_them(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
+        Region own = f->region;
         Job *j, *merged;
 
+        f->lora->parts[0].region = &own;
         f->hook = watch_opens;
         merged = merge(f, s, 2, TWICE(f));
         assert_int_equal(f->lora->n_users, 4); /* the session's and the job's */
@@ -232,6 +238,8 @@ static void set_loras_merges_and_later_jobs_carry_them(void **state) {
         assert_int_equal(merged->notes.n, 4);
         assert_int_equal(f->lora->n_users, 2);
         assert_int_equal(f->m->steps_done, 0);
+        assert_int_equal(own.worker_epoch, f->epoch); /* verified if this worker crashes */
+        f->lora->parts[0].region = &f->region;
 
         j = fake_submit(f, s, WIRE_JOB_SAMPLE, 2, 0);
         RUN_UNTIL(f, job_is_finished(j));
@@ -258,7 +266,7 @@ static void set_loras_merges_and_later_jobs_carry_them(void **state) {
 static void set_loras_result_on_the_bus(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
-        Job *j = merge(f, s, 1, &(Wanted){ f->lora, 1 });
+        Job *j = merge(f, s, 1, &(Wanted){f->lora, 1});
         CLEANUP_FREE char *path = NULL;
         sd_bus_message *m, *reply;
         const char *key, *a, *b;
@@ -288,31 +296,33 @@ static void set_loras_result_on_the_bus(void **state) {
 static void set_loras_bad_input_is_named_and_changes_nothing(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
-        static const double strengths[] = { NAN, INFINITY, -INFINITY };
+        static const double strengths[] = {NAN, INFINITY, -INFINITY};
         Wanted many[17];
         Job *j = merge(f, s, 2, TWICE(f));
         uint64_t next;
 
         RUN_UNTIL(f, job_is_finished(j));
         next = f->m->next_id;
-#define REFUSED(n, list, key, value, name, word) \
+#define REFUSED(n, list, key, value, name, word)                                                            \
         fake_bus_expect(fake_bus_wait(f, &bus, set_loras(s, n, list, key, value)), name, word)
-        REFUSED(2, ((Wanted[]){ { f->lora, 1 }, { f->model, 1 } }), NULL, NULL, FAULT_INVALID_ARGUMENT, "\"loras\"[1]");
-        REFUSED(1, (&(Wanted){ NULL, 1 }), NULL, NULL, FAULT_NOT_FOUND, "\"loras\"[0]");
+        REFUSED(2, ((Wanted[]){{f->lora, 1}, {f->model, 1}}), NULL, NULL, FAULT_INVALID_ARGUMENT,
+                "\"loras\"[1]");
+        REFUSED(1, (&(Wanted){NULL, 1}), NULL, NULL, FAULT_NOT_FOUND, "\"loras\"[0]");
         for (size_t i = 0; i < ELEMENTSOF(strengths); i++)
-                REFUSED(1, (&(Wanted){ f->lora, strengths[i] }), NULL, NULL, FAULT_INVALID_ARGUMENT, "strength");
+                REFUSED(1, (&(Wanted){f->lora, strengths[i]}), NULL, NULL, FAULT_INVALID_ARGUMENT,
+                        "strength");
         for (size_t i = 0; i < ELEMENTSOF(many); i++)
-                many[i] = (Wanted){ f->lora, 1 };
+                many[i] = (Wanted){f->lora, 1};
         REFUSED(17, many, NULL, NULL, FAULT_INVALID_ARGUMENT, "16");
-        REFUSED(1, (&(Wanted){ f->lora, 1 }), "compute", "fp64", FAULT_INVALID_ARGUMENT, "auto, f32 or bf16");
-        REFUSED(1, (&(Wanted){ f->lora, 1 }), "scale", "1", FAULT_INVALID_ARGUMENT, "Unknown key \"scale\"");
+        REFUSED(1, (&(Wanted){f->lora, 1}), "compute", "fp64", FAULT_INVALID_ARGUMENT, "auto, f32 or bf16");
+        REFUSED(1, (&(Wanted){f->lora, 1}), "scale", "1", FAULT_INVALID_ARGUMENT, "Unknown key \"scale\"");
 
         f->lora->state = MODEL_LOADING;
-        REFUSED(1, (&(Wanted){ f->lora, 1 }), NULL, NULL, FAULT_BUSY, "loading");
+        REFUSED(1, (&(Wanted){f->lora, 1}), NULL, NULL, FAULT_BUSY, "loading");
         f->lora->state = MODEL_READY;
         f->lora->is_private = true;
         f->lora->uid = getuid() + 1;
-        REFUSED(1, (&(Wanted){ f->lora, 1 }), NULL, NULL, FAULT_NOT_FOUND, "\"loras\"[0]");
+        REFUSED(1, (&(Wanted){f->lora, 1}), NULL, NULL, FAULT_NOT_FOUND, "\"loras\"[0]");
         f->lora->is_private = false;
         f->m->config->jobs_per_user = 0;
         REFUSED(0, NULL, NULL, NULL, FAULT_LIMIT, "JobsPerUser");
@@ -325,14 +335,15 @@ static void set_loras_bad_input_is_named_and_changes_nothing(void **state) {
         j = fake_submit(f, s, WIRE_JOB_STEP, 1, 0);
         RUN_UNTIL(f, job_is_finished(j));
         assert_int_equal(last_open.n_loras, 2);
-        fake_bus_expect(fake_bus_wait(f, &bus, set_loras(s, 16, many, NULL, NULL)), NULL, NULL); /* just allowed */
+        fake_bus_expect(
+                fake_bus_wait(f, &bus, set_loras(s, 16, many, NULL, NULL)), NULL, NULL); /* just allowed */
         RUN_UNTIL(f, queue_is_empty(f->m->queue));
 }
 
 static void adapters_in_use_stay(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
-        Job *j = merge(f, s, 1, &(Wanted){ f->lora, 1 });
+        Job *j = merge(f, s, 1, &(Wanted){f->lora, 1});
         Fault fault = {};
 
         RUN_UNTIL(f, job_is_finished(j));
@@ -359,7 +370,7 @@ static void failed_merge_fails_later_requests_until_set_again(void **state) {
         Job *j;
 
         f->hook = refuse_merge_step;
-        j = merge(f, s, 1, &(Wanted){ f->lora, 1 });
+        j = merge(f, s, 1, &(Wanted){f->lora, 1});
         RUN_UNTIL(f, job_is_finished(j));
         assert_int_equal(j->state, JOB_FAILED);
         assert_string_equal(j->fault.name, FAULT_INVALID_MODEL);
@@ -386,9 +397,9 @@ static void failed_merge_of_an_older_list_is_its_own(void **state) {
         Job *old, *next;
 
         f->hook = hold_steps;
-        old = merge(f, s, 1, &(Wanted){ f->lora, 1 });
+        old = merge(f, s, 1, &(Wanted){f->lora, 1});
         RUN_UNTIL(f, f->count[WIRE_STEP] == 1);
-        next = merge(f, s, 1, &(Wanted){ f->lora, 2 });
+        next = merge(f, s, 1, &(Wanted){f->lora, 2});
         assert_int_equal(old->loras.n, 1); /* keeps what it has */
         f->hook = NULL;
         fake_error(f, old->id, 0, FAULT_INVALID_MODEL);
@@ -444,7 +455,7 @@ static bool answer_cancel(Fake *f, const WireMessage *m) {
 static void cancelled_merge_leaves_the_list(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
-        Job *j = merge(f, s, 1, &(Wanted){ f->lora, 1 });
+        Job *j = merge(f, s, 1, &(Wanted){f->lora, 1});
 
         f->hook = answer_cancel;
         RUN_UNTIL(f, f->count[WIRE_STEP] == 1);
@@ -515,8 +526,11 @@ static bool model_of_another_kind(Fake *f, const WireMessage *m) {
 static void lying_worker_is_dropped(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
-        bool (*const lies[])(Fake *f, const WireMessage *m) = {
-                model_of_another_kind, notes_in_a_sample, notes_of_another_adapter, merge_of_two_steps,
+        bool (*const lies[])(Fake * f, const WireMessage *m) = {
+                model_of_another_kind,
+                notes_in_a_sample,
+                notes_of_another_adapter,
+                merge_of_two_steps,
         };
 
         for (size_t i = 0; i < ELEMENTSOF(lies); i++) {
@@ -528,7 +542,7 @@ static void lying_worker_is_dropped(void **state) {
                 if (lies[i] == notes_in_a_sample)
                         j = fake_submit(f, s, WIRE_JOB_SAMPLE, 2, 0);
                 else
-                        j = merge(f, s, 1, &(Wanted){ f->lora, 1 });
+                        j = merge(f, s, 1, &(Wanted){f->lora, 1});
                 RUN_UNTIL(f, job_is_finished(j));
                 assert_int_equal(j->state, JOB_DONE);
                 if (f->n_starts - starts != (i == 0 ? 2 : 1))
@@ -553,7 +567,7 @@ static void job_with_many_adapters_has_them_all(void **state) {
         f->all_loras = true;
         for (unsigned begin = 0; begin + 16 <= ELEMENTSOF(models); begin += 8) {
                 for (unsigned i = 0; i < 16; i++)
-                        list[i] = (Wanted){ models[begin + i], 1 };
+                        list[i] = (Wanted){models[begin + i], 1};
                 j = merge(f, s, 16, list);
                 RUN_UNTIL(f, job_is_finished(j)); /* fake_open() looks for them */
                 assert_int_equal(j->state, JOB_DONE);

@@ -5,7 +5,8 @@
 
 static FakeBus bus;
 
-static void add_tensor(sd_bus_message *m, const char *key, uint64_t offset, const char *type, size_t n, const uint64_t *shape) {
+static void add_tensor(sd_bus_message *m, const char *key, uint64_t offset, const char *type, size_t n,
+        const uint64_t *shape) {
         assert_true(sd_bus_message_open_container(m, 'e', "sv") >= 0);
         assert_true(sd_bus_message_append(m, "s", key) >= 0);
         assert_true(sd_bus_message_open_container(m, 'v', "(tsat)") >= 0);
@@ -25,26 +26,29 @@ static sd_bus_message *plan_call(Session *s, const char *kind, bool keep_steps) 
         m = fake_bus_call(&bus, path, BUS_INTERFACE("Session"), "Plan");
         assert_true(sd_bus_message_append(m, "s", kind) >= 0);
         assert_true(sd_bus_message_open_container(m, 'a', "{sv}") >= 0);
-        add_tensor(m, "text", 4096, "BF16", 2, (uint64_t[]){ 2, 4 });
-        add_tensor(m, "video", 0, "F32", 4, (uint64_t[]){ 24, 1, 1, 1 });
-        add_tensor(m, "audio", 96, "F32", 3, (uint64_t[]){ 32, 2, 1 });
+        add_tensor(m, "text", 4096, "BF16", 2, (uint64_t[]){2, 4});
+        add_tensor(m, "video", 0, "F32", 4, (uint64_t[]){24, 1, 1, 1});
+        add_tensor(m, "audio", 96, "F32", 3, (uint64_t[]){32, 2, 1});
         if (strcmp(kind, "step") == 0)
-                assert_true(sd_bus_message_append(m, "{sv}{sv}", "sigma-video", "d", 0.5, "sigma-audio", "d", 0.5) >= 0);
+                assert_true(sd_bus_message_append(
+                                    m, "{sv}{sv}", "sigma-video", "d", 0.5, "sigma-audio", "d", 0.5) >= 0);
         else
-                assert_true(sd_bus_message_append(m, "{sv}{sv}", "steps", "u", 4, "keep-steps", "b", keep_steps) >= 0);
+                assert_true(sd_bus_message_append(
+                                    m, "{sv}{sv}", "steps", "u", 4, "keep-steps", "b", keep_steps) >= 0);
         assert_true(sd_bus_message_close_container(m) >= 0);
         return m;
 }
 
-static void assert_plan(sd_bus_message *reply, uint64_t rows, uint32_t steps, uint64_t bytes, uint32_t ranks) {
+static void assert_plan(
+        sd_bus_message *reply, uint64_t rows, uint32_t steps, uint64_t bytes, uint32_t ranks) {
         uint64_t given_rows, given_bytes;
         uint32_t given_steps, given_ranks;
         const char *keys[4];
 
         if (sd_bus_message_is_method_error(reply, NULL) > 0)
                 fail_msg("%s", sd_bus_message_get_error(reply)->message);
-        assert_true(sd_bus_message_read(reply, "a{sv}", 4, &keys[0], "t", &given_rows, &keys[1], "u", &given_steps, &keys[2], "t",
-                            &given_bytes, &keys[3], "u", &given_ranks) > 0);
+        assert_true(sd_bus_message_read(reply, "a{sv}", 4, &keys[0], "t", &given_rows, &keys[1], "u",
+                            &given_steps, &keys[2], "t", &given_bytes, &keys[3], "u", &given_ranks) > 0);
         assert_string_equal(keys[0], "rows");
         assert_string_equal(keys[1], "steps");
         assert_string_equal(keys[2], "output-bytes");
@@ -61,7 +65,7 @@ static unsigned n_jobs(const Fake *f) {
         Job *j;
 
         TAILQ_FOREACH(j, &f->m->jobs, entry)
-                n++;
+        n++;
         return n;
 }
 
@@ -76,7 +80,7 @@ static void plan_says_what_it_would_take(void **state) {
         assert_plan(fake_bus_wait(f, &bus, plan_call(s, "step", false)), FAKE_ROWS, 1, 64 + STRIDE, 2);
         assert_int_equal(f->count[WIRE_JOB_OPEN], 3);
         assert_int_equal(f->count[WIRE_PLAN] + f->count[WIRE_STEP], 0);
-        RUN_UNTIL(f, f->n_jobs == 0); /* closed in the worker */
+        RUN_UNTIL(f, f->n_jobs == 0);   /* closed in the worker */
         assert_int_equal(n_jobs(f), 0); /* and forgotten here */
         assert_int_equal(s->n_busy, 0);
         assert_int_equal(f->model->n_users, 1);
@@ -88,13 +92,15 @@ static void plan_bad_requests_are_refused(void **state) {
         CLEANUP_FREE char *path = NULL;
         sd_bus_message *m;
 
-        fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "render", false)), FAULT_INVALID_ARGUMENT, "step or sample");
+        fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "render", false)), FAULT_INVALID_ARGUMENT,
+                "step or sample");
         assert_int_equal(session_path(s, &path), 0);
         m = fake_bus_call(&bus, path, BUS_INTERFACE("Session"), "Plan");
         assert_true(sd_bus_message_append(m, "sa{sv}", "step", 1, "seeds", "t", UINT64_C(1)) >= 0);
         fake_bus_expect(fake_bus_wait(f, &bus, m), FAULT_INVALID_ARGUMENT, "Unknown key \"seeds\"");
         (void) fault_set(&s->lora_fault, -EIO, FAULT_INVALID_MODEL, "Nothing of it applies.");
-        fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "step", false)), FAULT_INVALID_MODEL, "Nothing of it applies.");
+        fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "step", false)), FAULT_INVALID_MODEL,
+                "Nothing of it applies.");
         assert_int_equal(n_jobs(f), 0);
         assert_int_equal(f->count[WIRE_JOB_OPEN], 0);
 }
@@ -112,11 +118,13 @@ static void plan_gives_the_workers_error(void **state) {
         Session *s = fake_session(f, START);
 
         f->hook = refuse;
-        fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "sample", false)), FAULT_INVALID_TENSOR, "The fake worker says no.");
+        fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "sample", false)), FAULT_INVALID_TENSOR,
+                "The fake worker says no.");
         assert_int_equal(n_jobs(f), 0);
 }
 
-/* It writes nothing: it may stand beside a job with the same output range, and nobody sees it among the jobs. */
+/* It writes nothing: it may stand beside a job with the same output range, and nobody sees it among the
+ * jobs. */
 static void plan_beside_a_job(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
@@ -178,7 +186,8 @@ static void plan_survives_one_death(void **state) {
         assert_plan(fake_bus_wait(f, &bus, plan_call(s, "step", false)), FAKE_ROWS, 1, 64 + STRIDE, 1);
         assert_int_equal(f->n_starts, 2);
         f->hook_count = 2;
-        fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "step", false)), FAULT_WORKER_CRASHED, "The plan was tried 2 times");
+        fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "step", false)), FAULT_WORKER_CRASHED,
+                "The plan was tried 2 times");
         assert_int_equal(n_jobs(f), 0);
 }
 
