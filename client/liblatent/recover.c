@@ -10,7 +10,8 @@
 #include "client/liblatent/value.h"
 #include "service/shared/wire.h"
 
-/* A job that takes its service with it each time must not do so for ever. */
+/* A job that takes its service with it each time must not do so for ever: so often without a finished step in between. client/latent.h
+ * and latentctl(1) name it. */
 #define TAKEN_UP_MAX 10u
 
 /* As dbus/org.latentd.Latent1.Session.xml describes the output range of a trajectory. */
@@ -61,7 +62,7 @@ static void ask_numerics(latent_client *c, const char *owner, char ret[static 12
 }
 
 static bool can_be_taken_up(const latent_session *s) {
-        return s->source && !s->closed && !s->client->no_resume && !s->client->is_peer;
+        return s->source && !s->closed && !s->client->no_resume;
 }
 
 int recover_before(latent_session *s, const Request *q, Before *ret, latent_error *e) {
@@ -103,27 +104,42 @@ static bool find_slots(const Request *q, Slots *ret) {
         return true;
 }
 
-static const char *slot_of(const latent_job *j, const Slots *x, uint32_t state) {
-        return output_at(j->output, output_offset(j->request) + SLOTS_BEGIN + state % x->n * x->stride, x->stride);
+static const char *slot_of(const latent_job *j, const Output *o, const Slots *x, uint32_t state) {
+        return output_at(o, output_offset(j->request) + SLOTS_BEGIN + state % x->n * x->stride, x->stride);
 }
 
 /* After how many steps it can go on: 0 if nothing is sure. All of them would leave nothing to be asked for. */
-static uint32_t committed(const latent_job *j, const char *numerics) {
+static uint32_t committed(const latent_job *j) {
         uint32_t epoch, done, steps = count_steps(j->request);
         uint64_t word = read_word(j->output, j->request);
         Slots x;
 
-        if (!j->request->is_sample || numerics[0] == '\0' || strcmp(numerics, j->before.numerics) != 0)
-                return 0;
-        if (word == j->before.word || wire_commit_unpack(word, &epoch, &done) < 0 || done > steps)
+        if (!j->request->is_sample || word == j->before.word || wire_commit_unpack(word, &epoch, &done) < 0 || done > steps)
                 return 0;
         if (done == steps)
                 done--; /* the state before is there too, in the other slot */
-        if (!find_slots(j->request, &x) || !slot_of(j, &x, done) ||
-                ((j->request->sample.flags & LATENT_SAMPLE_KEEP_STEPS) && done > 0 && !slot_of(j, &x, done - 1)))
+        if (!find_slots(j->request, &x) || !slot_of(j, j->output, &x, done) ||
+                ((j->request->sample.flags & LATENT_SAMPLE_KEEP_STEPS) && done > 0 && !slot_of(j, j->output, &x, done - 1)))
                 return 0;
 
         return done;
+}
+
+/* Where it will go on. A job that was taken up and lost again before its next state has that of the time before. */
+static void choose_states(latent_job *j, const char *numerics) {
+        bool same = numerics[0] != '\0' && strcmp(numerics, j->before.numerics) == 0;
+        uint32_t step = same ? committed(j) : 0, known = same && j->states ? j->resume.step : 0;
+
+        if (!same) /* what is there counts for nothing, also when this has to be tried again */
+                j->before.word = read_word(j->output, j->request);
+        if (step == 0 && known == 0)
+                j->states = output_unref(j->states);
+        else if (step > known) {
+                (void) output_unref(j->states);
+                j->states = output_ref(j->output);
+        }
+        j->resume = (Resume){.step = step > known ? step : known, .numerics = j->before.numerics};
+        (void) snprintf(j->before.numerics, sizeof(j->before.numerics), "%s", numerics);
 }
 
 /* States that go through the input arena: the last one, or with KEEP_STEPS all. */
@@ -167,23 +183,27 @@ static void pass_states(latent_job *j, char *input) {
 
         place(spare, o->video, x.video, 0, &to->video);
         place(spare, o->audio, x.audio, 0, &to->audio);
-        memcpy(input + to->video.offset, slot_of(j, &x, to->step), x.video);
-        memcpy(input + to->audio.offset, slot_of(j, &x, to->step) + x.audio_at, x.audio);
+        memcpy(input + to->video.offset, slot_of(j, j->states, &x, to->step), x.video);
+        memcpy(input + to->audio.offset, slot_of(j, j->states, &x, to->step) + x.audio_at, x.audio);
         if (kept == 0)
                 return;
 
         place(spare, o->video, x.video, kept, &to->kept_video);
         place(spare, o->audio, x.audio, kept, &to->kept_audio);
         for (uint32_t k = 0; k < kept; k++) {
-                memcpy(input + to->kept_video.offset + k * x.video, slot_of(j, &x, k), x.video);
-                memcpy(input + to->kept_audio.offset + k * x.audio, slot_of(j, &x, k) + x.audio_at, x.audio);
+                memcpy(input + to->kept_video.offset + k * x.video, slot_of(j, j->states, &x, k), x.video);
+                memcpy(input + to->kept_audio.offset + k * x.audio, slot_of(j, j->states, &x, k) + x.audio_at, x.audio);
         }
 }
 
 /* ---- from lost to running ---- */
 
 bool recover_begin(latent_job *j) {
-        if (!j->request || !j->client->bus || !can_be_taken_up(j->session) || j->n_taken_up >= TAKEN_UP_MAX)
+        if (!j->request || !client_can_return(j->client) || !can_be_taken_up(j->session))
+                return false;
+        if (committed(j) > j->resume.step)
+                j->n_taken_up = 0;
+        if (j->n_taken_up >= TAKEN_UP_MAX)
                 return false;
 
         if (!j->lost)
@@ -208,8 +228,7 @@ static int open_again(latent_session *s, const latent_model *model, latent_error
         LIST_FOREACH(j, &s->client->jobs, entry) {
                 if (!j->lost || j->session != s)
                         continue;
-                j->resume = (Resume){.step = committed(j, numerics), .numerics = j->before.numerics};
-                (void) snprintf(j->before.numerics, sizeof(j->before.numerics), "%s", numerics);
+                choose_states(j, numerics);
                 spare += spare_bytes(j, j->resume.step);
         }
 
@@ -260,7 +279,7 @@ static int send_again(latent_job *j, latent_error *e) {
         r = sd_bus_message_read(reply, "o", &path);
         if (r < 0)
                 return client_error_message(r, "Starting a job again", e);
-        r = object_init(&object, sd_bus_message_get_sender(reply), path);
+        r = object_init(&object, client_sender(s->client, reply), path);
         if (r < 0)
                 return error_errno(e, r, "Starting a job again");
 
@@ -295,12 +314,13 @@ void recover_go_on(latent_job *j) {
         latent_error e = {};
         int r = 0;
 
-        if (!c->bus) {
+        if (!client_can_return(c)) {
                 job_fail_restarted(j);
                 return;
         }
 
-        if (strcmp(s->object.owner, j->object.owner) == 0) {
+        r = client_connect_again(c, &e);
+        if (r >= 0 && strcmp(s->object.owner, j->object.owner) == 0) {
                 r = -ENOTCONN;
                 if (c->owner && strcmp(c->owner, j->object.owner) != 0)
                         r = reopen(s, &e);
