@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "service/latentd/descriptors.h"
 #include "service/latentd/memory.h"
 #include "service/latentd/store-internal.h"
 #include "service/shared/cleanup.h"
@@ -367,6 +368,9 @@ int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, Stor
         StoreRequest *r;
         int k;
 
+        k = descriptors_check(name, f);
+        if (k < 0)
+                return k;
         k = file_source_check(fd, name, "/proc/self/mountinfo", f);
         if (k < 0)
                 return k;
