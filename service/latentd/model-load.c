@@ -11,6 +11,7 @@
 #include "service/latentd/job.h"
 #include "service/latentd/loader.h"
 #include "service/latentd/peer.h"
+#include "service/latentd/queue.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
@@ -140,8 +141,31 @@ static void waiters_progress(Model *m, const char *phase) {
         }
 }
 
+/* Whether everybody who waits for it has crashed workers too often lately. */
+static uint64_t crash_wait_usec(const Model *m) {
+        uint64_t least = UINT64_MAX;
+
+        for (size_t i = 0; i < m->n_waiters; i++) {
+                uint64_t usec = queue_wait_usec(m->manager->queue, m->waiters[i]->uid);
+
+                least = usec < least ? usec : least;
+        }
+
+        return m->n_waiters > 0 ? least : 0;
+}
+
 static void model_check(Model *m) {
+        uint64_t wait = crash_wait_usec(m);
+        Fault f = {};
         int r;
+
+        if (wait > 0) {
+                (void) fault_set(&f, -EDQUOT, FAULT_LIMIT,
+                                 "Your jobs and loads have crashed workers too often (CrashBudget=): load the model again in %" PRIu64 " s.",
+                                 wait / 1000000 + 1);
+                model_fail(m, -EDQUOT, &f);
+                return;
+        }
 
         waiters_progress(m, "check");
         m->checking = true;
