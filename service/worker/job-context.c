@@ -126,13 +126,16 @@ static int copy_latents(Job *j, const WireJobOpen *w, Fault *f) {
         if (r < 0)
                 return r;
 
-        r = tensor_check_finite("video", ST_F32, j->state.video, 4, w->video.shape, f);
-        if (r < 0)
-                return r;
+        /* A state that the model made is not the client's mistake: without the restart nobody would have looked at it. */
+        if (w->start_step == 0) {
+                r = tensor_check_finite("video", ST_F32, j->state.video, 4, w->video.shape, f);
+                if (r < 0)
+                        return r;
 
-        r = tensor_check_finite("audio", ST_F32, j->state.audio, 3, w->audio.shape, f);
-        if (r < 0)
-                return r;
+                r = tensor_check_finite("audio", ST_F32, j->state.audio, 3, w->audio.shape, f);
+                if (r < 0)
+                        return r;
+        }
 
         j->video = w->video;
         j->audio = w->audio;
@@ -345,8 +348,8 @@ static int allocate(const Job *j, Latents *ret) {
         return ret->video && ret->audio ? 0 : -ENOMEM;
 }
 
-/* Reads the committed state over the noise. A worker that died wrote it: its numbers are checked like an
- * input's. */
+/* Reads the committed state over the noise. Only workers write there; NaN and Inf are the model's, and end as in a run that nothing
+ * disturbed. */
 static int resume(Job *j, Fault *f) {
         uint64_t word = atomic_load_explicit(commit_word(j), memory_order_acquire);
         uint32_t epoch, done;
@@ -376,13 +379,7 @@ static int resume(Job *j, Fault *f) {
         slot = slot_of(j, done);
         memcpy(j->state.video, slot + j->video.offset, (size_t) j->video.size);
         memcpy(j->state.audio, slot + j->audio.offset, (size_t) j->audio.size);
-        r = tensor_check_finite(
-                "video of the committed state", ST_F32, j->state.video, j->video.n_dims, j->video.shape, f);
-        if (r < 0)
-                return r;
-
-        return tensor_check_finite(
-                "audio of the committed state", ST_F32, j->state.audio, j->audio.n_dims, j->audio.shape, f);
+        return 0;
 }
 
 static void pass_kept(const Job *j, const WireJobOpen *w) {
