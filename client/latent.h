@@ -32,9 +32,10 @@
  *
  * - Restarts. When the service goes away during a step or a trajectory (a crash, an upgrade) and comes back, latent_job_wait()
  *   loads the model again by the same means, opens the session again with its inputs and sends the job again; a trajectory
- *   goes on from its last finished step. The result has the same bits. Pointers into the input arena stay valid. Jobs that
- *   cannot be taken up (loads, models that were found and not loaded by this client, clients of the service's own socket) end
- *   with Restarted.
+ *   goes on from its last finished step. The result has the same bits. Pointers into the input arena stay valid. A client of
+ *   the service's own socket connects there again, in latent_job_wait() and in any call. Jobs that cannot be taken up (loads,
+ *   models that were found and not loaded by this client) end with Restarted, and so does a job whose service went away for
+ *   the eleventh time without a step of it having been finished in between: it may be the reason.
  *
  * - Threads. One thread at a time per client and everything that was made from it. Different clients are
  *   independent. After fork() only the parent may use them. */
@@ -125,7 +126,8 @@ void latent_client_free(latent_client *client);
 
 /* For event loops: poll this descriptor for latent_client_events() (poll(2) bits), at latest until
  * latent_client_timeout(), then call latent_client_process(). Ask anew before each poll. The descriptor
- * belongs to the client. Negative errno if the connection is lost. */
+ * belongs to the client; it is another one after a client of the service's own socket connected again.
+ * Negative errno if the connection is lost. */
 int latent_client_fd(latent_client *client);
 int latent_client_events(latent_client *client);
 
@@ -134,7 +136,7 @@ int latent_client_timeout(latent_client *client, uint64_t *ret_usec);
 
 /* Takes in whatever arrived, without blocking. Jobs that ended then answer latent_job_wait() at once.
  * Returns 1 if something was taken in, else 0. Errors: NoService (the connection is lost; all jobs have
- * ended with Restarted). */
+ * ended with Restarted, or, of a client of the service's own socket, wait to be taken up by latent_job_wait()). */
 int latent_client_process(latent_client *client, latent_error *error);
 
 /* ---- what the service says about itself ---- */

@@ -132,13 +132,13 @@ int compute_start(ComputeJob *j, const ComputeSize *size, ComputeStart start, co
                 if (r >= 0 || run_interrupted())
                         return r;
 
-                /* Who could connect has seen it. */
-                if (r != -ECONNRESET && !(r == -ENOTCONN && j->client))
+                /* Who never saw it wants to hear that it is not there, and waits only if asked to. */
+                if (r != -ECONNRESET && !(r == -ENOTCONN && (j->client || j->options->has_restart)))
                         return r;
                 if (restart_sec(j) == 0 || (until > 0 && now_usec() >= until))
                         return r;
                 if (until == 0) {
-                        progress_restart();
+                        progress_restart(j->client);
                         until = now_usec() + restart_sec(j) * 1000000;
                 }
 

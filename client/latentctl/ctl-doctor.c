@@ -35,7 +35,9 @@ static void check_service(Findings *f, latent_client *client) {
         finding_add(f, "service", LEVEL_OK, "", "answers");
         check_version(f, status);
         check_state(f, status);
+        check_sandbox(f, status);
         check_headroom(f, status);
+        check_stuck(f, get_uint(status, "StuckReads"));
         check_devices(f, devices);
         check_cache(f, regions);
         check_locked(f, regions);

@@ -72,8 +72,11 @@ int verb_status(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         (void) printf("%-18s %s\n", "numerics",
                 get_string(v, "NumericsId")[0] != '\0' ? get_string(v, "NumericsId")
                                                        : "not known until a worker has started");
-        (void) printf("%-18s %" PRIu64 " running, %" PRIu64 " started\n", "workers", get_uint(v, "Workers"),
-                get_uint(v, "WorkerStarts"));
+        (void) printf("%-18s %" PRIu64 " running, %" PRIu64 " started%s\n", "workers", get_uint(v, "Workers"),
+                get_uint(v, "WorkerStarts"),
+                strcmp(get_string(v, "WorkerStart"), "socket") == 0 ? " by the service manager"
+                : get_string(v, "WorkerStart")[0] != '\0'          ? " by the service"
+                                                                   : "");
         print_uint("steps", v, "Steps");
         print_bytes("read", v, "BytesRead");
         (void) printf("%-18s %s in %" PRIu64 " files\n", "cache",
@@ -83,6 +86,9 @@ int verb_status(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         if (get_uint(v, "CacheRamMax") > 0)
                 print_bytes("cache limit", v, "CacheRamMax");
         print_bytes("session memory", v, "ArenaBytes");
+        if (get_uint(v, "StuckReads") > 0)
+                (void) printf("%-18s %" PRIu64 " reads were given up: a file system does not answer\n", "stuck",
+                        get_uint(v, "StuckReads"));
         return STATUS_OK;
 }
 

@@ -181,6 +181,25 @@ void check_state(Findings *f, const latent_value *status) {
                 finding_add(f, "worker", LEVEL_OK, "", "runs (%s)", get_string(status, "NumericsId"));
 }
 
+void check_sandbox(Findings *f, const latent_value *status) {
+        const char *how = get_string(status, "WorkerStart");
+
+        if (strcmp(how, "socket") == 0)
+                finding_add(f, "sandbox", LEVEL_OK, "", "the service manager starts the worker in a sandbox of its own");
+        else if (strcmp(how, "spawn") == 0)
+                finding_add(f, "sandbox", LEVEL_WARNING,
+                        "With a service of the system: systemctl enable --now latent-worker.socket, and WorkerStart= not spawn. A user's own "
+                        "service and containers have no other way.",
+                        "the service starts the worker itself, in a weaker sandbox: it has the service's user and files");
+}
+
+void check_stuck(Findings *f, uint64_t n) {
+        if (n > 0)
+                finding_add(f, "files", LEVEL_PROBLEM,
+                        "See what is mounted where the models are (a server, a disk); restart latentd to get the memory back at once.",
+                        "%" PRIu64 " reads of model files were given up and have not come back: a file system does not answer", n);
+}
+
 void check_headroom(Findings *f, const latent_value *status) {
         uint64_t headroom = get_uint(status, "MemoryHeadroom"), limit = get_uint(status, "CacheRamMax");
         char a[FORMAT_MAX], b[FORMAT_MAX], c[FORMAT_MAX];

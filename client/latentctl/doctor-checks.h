@@ -37,6 +37,8 @@ void check_numa(Findings *f, const char *root);
 /* The service, by its own word. status: latent_client_status(); regions: latent_client_regions(). */
 void check_version(Findings *f, const latent_value *status);
 void check_state(Findings *f, const latent_value *status);
+void check_sandbox(Findings *f, const latent_value *status);
+void check_stuck(Findings *f, uint64_t n); /* StuckReads */
 void check_headroom(Findings *f, const latent_value *status);
 void check_devices(Findings *f, const latent_value *devices);
 void check_cache(Findings *f, const latent_value *regions);

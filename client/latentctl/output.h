@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The file that -o names: it appears, or is replaced, only when it is complete. */
+/* The file that -o names: it appears, or is replaced, only when it is complete. Until then it has no name where the file system can do
+ * that, so that nothing is left whatever ends this program; else a name beside it. */
 
 #include "client/latentctl/ctl.h"
 #include "service/shared/safetensors.h"
@@ -9,10 +10,11 @@
 typedef struct Output {
         int fd;
         char *path;      /* where it is to be; NULL: not open */
-        char *temporary; /* beside it; NULL: a device or pipe is written to directly */
+        char *temporary; /* its name beside it; NULL: none */
+        bool unnamed;    /* to be given its name; else without a temporary one a device or pipe is written to directly */
 } Output;
 
-/* Makes the temporary file, so that a directory that cannot be written to shows before any work is done. */
+/* Makes the file, so that a directory that cannot be written to shows before any work is done. */
 int output_open(const char *path, Output *ret, latent_error *e);
 
 int output_write(Output *o, const StTensor *tensors, const void *const *data, size_t n, const StMeta *meta,

@@ -92,8 +92,10 @@ static void write_json(const Progress *p, const latent_progress *n) {
         json_writer_line(&w);
 }
 
-void progress_restart(void) {
-        (void) fputs("latentctl: the service went away; waiting for it to come back\n", stderr);
+void progress_restart(bool was_there) {
+        (void) fputs(was_there ? "latentctl: the service went away; waiting for it to come back\n"
+                               : "latentctl: the service is not there; waiting for it\n",
+                stderr);
         (void) fflush(stderr);
 }
 
@@ -101,7 +103,7 @@ void progress_restart(void) {
 static void show_restart(Progress *p, bool restart) {
         if (restart && !p->restart) {
                 progress_done(p);
-                progress_restart();
+                progress_restart(true);
         }
         p->restart = restart;
 }

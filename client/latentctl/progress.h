@@ -18,7 +18,7 @@ void progress_init(Progress *p, const Ctl *c, const char *label);
 void progress_show(const latent_progress *news, void *userdata);
 
 /* Says that the service went away and is waited for. */
-void progress_restart(void);
+void progress_restart(bool was_there);
 
 /* Clears the line. */
 void progress_done(Progress *p);

@@ -11,8 +11,6 @@
 #include "client/liblatent/error.h"
 #include "service/shared/cleanup.h"
 
-#define PING_USEC (10 * UINT64_C(1000000))
-
 static int open_address(const char *address, sd_bus **ret) {
         CLEANUP(sd_bus_flush_close_unrefp) sd_bus *bus = NULL;
         int r;
@@ -102,7 +100,9 @@ static int bus_try(uint32_t kind, const char *address, sd_bus **ret) {
         return 1;
 }
 
-static int connect_socket(const char *path) {
+/* The queue of a listening socket may be full: that is waited for, too. */
+static int connect_socket(const char *path, uint64_t usec) {
+        struct timeval patience = {.tv_sec = (time_t) (usec / 1000000), .tv_usec = (suseconds_t) (usec % 1000000)};
         struct sockaddr_un sa = {.sun_family = AF_UNIX};
         CLEANUP_CLOSE int fd = -EBADF;
         size_t n = strlen(path);
@@ -112,14 +112,15 @@ static int connect_socket(const char *path) {
         memcpy(sa.sun_path, path, n);
 
         fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (fd < 0 || connect(fd, (const struct sockaddr *) &sa, sizeof(sa)) < 0)
+        if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) < 0 ||
+                connect(fd, (const struct sockaddr *) &sa, sizeof(sa)) < 0)
                 return -errno;
 
         return STEAL_FD(fd);
 }
 
 /* Ping is answered by whatever speaks D-Bus there; who may do what is said to the calls behind it. */
-static int open_peer(const char *path, sd_bus **ret) {
+static int open_peer(const char *path, uint64_t ping_usec, sd_bus **ret) {
         CLEANUP(sd_bus_flush_close_unrefp) sd_bus *bus = NULL;
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
         int fd, r;
@@ -128,7 +129,7 @@ static int open_peer(const char *path, sd_bus **ret) {
         if (r < 0)
                 return r;
 
-        fd = connect_socket(path);
+        fd = connect_socket(path, ping_usec);
         if (fd < 0)
                 return fd;
         r = sd_bus_set_fd(bus, fd, fd);
@@ -143,7 +144,7 @@ static int open_peer(const char *path, sd_bus **ret) {
         if (r >= 0)
                 r = sd_bus_message_new_method_call(bus, &m, NULL, "/", "org.freedesktop.DBus.Peer", "Ping");
         if (r >= 0)
-                r = sd_bus_call(bus, m, PING_USEC, NULL, NULL);
+                r = sd_bus_call(bus, m, ping_usec, NULL, NULL);
         if (r < 0)
                 return r;
 
@@ -151,7 +152,7 @@ static int open_peer(const char *path, sd_bus **ret) {
         return 0;
 }
 
-int bus_open_socket(uint32_t kind, const char *path, sd_bus **ret, latent_error *e) {
+int bus_open_socket(uint32_t kind, const char *path, uint64_t ping_usec, sd_bus **ret, latent_error *e) {
         int r;
 
         if (kind != LATENT_BUS_AUTO)
@@ -161,7 +162,7 @@ int bus_open_socket(uint32_t kind, const char *path, sd_bus **ret, latent_error 
                 return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
                         "The socket \"%s\" is no absolute path; expected one such as /run/latentd/bus.", path);
 
-        r = open_peer(path, ret);
+        r = open_peer(path, ping_usec, ret);
         if (r >= 0)
                 return 0;
         if (r == -ENOMEM)

@@ -13,6 +13,7 @@
 
 #include "service/shared/cleanup.h"
 #include "service/shared/safetensors.h"
+#include "service/shared/utf8.h"
 
 #define SUFFIX ".safetensors"
 #define INDEX_SUFFIX ".safetensors.index.json"
@@ -89,7 +90,7 @@ static int checkpoint_add(Checkpoint *c, const char *name, int fd, Fault *f) {
         }
 
         file = &c->files[c->n_files];
-        file->name = strdup(name);
+        file->name = utf8_escape(name); /* names travel as text */
         if (!file->name)
                 return fault_set(f, -ENOMEM, FAULT_INTERNAL, "Out of memory.");
         file->fd = STEAL_FD(owned);
@@ -319,6 +320,7 @@ int checkpoint_open(const char *path, Checkpoint *ret, Fault *f) {
         CLEANUP(checkpoint_done) Checkpoint c = {};
         CLEANUP_CLOSE int fd = -EBADF;
         struct stat st;
+        char *label;
         int r;
 
         fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -342,6 +344,12 @@ int checkpoint_open(const char *path, Checkpoint *ret, Fault *f) {
                 r = checkpoint_add(&c, c.name, STEAL_FD(fd), f);
         if (r < 0)
                 return r;
+
+        label = utf8_escape(c.name);
+        if (!label)
+                return fault_set(f, -ENOMEM, FAULT_INTERNAL, "Out of memory.");
+        free(c.name);
+        c.name = label;
 
         *ret = c;
         c = (Checkpoint){};

@@ -2,6 +2,8 @@
 #include "client/liblatent/client.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -14,6 +16,8 @@
 _Static_assert(sizeof(latent_client_options) == 32, "public layout changed: add fields, never alter");
 #define CLIENT_OPTIONS_SIZE_V1 16u
 #define RESTART_SEC 60u
+#define PING_USEC (10 * CLOCK_USEC_PER_SEC)
+#define PING_AGAIN_USEC (2 * CLOCK_USEC_PER_SEC)
 
 uint64_t now_usec(void) {
         struct timespec t;
@@ -55,6 +59,15 @@ static void client_disconnect(latent_client *c) {
         c->filter = sd_bus_slot_unref(c->filter);
         c->owner_match = sd_bus_slot_unref(c->owner_match);
         c->bus = sd_bus_flush_close_unref(c->bus);
+        if (c->is_peer) {
+                free(c->owner);
+                c->owner = NULL;
+        }
+}
+
+static void client_lost(latent_client *c) {
+        client_disconnect(c);
+        job_on_service_gone(c, NULL);
 }
 
 latent_client *client_unref(latent_client *c) {
@@ -62,6 +75,7 @@ latent_client *client_unref(latent_client *c) {
                 return NULL;
 
         client_disconnect(c);
+        free(c->socket);
         free(c->owner);
         free(c);
         return NULL;
@@ -111,6 +125,58 @@ static int client_listen(latent_client *c, latent_error *e) {
         return 0;
 }
 
+/* The first connection waits longer for its answer than the later ones, which are tried again and again. */
+static int client_connect_socket(latent_client *c, uint32_t kind, const char *path, uint64_t ping_usec, latent_error *e) {
+        char number[24];
+        int r;
+
+        r = bus_open_socket(kind, path, ping_usec, &c->bus, e);
+        if (r < 0)
+                return r;
+
+        (void) snprintf(number, sizeof(number), "#%" PRIu64, ++c->n_connected);
+        c->owner = strdup(number);
+        r = c->owner ? client_listen(c, e) : error_errno(e, -ENOMEM, "Connecting");
+        if (r < 0)
+                client_disconnect(c);
+        return r;
+}
+
+int client_connect_again(latent_client *c, latent_error *e) {
+        if (c->bus)
+                return 0;
+        if (!c->socket)
+                return error_set(
+                        e, -ENOTCONN, LATENT_ERROR_NO_SERVICE, "The connection to the service is closed.");
+
+        return client_connect_socket(c, LATENT_BUS_AUTO, c->socket, PING_AGAIN_USEC, e);
+}
+
+bool client_can_return(const latent_client *c) {
+        return c->bus || c->socket;
+}
+
+const char *client_sender(const latent_client *c, sd_bus_message *m) {
+        return c->is_peer ? c->owner : sd_bus_message_get_sender(m);
+}
+
+static int client_connect(latent_client *c, const latent_client_options *o, latent_error *e) {
+        int r;
+
+        if (!o->socket) {
+                r = bus_choose(o->bus, o->address, &c->bus, e);
+                return r < 0 ? r : client_listen(c, e);
+        }
+
+        c->is_peer = true;
+        r = client_connect_socket(c, o->bus, o->socket, PING_USEC, e);
+        if (r < 0)
+                return r;
+
+        c->socket = strdup(o->socket);
+        return c->socket ? 0 : error_errno(e, -ENOMEM, "Connecting");
+}
+
 LATENT_PUBLIC int latent_client_new(
         const latent_client_options *options, latent_client **ret_client, latent_error *error) {
         CLEANUP(client_unrefp) latent_client *c = NULL;
@@ -133,11 +199,7 @@ LATENT_PUBLIC int latent_client_new(
         c->restart_usec = (o.restart_timeout_sec > 0 ? o.restart_timeout_sec : RESTART_SEC) * CLOCK_USEC_PER_SEC;
         LIST_INIT(&c->jobs);
 
-        c->is_peer = o.socket != NULL;
-        r = o.socket ? bus_open_socket(o.bus, o.socket, &c->bus, error) : bus_choose(o.bus, o.address, &c->bus, error);
-        if (r < 0)
-                return r;
-        r = client_listen(c, error);
+        r = client_connect(c, &o, error);
         if (r < 0)
                 return r;
 
@@ -149,8 +211,9 @@ LATENT_PUBLIC void latent_client_free(latent_client *client) {
         if (!client)
                 return;
 
-        client_disconnect(client);
-        job_on_service_gone(client, NULL);
+        free(client->socket);
+        client->socket = NULL;
+        client_lost(client);
         (void) client_unref(client);
 }
 
@@ -198,10 +261,9 @@ int client_dispatch(latent_client *c, latent_error *e) {
                 any = 1;
         }
 
-        client_disconnect(c);
-        job_on_service_gone(c, NULL);
-        return error_set(e, -ENOTCONN, LATENT_ERROR_NO_SERVICE,
-                "The connection to the bus was lost: %s. Connect again.", strerror(-r));
+        client_lost(c);
+        return error_set(e, -ENOTCONN, LATENT_ERROR_NO_SERVICE, "The connection to the %s was lost: %s.%s",
+                c->is_peer ? "service" : "bus", strerror(-r), c->is_peer ? "" : " Connect again.");
 }
 
 LATENT_PUBLIC int latent_client_process(latent_client *client, latent_error *error) {
@@ -224,12 +286,16 @@ int client_message(latent_client *c, const char *owner, const char *path, const 
         const char *member, sd_bus_message **ret, latent_error *e) {
         int r;
 
-        if (!c->bus && (owner || (c->is_peer && strcmp(path, BUS_ROOT) != 0)))
-                return error_set(
-                        e, -ECONNRESET, LATENT_ERROR_RESTARTED, "The connection to the service is closed.");
-        if (!c->bus)
-                return error_set(
-                        e, -ENOTCONN, LATENT_ERROR_NO_SERVICE, "The connection to the service is closed.");
+        /* A call may have seen the end of the connection, which nobody took in yet. */
+        if (c->is_peer && c->bus && sd_bus_is_open(c->bus) <= 0)
+                client_lost(c);
+
+        if (c->is_peer ? owner && (!c->owner || strcmp(owner, c->owner) != 0) : owner && !c->bus)
+                return error_set(e, -ECONNRESET, LATENT_ERROR_RESTARTED,
+                        "%s: the connection to the service that had this object is closed.", member);
+        r = client_connect_again(c, e);
+        if (r < 0)
+                return r;
 
         r = sd_bus_message_new_method_call(
                 c->bus, ret, c->is_peer ? NULL : owner ? owner : BUS_NAME, path, interface, member);

@@ -19,10 +19,14 @@
 struct latent_client {
         unsigned n_ref;
         sd_bus *bus; /* NULL once the user freed the client or the connection was lost */
-        bool is_peer; /* no message bus: objects have no owner, and the end of the connection is the service's */
+        bool is_peer; /* no message bus: the connection names the owner of objects, its end is the end of the service */
+        char *socket; /* of a peer: where to connect again; NULL once the user freed the client */
+        uint64_t n_connected;
         sd_bus_slot *filter, *owner_match;
         LIST_HEAD(, latent_job) jobs; /* handles that the user holds, for signals */
-        char *owner;                  /* who has the service's name; NULL: nobody, or it did not change since we came */
+        /* Who has the service's name; NULL: nobody, or it did not change since we came. Of a peer: the connection, by its number;
+         * NULL: there is none. */
+        char *owner;
         bool no_resume;
         uint64_t restart_usec;
 };
@@ -38,6 +42,13 @@ void object_done(Object *o);
 
 latent_client *client_ref(latent_client *c);
 latent_client *client_unref(latent_client *c);
+
+/* Whether the service can be reached from here once it is back. */
+bool client_can_return(const latent_client *c);
+/* Connects to the socket again if the connection was lost. Does not wait for a service that is not there. */
+int client_connect_again(latent_client *c, latent_error *e);
+/* Who sent it, as objects remember it. */
+const char *client_sender(const latent_client *c, sd_bus_message *m);
 
 /* A method call. owner NULL: the service, started if need be. */
 int client_message(latent_client *c, const char *owner, const char *path, const char *interface,

@@ -2,6 +2,7 @@
 #include "client/liblatent/job.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +52,7 @@ LATENT_PUBLIC void latent_job_free(latent_job *job) {
         (void) request_free(job->request);
         (void) source_unref(job->source);
         (void) output_unref(job->output);
+        (void) output_unref(job->states);
         session_unref(job->session);
         client_unref(job->client);
         free(job);
@@ -79,7 +81,7 @@ int job_new_from_reply(latent_client *c, latent_session *session, sd_bus_message
         j->progress.struct_size = sizeof(j->progress);
         j->heard_usec = now_usec();
 
-        r = object_init(&j->object, sd_bus_message_get_sender(reply), path);
+        r = object_init(&j->object, client_sender(c, reply), path);
         if (r < 0)
                 return error_errno(e, r, "Starting a job");
         LIST_INSERT_HEAD(&c->jobs, j, entry);
@@ -104,6 +106,7 @@ static void job_set_failed(latent_job *j, int state, const char *name, const cha
 /* Takes result over. */
 static void job_set_done(latent_job *j, latent_value *result) {
         latent_value_free(j->result);
+        j->states = output_unref(j->states);
         j->result = result;
         j->progress.state = LATENT_JOB_DONE;
         j->progress.fraction = 1;
@@ -190,7 +193,7 @@ static void job_on_finished(latent_job *j, sd_bus_message *m) {
 }
 
 void job_on_signal(latent_client *c, sd_bus_message *m) {
-        const char *path = sd_bus_message_get_path(m), *sender = sd_bus_message_get_sender(m);
+        const char *path = sd_bus_message_get_path(m), *sender = client_sender(c, m);
         latent_job *j, *next;
 
         if (!path || !sd_bus_message_is_signal(m, BUS_INTERFACE("Job"), NULL))
@@ -225,7 +228,7 @@ void job_on_service_gone(latent_client *c, const char *owner) {
                         continue;
                 if (!j->lost)
                         job_lose(j);
-                else if (!j->client->bus)
+                else if (!client_can_return(c))
                         job_fail_restarted(j);
         }
 }
@@ -334,9 +337,13 @@ static void job_sleep(latent_job *j, uint64_t until) {
 
         if (ask < until)
                 until = ask;
-        if (until > now)
+        if (until <= now)
+                return;
+        if (j->client->bus)
                 (void) sd_bus_wait(
                         j->client->bus, until - now); /* an error shows again in client_dispatch() */
+        else
+                (void) poll(NULL, 0, (int) ((until - now) / 1000) + 1); /* lost: not for long */
 }
 
 /* A signal may have been lost. */
@@ -360,14 +367,18 @@ int job_look(latent_job *j, latent_error *e) {
 LATENT_PUBLIC int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent_progress_fn progress,
         void *userdata, latent_error *error) {
         uint64_t deadline = add_saturating(now_usec(), timeout_usec);
+        latent_error own;
         int r;
 
         for (;;) {
-                /* A connection that is lost ends the job, which says more than the failure here. */
+                /* A connection that is lost ends the job, which says more than the failure here, or begins its recovery. */
                 if (!job_is_finished(job)) {
-                        r = client_dispatch(job->client, error);
-                        if (r < 0 && !job_is_finished(job))
+                        r = client_dispatch(job->client, &own);
+                        if (r < 0 && !job_is_finished(job) && !job->lost) {
+                                if (error)
+                                        *error = own;
                                 return r;
+                        }
                 }
 
                 if (job->lost)

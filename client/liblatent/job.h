@@ -21,10 +21,11 @@ struct latent_job {
         Request *request; /* NULL: a load */
         Before before;
         Resume resume;
+        Output *states; /* reference: where those of `resume` are; NULL: none, or the job is done */
         bool lost;          /* its service is gone, it waits for another */
         bool cancel_asked;  /* then it does not */
         uint64_t lost_usec; /* since when */
-        unsigned n_taken_up;
+        unsigned n_taken_up; /* since its last finished step */
         LIST_ENTRY(latent_job) entry;
 };
 

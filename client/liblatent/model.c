@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client/liblatent/options.h"
+#include "service/shared/utf8.h"
 
 _Static_assert(sizeof(latent_load_options) == 40, "public layout changed: add fields, never alter");
 #define LOAD_OPTIONS_SIZE_V1 40u
@@ -40,6 +41,42 @@ int model_new(latent_client *c, const char *owner, const char *path, ModelSource
         return 0;
 }
 
+/* The bus carries text only, and the service's names are text. */
+static int check_text(const char *what, const char *s, latent_error *e) {
+        CLEANUP_FREE char *escaped = NULL;
+
+        if (!s || utf8_is_valid(s, strlen(s)))
+                return 0;
+
+        escaped = utf8_escape(s);
+        if (!escaped)
+                return error_errno(e, -ENOMEM, "Loading a model");
+        return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                "The %s \"%s\" is not UTF-8 text, as all names and options of the service are. A file or directory with such a name "
+                "can be loaded by its path.",
+                what, escaped);
+}
+
+static int check_options(const latent_load_options *o, latent_error *e) {
+        const struct {
+                const char *what, *value;
+        } strings[] = {
+                {"name", o->name},
+                {"QKV order", o->qkv_order},
+                {"partition", o->partition},
+                {"NUMA policy", o->numa},
+        };
+        int r;
+
+        for (size_t i = 0; i < ELEMENTSOF(strings); i++) {
+                r = check_text(strings[i].what, strings[i].value, e);
+                if (r < 0)
+                        return r;
+        }
+
+        return 0;
+}
+
 LATENT_PUBLIC int latent_model_load_name(latent_client *client, const char *name,
         const latent_load_options *options, latent_job **ret_job, latent_error *error) {
         CLEANUP(source_unrefp) ModelSource *source = NULL;
@@ -47,6 +84,12 @@ LATENT_PUBLIC int latent_model_load_name(latent_client *client, const char *name
         int r;
 
         r = options_read(options, LOAD_OPTIONS_SIZE_V1, &o, sizeof(o), error);
+        if (r < 0)
+                return r;
+        r = check_text("name", name, error);
+        if (r < 0)
+                return r;
+        r = check_options(&o, error);
         if (r < 0)
                 return r;
         r = source_new(name, &o, NULL, &source);
@@ -65,6 +108,9 @@ LATENT_PUBLIC int latent_model_load_path(latent_client *client, const char *path
         int r;
 
         r = options_read(options, LOAD_OPTIONS_SIZE_V1, &o, sizeof(o), error);
+        if (r < 0)
+                return r;
+        r = check_options(&o, error);
         if (r < 0)
                 return r;
         r = checkpoint_open(path, &c, &f);

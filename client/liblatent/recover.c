@@ -10,7 +10,8 @@
 #include "client/liblatent/value.h"
 #include "service/shared/wire.h"
 
-/* A job that takes its service with it each time must not do so for ever. */
+/* A job that takes its service with it each time must not do so for ever: so often without a finished step in between. client/latent.h
+ * and latentctl(1) name it. */
 #define TAKEN_UP_MAX 10u
 
 /* As dbus/org.latentd.Latent1.Session.xml describes the output range of a trajectory. */
@@ -56,7 +57,7 @@ static void ask_numerics(latent_client *c, const char *owner, char ret[static 12
 }
 
 static bool can_be_taken_up(const latent_session *s) {
-        return s->source && adapters_known(s->adapters) && !s->closed && !s->client->no_resume && !s->client->is_peer;
+        return s->source && adapters_known(s->adapters) && !s->closed && !s->client->no_resume;
 }
 
 int recover_before(latent_session *s, const Request *q, Before *ret, latent_error *e) {
@@ -106,27 +107,42 @@ static bool find_slots(const Request *q, Slots *ret) {
         return true;
 }
 
-static const char *slot_of(const latent_job *j, const Slots *x, uint32_t state) {
-        return output_at(j->output, output_offset(j->request) + SLOTS_BEGIN + state % x->n * x->stride, x->stride);
+static const char *slot_of(const latent_job *j, const Output *o, const Slots *x, uint32_t state) {
+        return output_at(o, output_offset(j->request) + SLOTS_BEGIN + state % x->n * x->stride, x->stride);
 }
 
 /* After how many steps it can go on: 0 if nothing is sure. All of them would leave nothing to be asked for. */
-static uint32_t committed(const latent_job *j, const char *numerics) {
+static uint32_t committed(const latent_job *j) {
         uint32_t epoch, done, steps = count_steps(j->request);
         uint64_t word = read_word(j->output, j->request);
         Slots x;
 
-        if (j->request->kind != REQUEST_SAMPLE || numerics[0] == '\0' || strcmp(numerics, j->before.numerics) != 0)
-                return 0;
-        if (word == j->before.word || wire_commit_unpack(word, &epoch, &done) < 0 || done > steps)
+        if (j->request->kind != REQUEST_SAMPLE || word == j->before.word || wire_commit_unpack(word, &epoch, &done) < 0 || done > steps)
                 return 0;
         if (done == steps)
                 done--; /* the state before is there too, in the other slot */
-        if (!find_slots(j->request, &x) || !slot_of(j, &x, done) ||
-                ((j->request->sample.flags & LATENT_SAMPLE_KEEP_STEPS) && done > 0 && !slot_of(j, &x, done - 1)))
+        if (!find_slots(j->request, &x) || !slot_of(j, j->output, &x, done) ||
+                ((j->request->sample.flags & LATENT_SAMPLE_KEEP_STEPS) && done > 0 && !slot_of(j, j->output, &x, done - 1)))
                 return 0;
 
         return done;
+}
+
+/* Where it will go on. A job that was taken up and lost again before its next state has that of the time before. */
+static void choose_states(latent_job *j, const char *numerics) {
+        bool same = numerics[0] != '\0' && strcmp(numerics, j->before.numerics) == 0;
+        uint32_t step = same ? committed(j) : 0, known = same && j->states ? j->resume.step : 0;
+
+        if (!same) /* what is there counts for nothing, also when this has to be tried again */
+                j->before.word = read_word(j->output, j->request);
+        if (step == 0 && known == 0)
+                j->states = output_unref(j->states);
+        else if (step > known) {
+                (void) output_unref(j->states);
+                j->states = output_ref(j->output);
+        }
+        j->resume = (Resume){.step = step > known ? step : known, .numerics = j->before.numerics};
+        (void) snprintf(j->before.numerics, sizeof(j->before.numerics), "%s", numerics);
 }
 
 /* States that go through the input arena: the last one, or with KEEP_STEPS all. */
@@ -160,20 +176,23 @@ static void pass_states(latent_job *j, char *input) {
                 return;
 
         to->slot = place(spare, 1, 1, x.stride);
-        memcpy(input + to->slot.offset, slot_of(j, &x, to->step), x.stride);
+        memcpy(input + to->slot.offset, slot_of(j, j->states, &x, to->step), x.stride);
         if (kept == 0)
                 return;
 
         /* Kept states lie one behind the other, that of step 0 first. */
         to->kept = place(spare, 2, kept, x.stride);
-        memcpy(input + to->kept.offset, slot_of(j, &x, 0), kept * x.stride);
+        memcpy(input + to->kept.offset, slot_of(j, j->states, &x, 0), kept * x.stride);
 }
 
 /* ---- from lost to running ---- */
 
 bool recover_begin(latent_job *j) {
-        if (!j->request || !j->client->bus || !can_be_taken_up(j->session) || !adapters_known(j->request->adapters) ||
-                j->n_taken_up >= TAKEN_UP_MAX)
+        if (!j->request || !client_can_return(j->client) || !can_be_taken_up(j->session) || !adapters_known(j->request->adapters))
+                return false;
+        if (committed(j) > j->resume.step)
+                j->n_taken_up = 0;
+        if (j->n_taken_up >= TAKEN_UP_MAX)
                 return false;
 
         if (!j->lost)
@@ -198,8 +217,7 @@ static int open_again(latent_session *s, const latent_model *model, latent_error
         LIST_FOREACH(j, &s->client->jobs, entry) {
                 if (!j->lost || j->session != s)
                         continue;
-                j->resume = (Resume){.step = committed(j, numerics), .numerics = j->before.numerics};
-                (void) snprintf(j->before.numerics, sizeof(j->before.numerics), "%s", numerics);
+                choose_states(j, numerics);
                 spare += spare_bytes(j, j->resume.step);
         }
 
@@ -262,7 +280,7 @@ static int send_again(latent_job *j, latent_error *e) {
         r = sd_bus_message_read(reply, "o", &path);
         if (r < 0)
                 return client_error_message(r, "Starting a job again", e);
-        r = object_init(&object, sd_bus_message_get_sender(reply), path);
+        r = object_init(&object, client_sender(s->client, reply), path);
         if (r < 0)
                 return error_errno(e, r, "Starting a job again");
 
@@ -297,12 +315,13 @@ void recover_go_on(latent_job *j) {
         latent_error e = {};
         int r = 0;
 
-        if (!c->bus) {
+        if (!client_can_return(c)) {
                 job_fail_restarted(j);
                 return;
         }
 
-        if (strcmp(s->object.owner, j->object.owner) == 0) {
+        r = client_connect_again(c, &e);
+        if (r >= 0 && strcmp(s->object.owner, j->object.owner) == 0) {
                 r = -ENOTCONN;
                 if (c->owner && strcmp(c->owner, j->object.owner) != 0)
                         r = reopen(s, &e);

@@ -112,7 +112,8 @@ static void opened_done(Opened *x) {
         (void) output_unref(x->output);
 }
 
-static int take_reply(sd_bus_message *reply, uint64_t input_bytes, uint64_t output_bytes, Opened *x, latent_error *e) {
+static int take_reply(latent_client *c, sd_bus_message *reply, uint64_t input_bytes, uint64_t output_bytes, Opened *x,
+        latent_error *e) {
         CLEANUP(output_unrefp) Output *output = NULL;
         int r, output_fd; /* the message's too */
         const char *path;
@@ -122,7 +123,7 @@ static int take_reply(sd_bus_message *reply, uint64_t input_bytes, uint64_t outp
         if (r < 0)
                 return client_error_message(r, "Opening a session", e);
         output = calloc(1, sizeof(*output));
-        r = output ? object_init(&x->object, sd_bus_message_get_sender(reply), path) : -ENOMEM;
+        r = output ? object_init(&x->object, client_sender(c, reply), path) : -ENOMEM;
         if (r < 0)
                 return error_errno(e, r, "Opening a session");
 
@@ -178,7 +179,7 @@ static int session_call_open(latent_client *c, const latent_model *model, const 
         if (r < 0)
                 return r;
 
-        return take_reply(*ret_reply, o->input_bytes, o->output_bytes, x, e);
+        return take_reply(c, *ret_reply, o->input_bytes, o->output_bytes, x, e);
 }
 
 static int keep_options(latent_session *s, const latent_session_options *o) {

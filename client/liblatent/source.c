@@ -111,7 +111,7 @@ static int model_new_private(latent_client *c, const ModelSource *s, latent_mode
         if (r < 0)
                 return client_error_message(r, "Making a model", e);
 
-        return model_new(c, sd_bus_message_get_sender(reply), path, NULL, ret, e);
+        return model_new(c, client_sender(c, reply), path, NULL, ret, e);
 }
 
 /* One AddFiles() call with up to FILES_PER_CALL files. */

@@ -126,7 +126,7 @@ static int check_mode(int fd, const char *name, Fault *f) {
         return 0;
 }
 
-int file_source_check(int fd, const char *name, const char *mountinfo, Fault *f) {
+int file_source_check(int fd, const char *name, const char *mountinfo, uint64_t *ret_device, Fault *f) {
         struct statx stx;
         Mount m;
         int r;
@@ -158,6 +158,8 @@ int file_source_check(int fd, const char *name, const char *mountinfo, Fault *f)
                         "serves it could stop it for ever): copy the file to a local file system",
                         name, m.type);
 
+        if (ret_device)
+                *ret_device = makedev(stx.stx_dev_major, stx.stx_dev_minor);
         return 0;
 }
 

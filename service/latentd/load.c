@@ -11,6 +11,7 @@
 
 #include "service/latentd/memory.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/log.h"
 
 /* What one pool thread populates at a time (about 15 ms with small pages): the kernel holds the lock of the
  * address space meanwhile, for which a malloc() on the loop may have to wait. */
@@ -39,9 +40,7 @@ static void load_fail(Load *l, int error, const Fault *f) {
         load_stop(l);
 }
 
-static int submit(Load *l, PoolWork work, PoolDone done, void *userdata) {
-        int r = pool_submit(l->store->pool, work, done, userdata);
-
+static int submitted(Load *l, int r) {
         if (r < 0) {
                 Fault f = {};
 
@@ -52,6 +51,10 @@ static int submit(Load *l, PoolWork work, PoolDone done, void *userdata) {
 
         l->n_jobs++;
         return 0;
+}
+
+static int submit(Load *l, PoolWork work, PoolDone done, void *userdata) {
+        return submitted(l, pool_submit(l->store->pool, work, done, userdata));
 }
 
 static int submit_slice(Load *l, PoolWork work, PoolDone done, uint64_t begin, uint64_t end) {
@@ -71,6 +74,21 @@ static int submit_slice(Load *l, PoolWork work, PoolDone done, uint64_t begin, u
         return r;
 }
 
+/* A job that asks the file system does not end. */
+static void on_job_stuck(void *userdata) {
+        Load *l = userdata;
+        Fault f = {};
+
+        l->n_stuck++;
+        (void) store_no_answer(l->name, &f);
+        load_fail(l, -ETIMEDOUT, &f);
+        load_step(l);
+}
+
+static int submit_file_job(Load *l, PoolWork work, PoolDone done) {
+        return submitted(l, file_jobs_submit(l->store->file_jobs, work, on_job_stuck, done, l));
+}
+
 /* ---- finish ---- */
 
 /* The end of a file's pages in our hands: locks and measures into l->measured. */
@@ -88,7 +106,7 @@ static int lock_region(Load *l) {
         if (l->store->config->lock_memory == TRISTATE_AUTO)
                 return 0;
 
-        return fault_set(&l->fault, -EPERM, FAULT_DOES_NOT_FIT,
+        return fault_set(&l->job_fault, -EPERM, FAULT_DOES_NOT_FIT,
                 "%s: %.1f MiB cannot be locked (%s): raise LimitMEMLOCK= of latentd.service, or set "
                 "LockMemory=auto",
                 l->name, MIB(l->region->size), strerror(-m->lock_error));
@@ -103,11 +121,13 @@ static int finish_work(void *userdata) {
                 return -ECANCELED;
 
         r = file_source_identity(l->store->io, l->fd, &now);
+        if (atomic_load(&l->stop)) /* it may have taken its time */
+                return -ECANCELED;
         if (r < 0)
                 return fault_set(
-                        &l->fault, r, FAULT_IO, "%s: cannot be examined: %s", l->name, strerror(-r));
+                        &l->job_fault, r, FAULT_IO, "%s: cannot be examined: %s", l->name, strerror(-r));
         if (!file_source_same(&now, &l->identity))
-                return fault_set(&l->fault, -ESTALE, FAULT_FILE_CHANGED,
+                return fault_set(&l->job_fault, -ESTALE, FAULT_FILE_CHANGED,
                         "%s changed while it was read: load it again", l->name);
 
         r = lock_region(l);
@@ -125,10 +145,8 @@ static void on_finish(void *userdata, int result) {
         Region *r = l->region;
 
         l->n_jobs--;
-        if (result < 0 && l->result == 0) {
-                l->result = result;
-                load_stop(l);
-        }
+        if (result < 0)
+                load_fail(l, result, &l->job_fault);
         if (l->result == 0 && !l->cancelled) {
                 r->locked_bytes = l->measured.locked_bytes;
                 r->lock_error = l->measured.lock_error;
@@ -178,8 +196,7 @@ static void read_failed(Load *l, int error) {
                         l->identity.size);
                 break;
         case -ETIMEDOUT:
-                l->leaked = true;
-                l->region->state = REGION_DEAD;
+                l->read_stuck = true;
                 (void) fault_set(&f, error, FAULT_IO,
                         "%s: the disk or server gave no data for %u s, the load was given up", l->name,
                         (unsigned) (LOADER_STALL_USEC / 1000000));
@@ -189,6 +206,15 @@ static void read_failed(Load *l, int error) {
         }
 
         load_fail(l, error, &f);
+}
+
+static void load_late(Load *l);
+
+static void on_late(void *userdata) {
+        Load *l = userdata;
+
+        l->read_stuck = false;
+        load_late(l);
 }
 
 static void on_read(void *userdata, int result, uint64_t bytes, uint64_t usec) {
@@ -220,7 +246,7 @@ static void read_more(Load *l) {
 
         l->read_begin = l->read_next;
         r = loader_read(l->store->loader, &l->source, l->region->map, l->read_begin,
-                piece_end(l, l->read_begin), l->identity.size, on_read, l, &l->reading);
+                piece_end(l, l->read_begin), l->identity.size, on_read, on_late, l, &l->reading);
         if (r < 0) {
                 (void) fault_set(
                         &f, r, FAULT_INTERNAL, "%s: reading cannot be started: %s", l->name, strerror(-r));
@@ -385,12 +411,12 @@ static int prepare_work(void *userdata) {
 
         r = file_source_open(l->store->io, l->fd, &l->source);
         if (r < 0)
-                return fault_set(&l->fault, r, FAULT_INTERNAL, "%s: %s", l->name, strerror(-r));
+                return fault_set(&l->job_fault, r, FAULT_INTERNAL, "%s: %s", l->name, strerror(-r));
 
         /* Through the same descriptor: a direct read leaves no trace in the page cache. */
-        r = file_source_check_content(&l->source, l->name, l->identity.size, &l->fault);
+        r = file_source_check_content(&l->source, l->name, l->identity.size, &l->job_fault);
         if (r < 0)
-                return fault_set(&l->fault, r, FAULT_INTERNAL, "%s: %s", l->name, strerror(-r));
+                return fault_set(&l->job_fault, r, FAULT_INTERNAL, "%s: %s", l->name, strerror(-r));
 
         return 0;
 }
@@ -400,8 +426,8 @@ static void on_prepare(void *userdata, int result) {
 
         l->n_jobs--;
         l->prepared = true;
-        if (result < 0 && l->result == 0)
-                l->result = result; /* l->fault says why */
+        if (result < 0)
+                load_fail(l, result, &l->job_fault);
         load_step(l);
 }
 
@@ -451,7 +477,45 @@ static void begin_region(Load *l) {
         store_add_region(l->store, l->region);
 }
 
-/* Nothing of it runs any more: tell who waits, give back what is not needed. */
+/* The answers to its requests are given: what it holds, except for a complete region, goes. */
+static void load_give_back(Load *l) {
+        Store *s = l->store;
+
+        if (!l->complete && l->region)
+                store_remove_region(s, l->region);
+        store_give_back(s, l->complete ? NULL : l->region, &l->source, l->fd);
+        free(l->name);
+        free(l);
+}
+
+/* Something of it does not end. Its memory may be written to at any time, and stays. */
+static void load_park(Load *l) {
+        Store *s = l->store;
+
+        l->stuck = true;
+        l->stuck_usec = store_now_usec();
+        if (l->region)
+                l->region->state = REGION_DEAD;
+        TAILQ_INSERT_TAIL(&s->stuck_loads, l, entry);
+        log_warning("A load was given up since its file system does not answer; %" PRIu64
+                    " bytes of memory stay taken until it does: %u such files now",
+                l->region ? l->region->populated : 0, store_stuck(s));
+}
+
+/* It has come to its end after all. */
+static void load_late(Load *l) {
+        Store *s = l->store;
+
+        if (!l->stuck || l->read_stuck || l->n_jobs > 0)
+                return;
+
+        TAILQ_REMOVE(&s->stuck_loads, l, entry);
+        log_notice("A file system answered %.0f s after a load was given up: its memory is free again, %u such files now",
+                (double) (store_now_usec() - l->stuck_usec) / 1e6, store_stuck(s));
+        load_give_back(l);
+}
+
+/* Nothing of it runs any more but what is stuck: tell who waits, give back what is not needed. */
 static void load_end(Load *l) {
         Store *s = l->store;
         uint64_t bytes_read = l->identity.size;
@@ -464,8 +528,6 @@ static void load_end(Load *l) {
                 store_keep(s, l->region);
                 (void) store_region_ref(l->region);
         }
-        else if (l->region && !l->leaked)
-                store_remove_region(s, l->region);
 
         while ((r = TAILQ_FIRST(&l->requests))) {
                 TAILQ_REMOVE(&l->requests, r, entry);
@@ -478,17 +540,20 @@ static void load_end(Load *l) {
 
         if (l->complete)
                 store_region_unref(s, l->region);
-        store_give_back(
-                s, l->complete || l->leaked ? NULL : l->region, l->leaked ? NULL : &l->source, l->fd);
-
-        free(l->name);
-        free(l);
+        if (l->read_stuck || l->n_stuck > 0)
+                load_park(l);
+        else
+                load_give_back(l);
         store_release(s);
 }
 
 static void load_step(Load *l) {
         bool stopped = l->result < 0 || l->cancelled;
 
+        if (l->stuck) {
+                load_late(l);
+                return;
+        }
         if (!stopped && l->prepared && !l->complete) {
                 if (!l->region)
                         begin_region(l);
@@ -500,12 +565,12 @@ static void load_step(Load *l) {
 
                         if (!l->finishing && l->result == 0 && l->read_next == l->data_bytes &&
                                 !l->reading && l->n_checksums == 0)
-                                l->finishing = submit(l, finish_work, on_finish, l) >= 0;
+                                l->finishing = submit_file_job(l, finish_work, on_finish) >= 0;
                 }
                 stopped = l->result < 0 || l->cancelled;
         }
 
-        if ((stopped || l->complete) && l->n_jobs == 0 && !l->reading)
+        if ((stopped || l->complete) && l->n_jobs == l->n_stuck && !l->reading)
                 load_end(l);
 }
 
@@ -525,7 +590,7 @@ int load_new(Store *s, StoreRequest *r) {
         TAILQ_INIT(&l->requests);
 
         l->n_jobs = 1; /* everything before the job is there: it runs at once */
-        k = pool_submit(s->pool, prepare_work, on_prepare, l);
+        k = file_jobs_submit(s->file_jobs, prepare_work, on_job_stuck, on_prepare, l);
         if (k < 0) {
                 free(l);
                 return k;

@@ -38,6 +38,7 @@ struct LoaderRead {
         char *map; /* of the region: byte 0 of the file */
         uint64_t end, file_size, next;
         LoaderDone done;
+        LoaderLate late;
         void *userdata;
 
         LoaderRequest requests[LOADER_DEPTH];

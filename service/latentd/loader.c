@@ -34,6 +34,7 @@ struct Loader {
         LoaderReadList unfinished;
         uint64_t stall_usec;
         int ring_error;
+        bool closing;
 
         /* thread */
         struct io_uring ring;
@@ -332,7 +333,8 @@ static void take_finished(Loader *l) {
                 if (!atomic_load(&r->abandoned)) {
                         TAILQ_REMOVE(&l->unfinished, r, loop_entry);
                         finish_read(r, final_result(r));
-                }
+                } else if (!l->closing)
+                        r->late(r->userdata);
                 free(r);
         }
 }
@@ -515,6 +517,7 @@ Loader *loader_free(Loader *l) {
         if (!l)
                 return NULL;
 
+        l->closing = true;
         TAILQ_FOREACH(r, &l->unfinished, loop_entry) {
                 loader_cancel(r);
         }
@@ -550,7 +553,7 @@ int loader_ring_error(const Loader *l) {
 }
 
 int loader_read(Loader *l, const FileSource *source, void *map, uint64_t begin, uint64_t end,
-        uint64_t file_size, LoaderDone done, void *userdata, LoaderRead **ret) {
+        uint64_t file_size, LoaderDone done, LoaderLate late, void *userdata, LoaderRead **ret) {
         LoaderRead *r;
 
         if ((uintptr_t) map % REGION_BLOCK != 0 || begin % REGION_BLOCK != 0 || end % REGION_BLOCK != 0 ||
@@ -568,6 +571,7 @@ int loader_read(Loader *l, const FileSource *source, void *map, uint64_t begin, 
         r->end = end;
         r->file_size = file_size;
         r->done = done;
+        r->late = late;
         r->userdata = userdata;
         TAILQ_INSERT_TAIL(&l->unfinished, r, loop_entry);
         (void) arm_stall(l);

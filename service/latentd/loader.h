@@ -19,9 +19,13 @@ typedef struct LoaderRead LoaderRead;
 
 /* On the loop, exactly once, never from inside loader_read(). result: 0; -ESTALE: the file is shorter than
  * it was; -ECANCELED; -ETIMEDOUT: no byte came for the stall time, and late answers may still be written to
- * the memory, so that it must stay as it is for ever, and the descriptor open; other errors as of read(2).
- * usec: how long it took. */
+ * the memory, so that it must stay as it is, and the descriptor open, until LoaderLate; other errors as of
+ * read(2). usec: how long it took. */
 typedef void (*LoaderDone)(void *userdata, int result, uint64_t bytes, uint64_t usec);
+
+/* On the loop, at most once, after done with -ETIMEDOUT: the answers came after all, nothing is written any
+ * more. Not after loader_free(). */
+typedef void (*LoaderLate)(void *userdata);
 
 int loader_new(sd_event *event, const FileIo *io, uint64_t stall_usec, Loader **ret);
 
@@ -37,7 +41,7 @@ int loader_ring_error(const Loader *l);
  * Memory should be populated. The descriptor of source (which is copied) and map stay the caller's and alive
  * until done. */
 int loader_read(Loader *l, const FileSource *source, void *map, uint64_t begin, uint64_t end,
-        uint64_t file_size, LoaderDone done, void *userdata, LoaderRead **ret);
+        uint64_t file_size, LoaderDone done, LoaderLate late, void *userdata, LoaderRead **ret);
 
 /* Asks for no more; done comes with -ECANCELED once nothing is in flight. */
 void loader_cancel(LoaderRead *r);

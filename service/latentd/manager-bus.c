@@ -13,6 +13,7 @@
 #include "service/latentd/peer.h"
 #include "service/latentd/session.h"
 #include "service/latentd/worker-link.h"
+#include "service/latentd/worker-start.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 
@@ -341,6 +342,7 @@ static int property_get_text(sd_bus *bus, const char *path, const char *interfac
                 { "State",       m->state_reason[0] == '\0' ? "ready" : "degraded" },
                 { "StateReason", m->state_reason                                   },
                 { "NumericsId",  worker_link_numerics_id(m->worker)                },
+                { "WorkerStart", worker_start_by_socket(m->config) ? "socket" : "spawn" },
         };
 
         for (size_t i = 0; i < ELEMENTSOF(table); i++)
@@ -410,7 +412,14 @@ static int property_get_t(sd_bus *bus, const char *path, const char *interface, 
 static int property_get_u(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
                           void *userdata, sd_bus_error *error) {
         Manager *m = userdata;
-        uint32_t v = strcmp(property, "Workers") == 0 ? worker_link_is_ready(m->worker) : n_regions(m);
+        uint32_t v;
+
+        if (strcmp(property, "Workers") == 0)
+                v = worker_link_is_ready(m->worker);
+        else if (strcmp(property, "StuckReads") == 0)
+                v = store_stuck(m->store) + m->n_stuck_opens;
+        else
+                v = n_regions(m);
 
         return sd_bus_message_append(reply, "u", v);
 }
@@ -439,6 +448,7 @@ static const sd_bus_vtable manager_vtable[] = {
         SD_BUS_PROPERTY("Features", "as", property_get_features, 0, SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("NumericsId", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("Workers", "u", property_get_u, 0, 0),
+        SD_BUS_PROPERTY("WorkerStart", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("WorkerStarts", "t", property_get_t, 0, 0),
         SD_BUS_PROPERTY("Steps", "t", NULL, offsetof(Manager, steps_done), 0),
         SD_BUS_PROPERTY("BytesRead", "t", property_get_t, 0, 0),
@@ -448,6 +458,7 @@ static const sd_bus_vtable manager_vtable[] = {
         SD_BUS_PROPERTY("CacheRamReserve", "t", property_get_t, 0, 0),
         SD_BUS_PROPERTY("MemoryHeadroom", "t", property_get_t, 0, 0),
         SD_BUS_PROPERTY("ArenaBytes", "t", NULL, offsetof(Manager, arena_bytes), 0),
+        SD_BUS_PROPERTY("StuckReads", "u", property_get_u, 0, 0),
         SD_BUS_VTABLE_END
 };
 

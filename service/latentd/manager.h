@@ -62,6 +62,7 @@ struct Manager {
         uint64_t next_id; /* of models, sessions, jobs, devices alike: never used twice */
         uint64_t arena_bytes;
         uint64_t steps_done;
+        unsigned n_stuck_opens; /* below ModelPath=, where a file system does not answer */
         char state_reason[256]; /* empty: ready */
         sd_event_source *devices_timer; /* tells device states to clients, not more often than 10 times a second */
         bool stopping;

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include "service/latentd/descriptors.h"
 #include "service/latentd/file-source.h"
 #include "service/shared/cleanup.h"
 
@@ -152,12 +153,16 @@ static int add_file(ModelFiles *m, const Root *root, const char *path, int fd_ta
         const char *base = strrchr(path, '/');
         ModelFile *grown;
         struct stat st;
+        int r;
 
         if (fstat(fd, &st) < 0)
                 return open_failed(root, path, -errno, f);
         if (!S_ISREG(st.st_mode))
                 return fault_set(
                         f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s is not a regular file", root->path, path);
+        r = descriptor_check(fd, path, f);
+        if (r < 0)
+                return r;
         if (m->n_files >= MODEL_FILES_MAX)
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s: a model may have at most %d files",
                         root->path, path, MODEL_FILES_MAX);

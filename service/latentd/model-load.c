@@ -10,19 +10,24 @@
 #include "service/latentd/bus-error.h"
 #include "service/latentd/file-source.h"
 #include "service/latentd/job.h"
+#include "service/latentd/loader.h"
 #include "service/latentd/peer.h"
+#include "service/latentd/queue.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 
 #define PROGRESS_USEC UINT64_C(100000)
 #define MIB UINT64_C(1048576)
+#define STUCK_OPENS_MAX 4u /* each costs a thread */
 
 /* What the pool works on. It outlives a model whose load was stopped. */
 struct ModelOpen {
         Model *model; /* NULL: nobody wants the answer */
         const Config *config;
+        Manager *manager;
         char *name; /* NULL: the model has its files */
+        bool stuck;
         ModelFiles files;
         FileIdentity *identities; /* of each file */
         Fault fault;
@@ -145,8 +150,31 @@ static void waiters_progress(Model *m, const char *phase) {
         }
 }
 
+/* Whether everybody who waits for it has crashed workers too often lately. */
+static uint64_t crash_wait_usec(const Model *m) {
+        uint64_t least = UINT64_MAX;
+
+        for (size_t i = 0; i < m->n_waiters; i++) {
+                uint64_t usec = queue_wait_usec(m->manager->queue, m->waiters[i]->uid);
+
+                least = usec < least ? usec : least;
+        }
+
+        return m->n_waiters > 0 ? least : 0;
+}
+
 static void model_check(Model *m) {
+        uint64_t wait = crash_wait_usec(m);
+        Fault f = {};
         int r;
+
+        if (wait > 0) {
+                (void) fault_set(&f, -EDQUOT, FAULT_LIMIT,
+                                 "Your jobs and loads have crashed workers too often (CrashBudget=): load the model again in %" PRIu64 " s.",
+                                 wait / 1000000 + 1);
+                model_fail(m, -EDQUOT, &f);
+                return;
+        }
 
         waiters_progress(m, "check");
         m->checking = true;
@@ -307,10 +335,30 @@ static int take_files(Model *m, ModelOpen *o) {
         return 0;
 }
 
+/* The model goes on without it; what it opens is closed when it comes back. */
+static void on_open_stuck(void *userdata) {
+        ModelOpen *o = userdata;
+        Model *m = STEAL_PTR(o->model);
+        Fault f = {};
+
+        o->stuck = true;
+        o->manager->n_stuck_opens++;
+        log_warning("A ModelPath= directory does not answer: %u loads wait there for ever", o->manager->n_stuck_opens);
+        if (!m)
+                return;
+
+        m->open = NULL;
+        (void) fault_set(&f, -ETIMEDOUT, FAULT_IO, "%s: the file system of ModelPath= gave no answer for %u s, the load was given up.", o->name,
+                         (unsigned) (LOADER_STALL_USEC / 1000000));
+        model_fail(m, -ETIMEDOUT, &f);
+}
+
 static void on_opened(void *userdata, int r) {
         CLEANUP(model_open_freep) ModelOpen *o = userdata;
         Model *m = o->model, *old;
 
+        if (o->stuck)
+                o->manager->n_stuck_opens--;
         if (!m)
                 return;
 
@@ -369,6 +417,7 @@ static int start(Model *m, const char *name, Job *j) {
                 return -ENOMEM;
 
         o->model = m;
+        o->manager = m->manager;
         o->config = m->manager->config;
         if (name) {
                 o->name = strdup(name);
@@ -380,7 +429,7 @@ static int start(Model *m, const char *name, Job *j) {
         if (r < 0)
                 return r;
 
-        r = pool_submit(m->manager->pool, open_work, on_opened, o);
+        r = file_jobs_submit(store_file_jobs(m->manager->store), open_work, on_open_stuck, on_opened, o);
         if (r < 0) {
                 m->n_waiters = 0;
                 j->model = NULL;
@@ -394,6 +443,12 @@ static int start(Model *m, const char *name, Job *j) {
 static int load_shared(Manager *m, const char *name, const ModelOptions *o, Job *j, Fault *f) {
         Model *model, *loading;
         int r;
+
+        if (m->n_stuck_opens >= STUCK_OPENS_MAX)
+                return fault_set(f, -ETIMEDOUT, FAULT_IO,
+                                 "%u loads below ModelPath= were given up since a file system there does not answer; no more are begun until "
+                                 "one of them comes back.",
+                                 m->n_stuck_opens);
 
         r = model_new(m, NULL, o, name, &model, f);
         if (r < 0)

@@ -12,16 +12,24 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 
+/* The files opened again, by a job that may outlive the rest. */
+typedef struct MendOpen {
+        ModelMend *mend; /* NULL: nobody wants it */
+        Manager *manager;
+        bool stuck;
+        char *name;
+        ModelFiles files;
+        FileIdentity *identities; /* of each */
+        Fault fault;
+} MendOpen;
+
 struct ModelMend {
-        Model *model; /* NULL: nobody wants the end; the job on the pool ends by itself */
+        Model *model;
         ModelMendFn fn;
         void *userdata;
-        unsigned n_pending; /* checks, the job on the pool, requests */
-        const Config *config;
-        char *name;
-        ModelFiles files;         /* opened again */
-        FileIdentity *identities; /* of each */
-        Fault fault;              /* the first failure */
+        unsigned n_pending; /* checks, the opening, requests */
+        MendOpen *open;
+        Fault fault; /* the first failure */
         struct MendPart {
                 ModelMend *mend;
                 StoreCheck *check;
@@ -29,17 +37,18 @@ struct ModelMend {
         } parts[];
 };
 
-static ModelMend *mend_free(ModelMend *x) {
-        if (!x)
+static MendOpen *mend_open_free(MendOpen *o) {
+        if (!o)
                 return NULL;
 
-        model_files_done(&x->files);
-        free(x->identities);
-        free(x->name);
-        free(x);
+        model_files_done(&o->files);
+        free(o->identities);
+        free(o->name);
+        free(o);
         return NULL;
 }
-DEFINE_CLEANUP(ModelMend *, mend_free)
+DEFINE_CLEANUP(MendOpen *, mend_open_free)
+
 
 static void mend_fail(ModelMend *x, int r, const char *name, const char *text) {
         if (x->fault.name[0] == '\0')
@@ -69,7 +78,7 @@ static void mend_end(ModelMend *x) {
         x->fn(x->userdata, m, f);
         if (failed)
                 model_user_remove(m);
-        (void) mend_free(x);
+        free(x);
 }
 
 /* One of the things that were waited for has come to its end. */
@@ -103,22 +112,22 @@ static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read
 static const char changed[] =
         "A damaged file of the model cannot be read again, since it has changed since it was loaded: load the model again.";
 
-static void read_again(ModelMend *x, size_t i) {
+static void read_again(ModelMend *x, const MendOpen *o, size_t i) {
         Model *m = x->model;
         ModelPart *p = &m->parts[i];
         Fault f = {};
         size_t k;
         int r;
 
-        for (k = 0; k < x->files.n_files; k++)
-                if (strcmp(x->files.files[k].name, p->name) == 0)
+        for (k = 0; k < o->files.n_files; k++)
+                if (strcmp(o->files.files[k].name, p->name) == 0)
                         break;
-        if (k == x->files.n_files || !file_source_same(&x->identities[k], &p->region->identity)) {
+        if (k == o->files.n_files || !file_source_same(&o->identities[k], &p->region->identity)) {
                 mend_fail(x, -ESTALE, FAULT_FILE_CHANGED, changed);
                 return;
         }
 
-        r = store_get(m->manager->store, x->files.files[k].fd, p->name, &m->numa, on_region, &x->parts[i],
+        r = store_get(m->manager->store, o->files.files[k].fd, p->name, &m->numa, on_region, &x->parts[i],
                 &x->parts[i].request, &f);
         if (r < 0)
                 mend_fail(x, r, f.name[0] != '\0' ? f.name : FAULT_INTERNAL, f.name[0] != '\0' ? f.text : strerror(-r));
@@ -127,36 +136,76 @@ static void read_again(ModelMend *x, size_t i) {
 }
 
 static int open_work(void *userdata) {
-        ModelMend *x = userdata;
+        MendOpen *o = userdata;
         int r;
 
-        r = model_files_open(x->config, x->name, &x->files, &x->fault);
+        r = model_files_open(o->manager->config, o->name, &o->files, &o->fault);
         if (r < 0)
                 return r;
 
-        x->identities = calloc(x->files.n_files, sizeof(*x->identities));
-        if (!x->identities)
+        o->identities = calloc(o->files.n_files, sizeof(*o->identities));
+        if (!o->identities)
                 return -ENOMEM;
 
-        for (size_t i = 0; r >= 0 && i < x->files.n_files; i++)
-                r = file_source_identity(&file_io_system, x->files.files[i].fd, &x->identities[i]);
+        for (size_t i = 0; r >= 0 && i < o->files.n_files; i++)
+                r = file_source_identity(&file_io_system, o->files.files[i].fd, &o->identities[i]);
         return r;
 }
 
-static void on_opened(void *userdata, int r) {
-        ModelMend *x = userdata;
+static void on_open_stuck(void *userdata) {
+        MendOpen *o = userdata;
+        ModelMend *x = STEAL_PTR(o->mend);
 
-        if (!x->model) {
-                (void) mend_free(x);
+        o->stuck = true;
+        o->manager->n_stuck_opens++;
+        if (!x)
                 return;
-        }
 
+        x->open = NULL;
+        mend_fail(x, -ETIMEDOUT, FAULT_IO,
+                "The model's weights were damaged in memory when a worker crashed, and the file system of ModelPath= does not "
+                "answer: load the model again when it does.");
+        arrived(x);
+}
+
+static void on_opened(void *userdata, int r) {
+        CLEANUP(mend_open_freep) MendOpen *o = userdata;
+        ModelMend *x = o->mend;
+
+        if (o->stuck)
+                o->manager->n_stuck_opens--;
+        if (!x)
+                return;
+
+        x->open = NULL;
         if (r < 0)
-                mend_fail(x, r, FAULT_IO, strerror(-r));
+                mend_fail(x, r, o->fault.name[0] != '\0' ? o->fault.name : FAULT_IO,
+                        o->fault.name[0] != '\0' ? o->fault.text : strerror(-r));
         for (size_t i = 0; r >= 0 && i < x->model->n_parts; i++)
                 if (x->model->parts[i].region->state != REGION_COMPLETE)
-                        read_again(x, i);
+                        read_again(x, o, i);
         arrived(x);
+}
+
+static int open_again(ModelMend *x) {
+        CLEANUP(mend_open_freep) MendOpen *o = NULL;
+        Manager *m = x->model->manager;
+        int r;
+
+        o = calloc(1, sizeof(*o));
+        if (!o)
+                return -ENOMEM;
+
+        *o = (MendOpen) { .mend = x, .manager = m, .name = strdup(x->model->name) };
+        if (!o->name)
+                return -ENOMEM;
+
+        r = file_jobs_submit(store_file_jobs(m->store), open_work, on_open_stuck, on_opened, o);
+        if (r < 0)
+                return r;
+
+        x->open = STEAL_PTR(o);
+        return 0;
 }
 
 /* ---- checking ---- */
@@ -179,7 +228,7 @@ static void look_at_damage(ModelMend *x) {
                 return;
         }
 
-        r = pool_submit(m->manager->pool, open_work, on_opened, x);
+        r = open_again(x);
         if (r < 0)
                 mend_fail(x, r, FAULT_INTERNAL, strerror(-r));
         else
@@ -197,7 +246,7 @@ static void on_checked(void *userdata, Region *region, bool sound) {
 }
 
 int model_mend(Model *m, ModelMendFn fn, void *userdata) {
-        CLEANUP(mend_freep) ModelMend *x = NULL;
+        CLEANUP_FREE ModelMend *x = NULL;
         int r;
 
         if (m->mend)
@@ -207,10 +256,7 @@ int model_mend(Model *m, ModelMendFn fn, void *userdata) {
         if (!x)
                 return -ENOMEM;
 
-        *x = (ModelMend) { .model = m, .fn = fn, .userdata = userdata, .config = m->manager->config, .name = strdup(m->name) };
-        if (!x->name)
-                return -ENOMEM;
-
+        *x = (ModelMend) { .model = m, .fn = fn, .userdata = userdata };
         for (size_t i = 0; i < m->n_parts; i++) {
                 x->parts[i].mend = x;
                 r = store_check(m->manager->store, m->parts[i].region, on_checked, &x->parts[i], &x->parts[i].check);
@@ -228,19 +274,16 @@ int model_mend(Model *m, ModelMendFn fn, void *userdata) {
 
 void model_mend_stop(Model *m) {
         ModelMend *x = STEAL_PTR(m->mend);
-        unsigned on_pool;
 
         if (!x)
                 return;
 
-        on_pool = x->n_pending;
         for (size_t i = 0; i < m->n_parts; i++) {
-                on_pool -= (x->parts[i].check != NULL) + (x->parts[i].request != NULL);
                 (void) store_check_cancel(x->parts[i].check);
                 (void) store_request_cancel(x->parts[i].request);
         }
 
-        x->model = NULL;
-        if (on_pool == 0)
-                (void) mend_free(x);
+        if (x->open)
+                x->open->mend = NULL;
+        free(x);
 }

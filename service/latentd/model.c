@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "service/latentd/bus-error.h"
+#include "service/latentd/descriptors.h"
 #include "service/latentd/job.h"
 #include "service/latentd/peer.h"
 #include "service/latentd/worker-link.h"
@@ -195,12 +196,12 @@ static int check_files(const Model *m, const ModelFile *files, size_t n_files, F
                                  m->n_parts + n_files, MODEL_FILES_MAX);
 
         TAILQ_FOREACH(model, &m->manager->models, entry)
-                if (model->is_private && model->uid == m->uid && model->state == MODEL_NEW)
-                        n_open += model->n_parts;
+                for (size_t i = 0; model->is_private && model->uid == m->uid && i < model->n_parts; i++)
+                        n_open += model->parts[i].fd >= 0;
 
         if (n_open + n_files > MODEL_OPEN_FILES_MAX)
                 return fault_set(f, -EDQUOT, FAULT_LIMIT,
-                                 "You would have %zu files open in models that are not committed; at most %d are allowed.",
+                                 "You would have %zu files open in models that are not loaded yet; at most %d are allowed.",
                                  n_open + n_files, MODEL_OPEN_FILES_MAX);
 
         for (size_t i = 0; i < n_files; i++) {
@@ -209,7 +210,7 @@ static int check_files(const Model *m, const ModelFile *files, size_t n_files, F
                         return r;
         }
 
-        return 0;
+        return descriptors_check("A file", f);
 }
 
 static int part_fill(Model *m, const ModelFile *file, ModelPart *ret, Fault *f) {

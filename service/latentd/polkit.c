@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "service/latentd/bus-error.h"
+#include "service/latentd/descriptors.h"
 #include "service/latentd/job.h"
 #include "service/latentd/model.h"
 #include "service/latentd/peer.h"
@@ -178,6 +179,11 @@ static int ask(Peer *p, PolkitAction action, sd_bus_message *message, Fault *f) 
         TAILQ_FOREACH(q, &p->manager->queries, entry)
                 if (q->peer == p && q->action == action)
                         break;
+
+        /* It keeps its own meanwhile. */
+        r = descriptors_check("A call that waits for polkit", f);
+        if (r < 0)
+                return r;
 
         if (!q) {
                 q = calloc(1, sizeof(*q));

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Memory pressure as the kernel tells it (PSI): of the machine, and of each cgroup v2 that we are in. A source that is absent
- * or refuses its trigger (an older kernel refuses unprivileged ones) is not used. */
+/* Memory pressure as the kernel tells it (PSI): of the machine, and of each cgroup v2 that we are in. A source that
+ * refuses its trigger (kernels before 6.5 do without privileges, and a read-only /sys/fs/cgroup does) is read every two seconds; one that
+ * is absent is not used. */
 
 #include <systemd/sd-event.h>
 

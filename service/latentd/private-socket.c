@@ -13,6 +13,7 @@
 
 #include <systemd/sd-daemon.h>
 
+#include "service/latentd/descriptors.h"
 #include "service/latentd/peer.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
@@ -246,7 +247,7 @@ static int on_connect(sd_event_source *source, int listen_fd, uint32_t revents, 
                 return 0;
         }
 
-        why = too_many(s, who.uid);
+        why = descriptor_is_reserve(fd) ? "there are hardly any descriptors left" : too_many(s, who.uid);
         if (why) {
                 log_debug("A private connection of user %" PRIu32 " is refused: %s", (uint32_t) who.uid, why);
                 (void) close(fd);

@@ -482,13 +482,29 @@ static void lost_worker(Queue *q, Job *j, bool active, bool ran, const char *rea
         job_finish(j, JOB_FAILED, &f);
 }
 
+static void count_crash(Queue *q, uid_t uid) {
+        if (crash_budget_count(q->crashes, uid, job_clock_usec()))
+                log_warning("Jobs of user %u have crashed workers too often and wait for %u s.", (unsigned) uid,
+                        (unsigned) (CRASH_WAIT_USEC / 1000000));
+}
+
+void queue_blame(Queue *q, uid_t uid) {
+        if (!q->active || q->active->uid != uid)
+                count_crash(q, uid);
+}
+
+uint64_t queue_wait_usec(const Queue *q, uid_t uid) {
+        uint64_t now = job_clock_usec(), until = crash_budget_until(q->crashes, uid, now);
+
+        return until > now ? until - now : 0;
+}
+
 void queue_on_worker_gone(Queue *q, const char *reason) {
         Job *active = q->active, *j, *next;
         bool ran = active && q->activity == ACTIVITY_STEP;
 
-        if (active && crash_budget_count(q->crashes, active->uid, job_clock_usec()))
-                log_warning("Jobs of user %u have crashed workers too often and wait for %u s.", (unsigned) active->uid,
-                        (unsigned) (CRASH_WAIT_USEC / 1000000));
+        if (active)
+                count_crash(q, active->uid);
 
         q->active = NULL;
         for (j = TAILQ_FIRST(&q->jobs); j; j = next) {

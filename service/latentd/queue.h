@@ -27,6 +27,11 @@ void queue_on_lora_notes(Queue *q, const WireLoraNotes *m);
 void queue_on_progress(Queue *q, const WireProgress *m);
 void queue_on_step_done(Queue *q, const WireStepDone *m);
 void queue_on_job_error(Queue *q, const WireError *m);
+/* A load of this user had the worker when that crashed, beside the job that runs, which is counted by itself: see CrashBudget=. Before
+ * queue_on_worker_gone(). */
+void queue_blame(Queue *q, uid_t uid);
+/* For how long this user has to wait for that; 0: not. */
+uint64_t queue_wait_usec(const Queue *q, uid_t uid);
 /* The worker is gone (EOF seen or, if spawned, reaped): unfinished jobs go on from their commit word on the
  * next worker. reason for the log and, after the second death in one step, for Error.WorkerCrashed. */
 void queue_on_worker_gone(Queue *q, const char *reason);

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "service/latentd/descriptors.h"
 #include "service/latentd/job.h"
 #include "service/latentd/memory.h"
 #include "service/latentd/model.h"
@@ -180,6 +181,10 @@ int session_new(
                 return fault_set(f, -EOVERFLOW, FAULT_INVALID_ARGUMENT, "The sizes of the arenas overflow.");
 
         r = quota_check_session(m, owner->uid, bytes, f);
+        if (r < 0)
+                return r;
+
+        r = descriptors_check("A session", f);
         if (r < 0)
                 return r;
 

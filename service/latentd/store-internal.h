@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
+#include "service/latentd/file-jobs.h"
 #include "service/latentd/file-source.h"
 #include "service/latentd/loader.h"
 #include "service/latentd/store.h"
@@ -26,7 +27,9 @@ struct StoreRequest {
         bool cancelled;                  /* while that job runs */
         Load *load;                      /* joined */
         StoreCheck *check;               /* of the region that it hit */
-        TAILQ_ENTRY(StoreRequest) entry; /* in the store's `identifying` or the load's list */
+        uint64_t device;                 /* its file system's number */
+        bool stuck;                      /* its job does not end: the answer was given */
+        TAILQ_ENTRY(StoreRequest) entry; /* in the store's `identifying` or `stuck_requests`, or the load's list */
 };
 
 struct Store {
@@ -34,6 +37,7 @@ struct Store {
         Pool *pool;
         const Config *config;
         Loader *loader;
+        FileJobs *file_jobs;
         const char *root;     /* of proc and sys; "" but for tests */
         const FileIo *io;     /* the system's but for tests */
         uint64_t piece_bytes; /* memory is admitted, populated and read in such pieces; a multiple of
@@ -45,7 +49,8 @@ struct Store {
         uint64_t regions_max; /* half of the descriptors this process may have */
         TAILQ_HEAD(, Load) loads;
         TAILQ_HEAD(, Check) checks;
-        StoreRequestList identifying;
+        StoreRequestList identifying, stuck_requests;
+        TAILQ_HEAD(, Load) stuck_loads; /* given up, but a read or a job of theirs has not ended */
         uint64_t next_id, bytes_read, bytes_adopted, arena_bytes;
         uint64_t held_bytes;    /* populated and not yet given back, dead regions included */
         uint64_t freeing_bytes; /* of these: on the way back */
@@ -68,16 +73,20 @@ struct Load {
         bool prepared, cancelled, finishing, complete;
         bool waiting, retry;  /* for memory */
         uint64_t retry_until; /* memory that was given back may take a moment to be seen */
-        bool leaked; /* late answers may come: the region and the source's descriptor are left as they are */
-        int result;  /* the first error */
+        bool stuck;       /* in `stuck_loads`: region and descriptors stay until everything has ended */
+        bool read_stuck;  /* late answers may come */
+        unsigned n_stuck; /* jobs that do not end */
+        uint64_t stuck_usec; /* since when */
+        int result;       /* the first error */
         Fault fault;
+        Fault job_fault; /* a file job's own; copied at its end */
         atomic_bool stop; /* pool jobs that have not begun need not */
 
         uint64_t memory_bytes, data_bytes;
         uint64_t promised; /* bytes of memory admitted and not yet populated */
         uint64_t granted;  /* of these: being populated */
         uint64_t grant_next, populated_end, read_next, read_begin;
-        unsigned n_slices, n_checksums, n_jobs; /* jobs on the pool; n_jobs is all of them */
+        unsigned n_slices, n_checksums, n_jobs; /* jobs on the pool and of files; n_jobs is all of them */
         LoaderRead *reading;
 
         Region measured; /* written by the last job, then copied */
@@ -114,4 +123,6 @@ void store_give_back(Store *s, Region *r, const FileSource *source, int fd);
 /* One of n_outstanding is over; may free a closing store. */
 void store_release(Store *s);
 void store_retry_later(Store *s);
+/* -ETIMEDOUT with f. */
+int store_no_answer(const char *name, Fault *f);
 uint64_t store_now_usec(void);

@@ -6,14 +6,17 @@
 #include <inttypes.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 
+#include "service/latentd/descriptors.h"
 #include "service/latentd/memory.h"
 #include "service/latentd/store-internal.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 
 #define RETRY_PERIOD_USEC 100000
+#define STUCK_MAX 4u /* of a file system */
 #define TICK_NSEC 20000000 /* and more than one, where CONFIG_HZ is 100 or above */
 
 DEFINE_CLEANUP(Store *, store_free)
@@ -343,9 +346,31 @@ static void on_checked(void *userdata, Region *region, bool sound) {
         }
 }
 
+static void on_identify_stuck(void *userdata) {
+        StoreRequest *r = userdata;
+        Store *s = r->store;
+        Fault f = {};
+
+        TAILQ_REMOVE(&s->identifying, r, entry);
+        TAILQ_INSERT_TAIL(&s->stuck_requests, r, entry);
+        r->stuck = true;
+        log_warning("A file system does not say anything about a file of a model: %u such files now", store_stuck(s));
+        if (!STEAL(r->cancelled, true)) {
+                (void) store_no_answer(r->name, &f);
+                r->done(r->userdata, -ETIMEDOUT, NULL, 0, &f);
+        }
+        store_release(s);
+}
+
 static void on_identified(void *userdata, int result) {
         StoreRequest *r = userdata;
         Store *s = r->store;
+
+        if (r->stuck) {
+                TAILQ_REMOVE(&s->stuck_requests, r, entry);
+                free_request(r);
+                return;
+        }
 
         TAILQ_REMOVE(&s->identifying, r, entry);
 
@@ -362,12 +387,64 @@ static void on_identified(void *userdata, int result) {
         store_release(s);
 }
 
+int store_no_answer(const char *name, Fault *f) {
+        return fault_set(f, -ETIMEDOUT, FAULT_IO, "%s: its file system gave no answer for %u s, the load was given up", name,
+                (unsigned) (LOADER_STALL_USEC / 1000000));
+}
+
+FileJobs *store_file_jobs(Store *s) {
+        return s->file_jobs;
+}
+
+unsigned store_stuck(const Store *s) {
+        const StoreRequest *r;
+        const Load *l;
+        unsigned n = 0;
+
+        TAILQ_FOREACH(r, &s->stuck_requests, entry) {
+                n++;
+        }
+        TAILQ_FOREACH(l, &s->stuck_loads, entry) {
+                n++;
+        }
+
+        return n;
+}
+
+/* Each that does not answer costs a thread, two descriptors and perhaps much memory: a few show that it is of no use. */
+static int check_answers(const Store *s, uint64_t device, const char *name, Fault *f) {
+        const StoreRequest *r;
+        const Load *l;
+        unsigned n = 0;
+
+        TAILQ_FOREACH(r, &s->stuck_requests, entry) {
+                n += r->device == device;
+        }
+        TAILQ_FOREACH(l, &s->stuck_loads, entry) {
+                n += l->identity.device == device;
+        }
+        if (n < STUCK_MAX)
+                return 0;
+
+        return fault_set(f, -ETIMEDOUT, FAULT_IO,
+                "%s: %u reads from its file system (device %u:%u) were given up after %u s and have not come back; nothing is loaded "
+                "from there until one does",
+                name, n, major(device), minor(device), (unsigned) (LOADER_STALL_USEC / 1000000));
+}
+
 int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, StoreDone done, void *userdata,
         StoreRequest **ret, Fault *f) {
         StoreRequest *r;
+        uint64_t device;
         int k;
 
-        k = file_source_check(fd, name, "/proc/self/mountinfo", f);
+        k = descriptors_check(name, f);
+        if (k < 0)
+                return k;
+        k = file_source_check(fd, name, "/proc/self/mountinfo", &device, f);
+        if (k < 0)
+                return k;
+        k = check_answers(s, device, name, f);
         if (k < 0)
                 return k;
 
@@ -375,7 +452,7 @@ int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, Stor
         if (!r)
                 return -ENOMEM;
 
-        *r = (StoreRequest){.store = s, .policy = *policy, .done = done, .userdata = userdata};
+        *r = (StoreRequest){.store = s, .policy = *policy, .done = done, .userdata = userdata, .device = device};
         r->name = strdup(name);
         r->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
         if (!r->name || r->fd < 0) {
@@ -384,7 +461,7 @@ int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, Stor
                 return fault_set(f, k, FAULT_INTERNAL, "%s: %s", name, strerror(-k));
         }
 
-        k = pool_submit(s->pool, identify_work, on_identified, r);
+        k = file_jobs_submit(s->file_jobs, identify_work, on_identify_stuck, on_identified, r);
         if (k < 0) {
                 free_request(r);
                 return k;
@@ -453,8 +530,14 @@ int store_new(sd_event *event, Pool *pool, const Config *config, Store **ret) {
         TAILQ_INIT(&s->loads);
         TAILQ_INIT(&s->checks);
         TAILQ_INIT(&s->identifying);
+        TAILQ_INIT(&s->stuck_requests);
+        TAILQ_INIT(&s->stuck_loads);
 
         r = loader_new(event, s->io, LOADER_STALL_USEC, &s->loader);
+        if (r < 0)
+                return r;
+
+        r = file_jobs_new(event, LOADER_STALL_USEC, &s->file_jobs);
         if (r < 0)
                 return r;
 
@@ -514,12 +597,23 @@ void store_adopt(Store *s, FdStore *fds) {
 }
 
 static void finish_closing(Store *s) {
+        Load *l, *next;
         Region *r;
 
         while ((r = s->regions)) {
                 store_remove_region(s, r);
                 free(r); /* dead: its memory may still be written to, it goes with the process */
         }
+        for (l = TAILQ_FIRST(&s->stuck_loads); l; l = next) {
+                next = TAILQ_NEXT(l, entry);
+                if (l->n_jobs == 0) {
+                        TAILQ_REMOVE(&s->stuck_loads, l, entry);
+                        free(l->name);
+                        free(l);
+                }
+        }
+        if (!TAILQ_EMPTY(&s->stuck_requests) || !TAILQ_EMPTY(&s->stuck_loads))
+                return; /* what a thread may still come back to goes with the process too */
         free(s);
 }
 
@@ -560,6 +654,7 @@ Store *store_free(Store *s) {
         drop_requests(s);
         check_stop_all(s);
         s->loader = loader_free(s->loader);
+        s->file_jobs = file_jobs_free(s->file_jobs);
 
         for (Region *r = s->regions; r; r = next) {
                 next = r->next;

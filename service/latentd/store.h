@@ -8,6 +8,7 @@
 
 #include "service/latentd/config.h"
 #include "service/latentd/fd-store.h"
+#include "service/latentd/file-jobs.h"
 #include "service/latentd/pool.h"
 #include "service/latentd/region.h"
 #include "service/shared/fault.h"
@@ -74,6 +75,8 @@ uint64_t store_bytes(const Store *s);      /* of memory held, loads and dead reg
 uint64_t store_bytes_read(const Store *s); /* since start */
 uint64_t store_bytes_adopted(const Store *s);
 int store_ring_error(const Store *s);      /* 0, or why files are read without io_uring (negative errno) */
+FileJobs *store_file_jobs(Store *s);
+unsigned store_stuck(const Store *s);     /* reads that were given up and have not come back: each holds descriptors, perhaps memory */
 uint64_t store_promised(const Store *s); /* bytes that running loads will still take: not free for others */
 
 /* What the arenas hold, for CacheRamMax=: to be told after each change. */

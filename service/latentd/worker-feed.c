@@ -204,7 +204,7 @@ int worker_link_open_model(WorkerLink *w, Model *model, WorkerModelFn fn, void *
         if (!x)
                 return -ENOMEM;
 
-        *x = (ModelRequest){ .model = model, .fn = fn, .userdata = userdata };
+        *x = (ModelRequest){ .model = model, .fn = fn, .userdata = userdata, .uid = model->n_waiters > 0 ? model->waiters[0]->uid : model->uid };
         if (!w->answer_source)
                 r = sd_event_add_defer(w->manager->event, &w->answer_source, on_answer, w);
         else
@@ -542,19 +542,38 @@ void worker_feed_on_error(WorkerLink *w, const WireError *m) {
         queue_on_job_error(w->manager->queue, m);
 }
 
+static bool was_opening(WorkerLink *w, const ModelRequest *x) {
+        const LinkModel *y = find_model(w, x->model->id);
+
+        return y && y->sent && !y->ready;
+}
+
+/* The worker died with these models half open. Each user counts once. */
+static void blame_openers(WorkerLink *w) {
+        const ModelRequest *x, *earlier;
+
+        TAILQ_FOREACH(x, &w->requests, entry) {
+                if (!was_opening(w, x))
+                        continue;
+                TAILQ_FOREACH(earlier, &w->requests, entry)
+                        if (earlier == x || (earlier->uid == x->uid && was_opening(w, earlier)))
+                                break;
+                if (earlier == x)
+                        queue_blame(w->manager->queue, x->uid);
+        }
+}
+
 void worker_feed_on_gone(WorkerLink *w, const char *reason, bool crashed) {
         ModelRequest *x, *next;
         Fault f = {};
 
         (void) fault_set(&f, -EIO, FAULT_WORKER_CRASHED,
                 "The worker died %d times while it opened the model: it %s.", DEATHS_MAX, reason);
-        for (x = TAILQ_FIRST(&w->requests); x; x = next) {
-                LinkModel *y = find_model(w, x->model->id);
-
-                next = TAILQ_NEXT(x, entry);
-                if (y && y->sent && !y->ready)
+        TAILQ_FOREACH(x, &w->requests, entry)
+                if (was_opening(w, x))
                         x->deaths++;
-        }
+        if (crashed)
+                blame_openers(w);
         if (crashed)
                 store_distrust(w->manager->store, w->epoch);
 

@@ -34,6 +34,7 @@ typedef struct ModelRequest {
         Model *model;
         WorkerModelFn fn;
         void *userdata;
+        uid_t uid; /* who is to blame */
         unsigned deaths;
         TAILQ_ENTRY(ModelRequest) entry;
 } ModelRequest;

@@ -307,18 +307,18 @@ static int start_by_spawn(const Config *c, bool no_cuda, WorkerProcess *ret, Fau
         return 0;
 }
 
-int worker_start(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
+bool worker_start_by_socket(const Config *c) {
         struct stat st;
 
-        if (c->worker_start == WORKER_START_SOCKET)
-                return start_by_socket(c, ret, f);
+        if (c->worker_start != WORKER_START_AUTO)
+                return c->worker_start == WORKER_START_SOCKET;
 
         /* A user's own instance sees the system's socket but may not connect to it. */
-        if (c->worker_start == WORKER_START_AUTO && c->worker_socket && stat(c->worker_socket, &st) >= 0 &&
-                S_ISSOCK(st.st_mode) && access(c->worker_socket, W_OK) >= 0)
-                return start_by_socket(c, ret, f);
+        return c->worker_socket && stat(c->worker_socket, &st) >= 0 && S_ISSOCK(st.st_mode) && access(c->worker_socket, W_OK) >= 0;
+}
 
-        return start_by_spawn(c, no_cuda, ret, f);
+int worker_start(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
+        return worker_start_by_socket(c) ? start_by_socket(c, ret, f) : start_by_spawn(c, no_cuda, ret, f);
 }
 
 int worker_process_reap(int pidfd, char *ret_text, size_t size) {

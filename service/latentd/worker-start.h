@@ -17,6 +17,9 @@ typedef struct WorkerProcess {
         bool cuda;  /* spawned as latent-worker-cuda */
 } WorkerProcess;
 
+/* Whether the next one comes from its socket unit, and not from us: in a sandbox of its own. */
+bool worker_start_by_socket(const Config *c);
+
 /* no_cuda: with Worker=auto the CUDA worker was there but has no device, take the CPU worker. Does not wait
  * for the Hello; a spawned child has reached its exec. -ENOENT (fault NoWorker): none is installed where
  * latentd.conf says, trying again soon is useless; other errors (fault NoWorker): it did not start this

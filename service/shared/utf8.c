@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/shared/utf8.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
 size_t utf8_decode(const char *s, size_t n, uint32_t *ret_code_point) {
         static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
         const unsigned char *p = (const unsigned char *) s;
@@ -81,4 +85,30 @@ bool utf8_is_valid(const char *s, size_t n) {
         }
 
         return true;
+}
+
+char *utf8_escape(const char *s) {
+        size_t n = strlen(s), to = 0;
+        char *copy;
+
+        if (n > SIZE_MAX / 4 - 1)
+                return NULL;
+        copy = malloc(4 * n + 1);
+        if (!copy)
+                return NULL;
+
+        for (size_t i = 0; i < n;) {
+                uint32_t c;
+                size_t len = utf8_decode(s + i, n - i, &c);
+
+                if (len > 0) {
+                        memcpy(copy + to, s + i, len);
+                        to += len;
+                        i += len;
+                } else
+                        to += (size_t) sprintf(copy + to, "\\x%02x", (uint8_t) s[i++]);
+        }
+
+        copy[to] = '\0';
+        return copy;
 }

@@ -16,3 +16,6 @@ size_t utf8_encode(uint32_t code_point, char buf[static 4]);
 
 /* True if all n bytes are UTF-8. */
 bool utf8_is_valid(const char *s, size_t n);
+
+/* A copy in which each byte that is no part of a character is written as \xNN. NULL: no memory. */
+char *utf8_escape(const char *s);

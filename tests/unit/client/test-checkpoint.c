@@ -126,6 +126,23 @@ static void open_nothing_there_refused(void **state) {
         refuse("m/readme.md/x.safetensors", -ENOENT, FAULT_NOT_FOUND, "does not exist");
 }
 
+/* The bus carries text only: what is not is written as text. */
+static void open_names_that_are_no_text_are_escaped(void **state) {
+        Checkpoint c = {};
+        Fault f = {};
+
+        touch("caf\xe9/a\xff.safetensors");
+        assert_int_equal(checkpoint_open("caf\xe9", &c, &f), 0);
+        assert_string_equal(c.name, "caf\\xe9");
+        assert_int_equal(c.n_files, 1);
+        assert_string_equal(c.files[0].name, "a\\xff.safetensors");
+        checkpoint_done(&c);
+        assert_int_equal(checkpoint_open("caf\xe9/a\xff.safetensors", &c, &f), 0);
+        assert_string_equal(c.name, "a\\xff.safetensors");
+        assert_string_equal(c.files[0].name, "a\\xff.safetensors");
+        checkpoint_done(&c);
+}
+
 /* Opening must not hang, and what is no file is no checkpoint. */
 static void open_fifo_refused(void **state) {
         assert_int_equal(mkfifo("f.safetensors", 0600), 0);
@@ -158,6 +175,7 @@ int main(void) {
                 TEST(open_index_leaving_directory_refused),
                 TEST(open_two_indexes_refused),
                 TEST(open_nothing_there_refused),
+                TEST(open_names_that_are_no_text_are_escaped),
                 TEST(open_fifo_refused),
                 TEST(open_too_many_files_refused),
         };

@@ -106,6 +106,27 @@ static void state_degraded_is_a_problem(void **state) {
         latent_value_free(v);
 }
 
+static void status_sandbox_and_stuck_reads(void **state) {
+        latent_value *v = service("0.1.0", "ready", "");
+        Findings f = {};
+
+        check_sandbox(&f, v); /* of an older service */
+        check_stuck(&f, 0);
+        assert_int_equal(f.n, 0);
+        assert_int_equal(value_add_string(v, "WorkerStart", "spawn"), 0);
+        check_sandbox(&f, v);
+        expect(&f, LEVEL_WARNING, "weaker sandbox");
+        check_stuck(&f, 3);
+        expect(&f, LEVEL_PROBLEM, "3 reads");
+        latent_value_free(v);
+
+        v = service("0.1.0", "ready", "");
+        assert_int_equal(value_add_string(v, "WorkerStart", "socket"), 0);
+        check_sandbox(&f, v);
+        expect(&f, LEVEL_OK, "service manager");
+        latent_value_free(v);
+}
+
 static void regions_with_errors_warn(void **state) {
         latent_value *regions = value_new(LATENT_VALUE_LIST), *r = value_new(LATENT_VALUE_DICT);
         Findings f = {};
@@ -133,6 +154,7 @@ int main(void) {
                 TEST(memory_little_left_warns),
                 TEST(numa_nodes_named),
                 cmocka_unit_test(state_degraded_is_a_problem),
+                cmocka_unit_test(status_sandbox_and_stuck_reads),
                 cmocka_unit_test(regions_with_errors_warn),
         };
 

@@ -4,10 +4,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/latentctl/inputs.h"
@@ -211,7 +216,7 @@ static void output_appears_when_complete(void **state) {
         assert_int_equal(umask(027), 022);
         assert_int_equal(output_open("out", &o, &e), 0);
         (void) umask(022);
-        assert_int_equal(count_files(), 1);
+        assert_int_equal(count_files(), o.unnamed ? 0 : 1); /* a name only where the file system wants it */
         write_one(&o);
         assert_int_equal(access("out", F_OK), -1);
         assert_int_equal(output_commit(&o, &e), 0);
@@ -237,6 +242,102 @@ static void output_not_committed_old_file_stays(void **state) {
         assert_int_equal(count_files(), 1);
         assert_int_equal(stat("out", &st), 0);
         assert_int_equal(st.st_size, 3);
+}
+
+static void check_written(const char *path, mode_t mode) {
+        TensorFile t = {};
+        latent_error e = {};
+        struct stat st;
+        char data[3];
+
+        assert_int_equal(stat(path, &st), 0);
+        assert_int_equal(st.st_mode & 0777, mode);
+        assert_int_equal(tensor_file_open(path, &t, &e), 0);
+        assert_int_equal(tensor_file_read(&t, &t.header->tensors[0], data, &e), 0);
+        assert_memory_equal(data, "xyz", 3);
+        tensor_file_done(&t);
+}
+
+static void write_over(void) {
+        latent_error e = {};
+        Output o = {.fd = -EBADF};
+
+        temporary_write("out", "old", 3);
+        assert_int_equal(chmod("out", 0604), 0);
+        assert_int_equal(output_open("out", &o, &e), 0);
+        write_one(&o);
+        assert_int_equal(output_commit(&o, &e), 0);
+        output_done(&o);
+        check_written("out", 0604);
+        assert_int_equal(count_files(), 1);
+        assert_int_equal(unlink("out"), 0);
+
+        assert_int_equal(output_open("out", &o, &e), 0);
+        write_one(&o);
+        assert_int_equal(output_commit(&o, &e), 0);
+        output_done(&o);
+        check_written("out", 0644);
+        assert_int_equal(count_files(), 1);
+        assert_int_equal(unlink("out"), 0);
+}
+
+static void output_old_file_replaced(void **state) {
+        write_over();
+}
+
+/* A system call that this kernel or file system does not have. flag: only with it in the third argument; 0: always. */
+static int refuse_call(unsigned number, unsigned flag, int error) {
+        struct sock_filter filter[] = {
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 3),
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+                BPF_JUMP(flag ? BPF_JMP | BPF_JSET | BPF_K : BPF_JMP | BPF_JGE | BPF_K, flag, 0, 1),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned) error),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        };
+        struct sock_fprog program = {.len = ELEMENTSOF(filter), .filter = filter};
+
+        return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0 ? -errno : 0;
+}
+
+/* Without unnamed files, and with ones that cannot be given a name: the same files in the end. In children, since a filter stays. */
+static void output_other_file_systems_the_same(void **state) {
+        const struct {
+                unsigned number, flag;
+                int error;
+                bool unnamed;
+        } calls[] = {
+                {SYS_openat, O_TMPFILE & ~O_DIRECTORY, EOPNOTSUPP, false},
+                {SYS_linkat, 0, EPERM, true},
+        };
+
+        for (size_t i = 0; i < ELEMENTSOF(calls); i++) {
+                pid_t pid = fork();
+                int status;
+
+                assert_true(pid >= 0);
+                if (pid == 0) {
+                        Output o = {.fd = -EBADF};
+                        latent_error e = {};
+                        bool unnamed;
+
+                        if (refuse_call(calls[i].number, calls[i].flag, calls[i].error) < 0)
+                                _exit(77);
+                        if (output_open("out", &o, &e) < 0)
+                                _exit(2);
+                        unnamed = o.unnamed;
+                        output_done(&o);
+                        if (unnamed != calls[i].unnamed)
+                                _exit(3);
+                        write_over();
+                        _exit(0);
+                }
+                assert_int_equal(waitpid(pid, &status, 0), pid);
+                if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+                        skip();
+                assert_true(WIFEXITED(status));
+                assert_int_equal(WEXITSTATUS(status), 0);
+        }
 }
 
 static void output_link_target_replaced(void **state) {
@@ -297,6 +398,8 @@ int main(void) {
                 TEST(output_not_committed_old_file_stays),
                 TEST(output_link_target_replaced),
                 TEST(output_impossible_refused),
+                TEST(output_old_file_replaced),
+                TEST(output_other_file_systems_the_same),
                 TEST(output_device_written_directly),
         };
 

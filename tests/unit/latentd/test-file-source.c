@@ -69,7 +69,7 @@ static int check(Test *t, const char *type_by_device, const char *type_by_id) {
         assert_int_equal(fclose(f), 0);
 
         t->fault = (Fault){};
-        return file_source_check(t->fd, "weights.safetensors", t->mountinfo, &t->fault);
+        return file_source_check(t->fd, "weights.safetensors", t->mountinfo, NULL, &t->fault);
 }
 
 static void file_source_check_every_allowed_type_is_accepted(void **state) {
@@ -113,7 +113,7 @@ static void file_source_check_unknown_mount_is_refused(void **state) {
 static void file_source_check_here_and_now_is_accepted(void **state) {
         Test *t = *state;
 
-        assert_int_equal(file_source_check(t->fd, "x", "/proc/self/mountinfo", &t->fault), 0);
+        assert_int_equal(file_source_check(t->fd, "x", "/proc/self/mountinfo", NULL, &t->fault), 0);
 }
 
 static void file_source_open_never_leaves_a_flag_behind(void **state) {

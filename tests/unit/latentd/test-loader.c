@@ -167,7 +167,7 @@ static void loader_read_answer_error_stops_and_waits_for_the_rest(void **state) 
 }
 
 typedef struct Answer {
-        int n, result;
+        int n, n_late, result;
         uint64_t bytes;
 } Answer;
 
@@ -177,6 +177,13 @@ static void on_done(void *userdata, int result, uint64_t bytes, uint64_t usec) {
         a->n++;
         a->result = result;
         a->bytes = bytes;
+}
+
+static void on_late(void *userdata) {
+        Answer *a = userdata;
+
+        assert_int_equal(a->result, -ETIMEDOUT);
+        a->n_late++;
 }
 
 static void loader_read_wrong_alignment_is_refused(void **state) {
@@ -190,12 +197,12 @@ static void loader_read_wrong_alignment_is_refused(void **state) {
         assert_int_equal(sd_event_new(&e), 0);
         assert_int_equal(loader_new(e, &file_io_system, LOADER_STALL_USEC, &l), 0);
         assert_int_equal(
-                loader_read(l, &source, (char *) map + 512, 0, 4096, 4096, on_done, NULL, &r), -EINVAL);
-        assert_int_equal(loader_read(l, &source, map, 512, 4096, 4096, on_done, NULL, &r), -EINVAL);
-        assert_int_equal(loader_read(l, &source, map, 0, 4000, 4096, on_done, NULL, &r), -EINVAL);
-        assert_int_equal(loader_read(l, &source, map, 0, 8192, 4096, on_done, NULL, &r),
+                loader_read(l, &source, (char *) map + 512, 0, 4096, 4096, on_done, on_late, NULL, &r), -EINVAL);
+        assert_int_equal(loader_read(l, &source, map, 512, 4096, 4096, on_done, on_late, NULL, &r), -EINVAL);
+        assert_int_equal(loader_read(l, &source, map, 0, 4000, 4096, on_done, on_late, NULL, &r), -EINVAL);
+        assert_int_equal(loader_read(l, &source, map, 0, 8192, 4096, on_done, on_late, NULL, &r),
                 -EINVAL); /* past the last block */
-        assert_int_equal(loader_read(l, &source, map, 4096, 4096, 4096, on_done, NULL, &r), -EINVAL);
+        assert_int_equal(loader_read(l, &source, map, 4096, 4096, 4096, on_done, on_late, NULL, &r), -EINVAL);
         assert_null(r);
         loader_free(l);
         sd_event_unref(e);
@@ -222,7 +229,7 @@ static void loader_read_more_reads_than_the_ring_all_end(void **state) {
 
         for (unsigned i = 0; i < N; i++)
                 assert_int_equal(loader_read(l, &source, (char *) map + i * 4096, 0, 4096, 4096, on_done,
-                                         &answers[i], &r),
+                                         on_late, &answers[i], &r),
                         0);
         for (unsigned i = 0; i < N; i++) {
                 while (answers[i].n == 0)
@@ -234,6 +241,14 @@ static void loader_read_more_reads_than_the_ring_all_end(void **state) {
         loader_free(l);
         (void) close(source.fd);
         sd_event_unref(e);
+}
+
+static int refuse_ring(unsigned entries, struct io_uring *ring) {
+        return -EPERM;
+}
+
+static ssize_t read_pipe(int fd, void *buffer, size_t size, off_t offset) {
+        return read(fd, buffer, size);
 }
 
 /* A pipe that nobody writes to is a disk that does not answer. */
@@ -253,13 +268,13 @@ static void loader_free_with_a_read_that_never_ends_gives_it_up(void **state) {
         assert_int_equal(loader_new(e, &file_io_system, 100000, &l), 0);
         assert_int_equal(loader_ring_error(l), 0);
 
-        assert_int_equal(loader_read(l, &source, map, 0, 65536, 65536, on_done, &a, &r), 0);
+        assert_int_equal(loader_read(l, &source, map, 0, 65536, 65536, on_done, on_late, &a, &r), 0);
         while (a.n == 0)
                 assert_true(sd_event_run(e, 5000000) > 0);
         assert_int_equal(a.result, -ETIMEDOUT);
 
         /* And one that is cancelled and does not end either. */
-        assert_int_equal(loader_read(l, &source, map, 0, 65536, 65536, on_done, &b, &r), 0);
+        assert_int_equal(loader_read(l, &source, map, 0, 65536, 65536, on_done, on_late, &b, &r), 0);
         loader_cancel(r);
         while (b.n == 0)
                 assert_true(sd_event_run(e, 5000000) > 0);
@@ -267,9 +282,50 @@ static void loader_free_with_a_read_that_never_ends_gives_it_up(void **state) {
         loader_free(l);
         assert_int_equal(a.n, 1);
         assert_int_equal(b.n, 1);
+        assert_int_equal(a.n_late + b.n_late, 0);
         (void) close(p[0]);
         (void) close(p[1]);
         sd_event_unref(e);
+}
+
+/* With the ring and without. */
+static void loader_read_given_up_comes_back_is_told(void **state) {
+        static const int errors[] = {0, EPERM};
+
+        for (size_t i = 0; i < ELEMENTSOF(errors); i++) {
+                CLEANUP_FREE void *map = NULL;
+                FileIo io = file_io_system;
+                sd_event *e = NULL;
+                FileSource source;
+                Loader *l = NULL;
+                Answer a = {};
+                LoaderRead *r;
+                int p[2];
+
+                if (errors[i] > 0)
+                        io.ring_init = refuse_ring, io.pread = read_pipe;
+                assert_int_equal(pipe2(p, O_CLOEXEC), 0);
+                source = (FileSource){.io = &io, .fd = p[0]};
+                assert_int_equal(posix_memalign(&map, 4096, 65536), 0);
+                assert_int_equal(sd_event_new(&e), 0);
+                assert_int_equal(loader_new(e, &io, 100000, &l), 0);
+                assert_int_equal(loader_ring_error(l), -errors[i]);
+
+                assert_int_equal(loader_read(l, &source, map, 0, 65536, 65536, on_done, on_late, &a, &r), 0);
+                while (a.n == 0)
+                        assert_true(sd_event_run(e, 5000000) > 0);
+                assert_int_equal(a.n_late, 0);
+                assert_int_equal(write(p[1], "late", 4), 4);
+                while (a.n_late == 0)
+                        assert_true(sd_event_run(e, 5000000) > 0);
+                assert_memory_equal(map, "late", 4);
+                loader_free(l);
+                assert_int_equal(a.n, 1);
+                assert_int_equal(a.n_late, 1);
+                (void) close(p[0]);
+                (void) close(p[1]);
+                sd_event_unref(e);
+        }
 }
 
 int main(void) {
@@ -288,6 +344,7 @@ int main(void) {
                 cmocka_unit_test(loader_read_wrong_alignment_is_refused),
                 cmocka_unit_test(loader_read_more_reads_than_the_ring_all_end),
                 cmocka_unit_test(loader_free_with_a_read_that_never_ends_gives_it_up),
+                cmocka_unit_test(loader_read_given_up_comes_back_is_told),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,6 +10,7 @@
 #include <ftw.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "service/latentd/pressure.h"
@@ -114,6 +115,51 @@ static void pressure_new_asks_machine_and_groups(void **state) {
         sd_event_unref(event);
 }
 
+static void count(void *userdata) {
+        unsigned *n = userdata;
+
+        (*n)++;
+}
+
+static void set_total(char *map, unsigned total) {
+        (void) snprintf(map, 4096, "some avg10=0.00 avg60=0.00 avg300=0.00 total=%u\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=%u\n", total,
+                total / 2);
+}
+
+/* A file that can be read and takes no trigger, as before Linux 6.5: it is looked at every 2 s. */
+static void pressure_new_trigger_refused_looks_itself(void **state) {
+        CLEANUP_CLOSE int fd = memfd_create("pressure", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        char link[64], path[256], *map;
+        Pressure *p = NULL;
+        sd_event *event;
+        unsigned n = 0;
+
+        assert_true(fd >= 0);
+        assert_int_equal(ftruncate(fd, 4096), 0);
+        map = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        assert_ptr_not_equal(map, MAP_FAILED);
+        set_total(map, 5000000);
+        assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE), 0);
+        make_folder("proc");
+        make_folder("proc/pressure");
+        (void) snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+        (void) snprintf(path, sizeof(path), "%s/proc/pressure/memory", root);
+        assert_int_equal(symlink(link, path), 0);
+
+        assert_true(sd_event_new(&event) >= 0);
+        assert_int_equal(pressure_new(event, root, count, &n, &p), 0);
+        assert_int_equal(pressure_count(p), 1);
+        set_total(map, 5149999); /* what it was before does not count, nor what is less than the threshold */
+        assert_true(sd_event_run(event, 5000000) > 0);
+        assert_int_equal(n, 0);
+        set_total(map, 5299999);
+        assert_true(sd_event_run(event, 5000000) > 0);
+        assert_int_equal(n, 1);
+        assert_null(pressure_free(p));
+        sd_event_unref(event);
+        (void) munmap(map, 4096);
+}
+
 /* Whatever this machine allows, it must not fail. */
 static void pressure_new_of_this_machine(void **state) {
         sd_event *event;
@@ -130,6 +176,7 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test_setup_teardown(pressure_new_nothing_there_is_no_error, setup, teardown),
                 cmocka_unit_test_setup_teardown(pressure_new_asks_machine_and_groups, setup, teardown),
+                cmocka_unit_test_setup_teardown(pressure_new_trigger_refused_looks_itself, setup, teardown),
                 cmocka_unit_test(pressure_new_of_this_machine),
         };
 

@@ -9,6 +9,7 @@
 #include <ftw.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -736,8 +737,8 @@ static void store_get_restored_mtime_does_not_hit(void **state) {
         assert_int_equal(((char *) b.region->map)[4000], 'X');
 }
 
-/* A read that never answers (a pipe that nobody writes to, put in the file's place) costs its memory, not
- * the service. */
+/* A read that does not answer (a pipe that nobody writes to, put in the file's place) costs its memory until
+ * it does, not the service. */
 static void store_get_stalled_read_is_given_up(void **state) {
         Test *t = *state;
         CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", 9 * MIB), pipe_read = -EBADF,
@@ -767,13 +768,174 @@ static void store_get_stalled_read_is_given_up(void **state) {
         assert_int_equal(store_bytes(t->store), dead->populated);
         assert_int_equal(store_evict(t->store, UINT64_MAX), 0);
         assert_int_equal(store_drop(t->store, dead), 0);
-        assert_int_equal(write(pipe_write, "late", 4), 4); /* may still land there */
-        ((volatile char *) dead->map)[MIB] = 1;
+        assert_int_equal(store_stuck(t->store), 1);
 
         load(t, fd, "x.safetensors", &a);
         assert_int_equal(a.result, 0);
         assert_ptr_not_equal(a.region, dead);
         check_region(a.region, fd);
+        store_region_unref(t->store, a.region);
+        assert_true(store_drop(t->store, a.region) > 0);
+        settle(t);
+        assert_int_equal(store_bytes(t->store), dead->populated);
+
+        ((volatile char *) dead->map)[MIB] = 1;
+        assert_int_equal(write(pipe_write, "late", 4), 4); /* may still land there */
+        cleanup_closep(&pipe_write);                       /* and the others are at an end */
+        while (store_stuck(t->store) > 0)
+                run(t);
+        settle(t);
+        assert_null(store_first(t->store));
+        assert_int_equal(store_bytes(t->store), 0);
+}
+
+/* A file system that answers nothing from some question on, until it is told to. */
+static struct {
+        pthread_mutex_t lock;
+        pthread_cond_t open;
+        bool closed;
+        unsigned n_left; /* questions that are still answered */
+} gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .open = PTHREAD_COND_INITIALIZER};
+
+static void gate_set(bool closed, unsigned n_left) {
+        (void) pthread_mutex_lock(&gate.lock);
+        gate.closed = closed;
+        gate.n_left = n_left;
+        (void) pthread_cond_broadcast(&gate.open);
+        (void) pthread_mutex_unlock(&gate.lock);
+}
+
+static void gate_pass(void) {
+        (void) pthread_mutex_lock(&gate.lock);
+        if (gate.n_left > 0)
+                gate.n_left--;
+        else
+                while (gate.closed)
+                        (void) pthread_cond_wait(&gate.open, &gate.lock);
+        (void) pthread_mutex_unlock(&gate.lock);
+}
+
+static int gate_fstat(int fd, struct stat *ret) {
+        gate_pass();
+        return file_io_system.fstat(fd, ret);
+}
+
+static int gate_open(const char *path, int flags) {
+        gate_pass();
+        return file_io_system.open(path, flags);
+}
+
+static ssize_t gate_pread(int fd, void *buffer, size_t size, off_t offset) {
+        gate_pass();
+        return file_io_system.pread(fd, buffer, size, offset);
+}
+
+static void use_gate(Test *t, FileIo *io) {
+        *io = file_io_system;
+        io->fstat = gate_fstat;
+        io->open = gate_open;
+        io->pread = gate_pread;
+        t->store->io = io;
+        t->store->file_jobs = file_jobs_free(t->store->file_jobs);
+        assert_int_equal(file_jobs_new(t->event, 100000, &t->store->file_jobs), 0);
+}
+
+/* fstat() at the beginning, open(), the header's read, fstat() at the end: each hangs once. */
+static void store_get_silent_file_system_is_given_up_and_comes_back(void **state) {
+        Test *t = *state;
+        CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", 3 * MIB);
+        unsigned fds = count_fds();
+        FileIo io;
+        Answer a;
+
+        use_gate(t, &io);
+        (void) usleep(50000); /* the file's times are no doubt any more: one fstat() */
+        for (unsigned n = 0; n < 4; n++) {
+                gate_set(true, n);
+                (void) get(t, fd, "x.safetensors", &a);
+                wait_for(t, &a);
+                assert_int_equal(a.result, -ETIMEDOUT);
+                assert_string_equal(a.fault.name, FAULT_IO);
+                assert_non_null(strstr(a.fault.text, "x.safetensors"));
+                assert_non_null(strstr(a.fault.text, "gave no answer"));
+                settle(t);
+                assert_int_equal(store_stuck(t->store), 1);
+                assert_true(count_fds() > fds);
+                assert_int_equal(store_bytes(t->store) > 0, n == 3);
+
+                gate_set(false, 0);
+                while (store_stuck(t->store) > 0)
+                        run(t);
+                settle(t);
+                assert_int_equal(store_bytes(t->store), 0);
+                assert_null(store_first(t->store));
+                assert_int_equal(count_fds(), fds);
+        }
+        load(t, fd, "x.safetensors", &a);
+        assert_int_equal(a.result, 0);
+        check_region(a.region, fd);
+}
+
+/* Some show that it is of no use: more are refused at once, until they come back. Cancelled ones count too. */
+static void store_get_silent_file_system_more_loads_are_refused(void **state) {
+        Test *t = *state;
+        CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", MIB);
+        StoreRequest *r = NULL;
+        Fault f = {};
+        Answer a[4];
+        FileIo io;
+
+        use_gate(t, &io);
+        (void) usleep(50000);
+        gate_set(true, 0);
+        for (int i = 0; i < 4; i++) {
+                r = get(t, fd, "x.safetensors", &a[i]);
+                if (i == 3)
+                        (void) store_request_cancel(r);
+        }
+        while (store_stuck(t->store) < 4)
+                run(t);
+        for (int i = 0; i < 3; i++)
+                assert_int_equal(a[i].result, -ETIMEDOUT);
+        assert_int_equal(a[3].n, 0);
+
+        assert_int_equal(store_get(t->store, fd, "y.safetensors", &t->policy, on_done, &a[0], &r, &f), -ETIMEDOUT);
+        assert_string_equal(f.name, FAULT_IO);
+        assert_non_null(strstr(f.text, "y.safetensors: 4 reads"));
+
+        gate_set(false, 0);
+        while (store_stuck(t->store) > 0)
+                run(t);
+        load(t, fd, "y.safetensors", &a[0]);
+        assert_int_equal(a[0].result, 0);
+}
+
+/* The service ends while something is stuck: it does not wait for ever, and what comes back finds its place. */
+static void store_free_with_a_silent_file_system_ends(void **state) {
+        Test *t = *state;
+        CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", MIB);
+        static FileJobs *kept_jobs; /* by threads */
+        static Store *kept;
+        static FileIo io;
+        Answer a;
+
+        kept = t->store;
+        use_gate(t, &io);
+        kept_jobs = t->store->file_jobs;
+        (void) usleep(50000);
+        for (unsigned n = 0; n < 2; n++) {
+                gate_set(true, n);
+                (void) get(t, fd, "x.safetensors", &a);
+                wait_for(t, &a);
+                assert_int_equal(a.result, -ETIMEDOUT);
+        }
+        (void) get(t, fd, "x.safetensors", &a); /* not known to be stuck yet */
+        store_free(t->store);
+        assert_int_equal(a.n, 0);
+        assert_true(kept && kept_jobs);
+        gate_set(false, 0);
+        (void) usleep(50000);
+        assert_int_equal(store_new(t->event, t->pool, t->config, &t->store), 0);
 }
 
 static void store_get_locks_memory_if_it_may(void **state) {
@@ -915,6 +1077,9 @@ int main(void) {
                 TEST(store_get_file_cut_during_the_load_is_refused),
                 TEST(store_get_restored_mtime_does_not_hit),
                 TEST(store_get_stalled_read_is_given_up),
+                TEST(store_get_silent_file_system_is_given_up_and_comes_back),
+                TEST(store_get_silent_file_system_more_loads_are_refused),
+                TEST(store_free_with_a_silent_file_system_ends),
                 TEST(store_get_locks_memory_if_it_may),
                 TEST(store_free_in_the_middle_leaves_nothing),
         };

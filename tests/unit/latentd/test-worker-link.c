@@ -584,6 +584,31 @@ static void open_model_two_deaths_fail(void **state) {
         assert_int_equal(f->n_starts, 2); /* nobody wants a third */
 }
 
+/* Each death once for each user, however many models were open. */
+static void open_model_deaths_are_counted_for_its_user(void **state) {
+        Fake *f = *state;
+        Model more = *f->model;
+        Answer a = {}, b = {};
+
+        f->m->queue = queue_free(f->m->queue);
+        f->m->config->crash_budget = 2;
+        f->m->config->crash_budget_usec = UINT64_C(600000000);
+        assert_int_equal(queue_new(f->m, &f->m->queue), 0);
+
+        f->hook = die_at_commit;
+        f->model->uid = more.uid = 7;
+        more.id = 4711;
+        assert_int_equal(worker_link_open_model(f->m->worker, f->model, on_model, &a), 0);
+        assert_int_equal(worker_link_open_model(f->m->worker, &more, on_model, &b), 0);
+        RUN_UNTIL(f, f->n_starts == 2);
+        assert_int_equal(queue_wait_usec(f->m->queue, 7), 0);
+        RUN_UNTIL(f, a.calls);
+        assert_int_equal(a.fault.name[0] != '\0', true);
+        assert_true(queue_wait_usec(f->m->queue, 7) > 0);
+        assert_int_equal(queue_wait_usec(f->m->queue, 8), 0);
+        worker_link_forget_model(f->m->worker, &more);
+}
+
 static bool hold_commit(Fake *f, const WireMessage *m) {
         return m->header.type == WIRE_MODEL_COMMIT;
 }
@@ -798,6 +823,7 @@ int main(int argc, char **argv) {
                 TEST(open_model_answers_once),
                 TEST(open_model_refused_gives_the_fault),
                 TEST(open_model_two_deaths_fail),
+                TEST(open_model_deaths_are_counted_for_its_user),
                 TEST(forget_model_while_it_opens_closes_it_later),
                 TEST(release_ends_only_an_idle_worker),
                 TEST(plan_fits_ranks_of_worker_and_session),

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/shared/utf8.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "service/shared/cleanup.h"
@@ -72,11 +73,30 @@ static void utf8_is_valid_text_judged_whole(void **state) {
                 3));
 }
 
+static void utf8_escape_bad_bytes_are_shown(void **state) {
+        static const char *const cases[][2] = {
+                {"", ""},
+                {"gr\xc3\xbc\xc3\x9f", "gr\xc3\xbc\xc3\x9f"},
+                {"caf\xe9.x", "caf\\xe9.x"},
+                {"\xff\xc3", "\\xff\\xc3"},
+                {"\xed\xa0\x80\xf0\x9f\x98\x80", "\\xed\\xa0\\x80\xf0\x9f\x98\x80"},
+        };
+
+        for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
+                char *s = utf8_escape(cases[i][0]);
+
+                assert_non_null(s);
+                assert_string_equal(s, cases[i][1]);
+                free(s);
+        }
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(utf8_decode_valid_gives_code_point),
                 cmocka_unit_test(utf8_decode_malformed_gives_zero),
                 cmocka_unit_test(utf8_is_valid_text_judged_whole),
+                cmocka_unit_test(utf8_escape_bad_bytes_are_shown),
         };
 
         return cmocka_run_group_tests_name("utf8", tests, NULL, NULL);
