@@ -115,7 +115,14 @@ int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                               "DEVICE", "KIND", "STATE", "ARCHITECTURE", "MEMORY (FREE)", "NODE", "NAME"});
         for (size_t i = 0; i < latent_value_count(v); i++) {
                 const latent_value *d = latent_value_at(v, i);
-                char memory[2 * FORMAT_MAX + 4];
+                char memory[2 * FORMAT_MAX + 4], name[256];
+                double share = 1;
+
+                (void) latent_value_as_double(latent_value_get(d, "Share"), &share);
+                if (share < 1 || share > 1)
+                        (void) snprintf(name, sizeof(name), "%s (share %g)", get_string(d, "Name"), share);
+                else
+                        (void) snprintf(name, sizeof(name), "%s", get_string(d, "Name"));
 
                 (void) snprintf(memory, sizeof(memory), "%s (%s)",
                         format_bytes(get_uint(d, "MemoryTotal"), total),
@@ -126,7 +133,7 @@ int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                         (void) snprintf(node, sizeof(node), "%" PRId64, numa);
                 table_add(&t, (const char *const[]){format_id(get_string(d, "path"), id),
                                       get_string(d, "Kind"), get_string(d, "State"),
-                                      get_string(d, "Architecture"), memory, node, get_string(d, "Name")});
+                                      get_string(d, "Architecture"), memory, node, name});
         }
         table_print(&t);
         return STATUS_OK;

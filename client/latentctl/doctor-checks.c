@@ -188,8 +188,8 @@ void check_sandbox(Findings *f, const latent_value *status) {
                 finding_add(f, "sandbox", LEVEL_OK, "", "the service manager starts the worker in a sandbox of its own");
         else if (strcmp(how, "spawn") == 0)
                 finding_add(f, "sandbox", LEVEL_WARNING,
-                        "With a service of the system: systemctl enable --now latent-worker.socket, and WorkerStart= not spawn. A user's own "
-                        "service and containers have no other way.",
+                        "With a service of the system: systemctl enable --now latent-worker.socket, and WorkerStart= not spawn. A "
+                        "user's own service and containers have no other way.",
                         "the service starts the worker itself, in a weaker sandbox: it has the service's user and files");
 }
 

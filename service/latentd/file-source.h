@@ -18,7 +18,8 @@
 
 /* A regular file, open for reading, on a file system of an allowed type that is mounted in our own mount
  * table. Does not ask the file system, so that it may run on the loop. mountinfo: "/proc/self/mountinfo",
- * else a made file (tests). ret_device (may be NULL): the number of its file system. InvalidFile -EBADMSG, AccessDenied -EACCES, or a negative errno with f. */
+ * else a made file (tests). ret_device (may be NULL): the number of its file system. InvalidFile -EBADMSG,
+ * AccessDenied -EACCES, or a negative errno with f. */
 int file_source_check(int fd, const char *name, const char *mountinfo, uint64_t *ret_device, Fault *f);
 
 /* May block for as long as the file system likes: pool threads only, as all below. */

@@ -170,7 +170,8 @@ static void model_check(Model *m) {
 
         if (wait > 0) {
                 (void) fault_set(&f, -EDQUOT, FAULT_LIMIT,
-                                 "Your jobs and loads have crashed workers too often (CrashBudget=): load the model again in %" PRIu64 " s.",
+                                 "Your jobs and loads have crashed workers too often (CrashBudget=): load the model again in %" PRIu64
+                                 " s.",
                                  wait / 1000000 + 1);
                 model_fail(m, -EDQUOT, &f);
                 return;
@@ -348,7 +349,8 @@ static void on_open_stuck(void *userdata) {
                 return;
 
         m->open = NULL;
-        (void) fault_set(&f, -ETIMEDOUT, FAULT_IO, "%s: the file system of ModelPath= gave no answer for %u s, the load was given up.", o->name,
+        (void) fault_set(&f, -ETIMEDOUT, FAULT_IO,
+                         "%s: the file system of ModelPath= gave no answer for %u s, the load was given up.", o->name,
                          (unsigned) (LOADER_STALL_USEC / 1000000));
         model_fail(m, -ETIMEDOUT, &f);
 }
@@ -446,8 +448,8 @@ static int load_shared(Manager *m, const char *name, const ModelOptions *o, Job 
 
         if (m->n_stuck_opens >= STUCK_OPENS_MAX)
                 return fault_set(f, -ETIMEDOUT, FAULT_IO,
-                                 "%u loads below ModelPath= were given up since a file system there does not answer; no more are begun until "
-                                 "one of them comes back.",
+                                 "%u loads below ModelPath= were given up since a file system there does not answer; no more are begun "
+                                 "until one of them comes back.",
                                  m->n_stuck_opens);
 
         r = model_new(m, NULL, o, name, &model, f);

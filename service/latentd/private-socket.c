@@ -15,12 +15,13 @@
 
 #include "service/latentd/descriptors.h"
 #include "service/latentd/peer.h"
+#include "service/latentd/private-guard.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 
 #define CONNECTIONS_MAX 256
 #define CONNECTIONS_PER_USER_MAX 32
-#define STRANGERS_MAX 4 /* connections of users who may not use the service: each may send a message of 128 MiB */
+#define STRANGERS_MAX 4 /* connections of users who may not use the service */
 #define PATIENCE_USEC UINT64_C(10000000) /* to authenticate; a stranger's connection altogether */
 #define UNREAD_MAX 1024                  /* messages that wait in our end of a connection */
 #define START_MESSAGES_MAX 1024          /* more than the buffer of the authentication holds */
@@ -29,6 +30,7 @@
 
 typedef struct Connection {
         PrivateSocket *socket;
+        Guard *guard;
         sd_bus *bus;
         uid_t uid;
         bool stranger;
@@ -76,6 +78,7 @@ static Connection *connection_free(Connection *c) {
                 sd_bus_detach_event(c->bus);
                 sd_bus_close_unref(c->bus); /* not flush: who does not read would stop us */
         }
+        (void) guard_free(c->guard);
         free(c);
         return NULL;
 }
@@ -135,28 +138,46 @@ static int on_disconnected(sd_bus_message *message, void *userdata, sd_bus_error
         return 0;
 }
 
+static void on_broken(void *userdata, const char *why) {
+        Connection *c = userdata;
+
+        log_notice("A private connection of user %" PRIu32 " is dropped: %s", (uint32_t) c->uid, why);
+        connection_end(c);
+}
+
+/* It reads from the guard and writes to the client. */
+static int open_bus(Connection *c, int fd_taken) {
+        CLEANUP_CLOSE int fd = fd_taken, in = -EBADF;
+        int r;
+
+        r = guard_new(c->socket->manager->event, fd, c->uid, on_broken, c, &c->guard, &in);
+        if (r < 0)
+                return r;
+        r = sd_bus_new(&c->bus);
+        if (r < 0)
+                return r;
+        r = sd_bus_set_fd(c->bus, in, fd);
+        if (r < 0)
+                return r;
+
+        /* From here on the descriptors are the bus's. */
+        fd = in = -EBADF;
+        return 0;
+}
+
 static int connection_start(Connection *c, int fd) {
         Manager *m = c->socket->manager;
         sd_id128_t id;
         Peer *p = NULL;
         int r;
 
-        r = sd_bus_new(&c->bus);
-        if (r < 0) {
-                (void) close(fd);
-                return r;
-        }
-
-        r = sd_bus_set_fd(c->bus, fd, fd);
-        if (r < 0) {
-                (void) close(fd);
-                return r;
-        }
-
-        /* From here on the descriptor is the bus's. */
-        r = sd_id128_randomize(&id);
+        r = open_bus(c, fd);
+        if (r >= 0)
+                r = sd_id128_randomize(&id);
         if (r >= 0)
                 r = sd_bus_set_server(c->bus, true, id);
+        if (r >= 0)
+                r = sd_bus_set_anonymous(c->bus, true); /* the guard asks for more */
         if (r >= 0)
                 r = sd_bus_negotiate_fds(c->bus, true);
         if (r >= 0)

@@ -204,7 +204,8 @@ int worker_link_open_model(WorkerLink *w, Model *model, WorkerModelFn fn, void *
         if (!x)
                 return -ENOMEM;
 
-        *x = (ModelRequest){ .model = model, .fn = fn, .userdata = userdata, .uid = model->n_waiters > 0 ? model->waiters[0]->uid : model->uid };
+        *x = (ModelRequest){ .model = model, .fn = fn, .userdata = userdata };
+        x->uid = model->n_waiters > 0 ? model->waiters[0]->uid : model->uid;
         if (!w->answer_source)
                 r = sd_event_add_defer(w->manager->event, &w->answer_source, on_answer, w);
         else

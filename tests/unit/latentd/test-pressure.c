@@ -122,8 +122,10 @@ static void count(void *userdata) {
 }
 
 static void set_total(char *map, unsigned total) {
-        (void) snprintf(map, 4096, "some avg10=0.00 avg60=0.00 avg300=0.00 total=%u\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=%u\n", total,
-                total / 2);
+        (void) snprintf(map, 4096,
+                "some avg10=0.00 avg60=0.00 avg300=0.00 total=%u\n"
+                "full avg10=0.00 avg60=0.00 avg300=0.00 total=%u\n",
+                total, total / 2);
 }
 
 /* A file that can be read and takes no trigger, as before Linux 6.5: it is looked at every 2 s. */
