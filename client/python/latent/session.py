@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions: two arenas of shared memory on a model, and the jobs on them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterable, Sequence
+from ctypes import c_void_p
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Optional
+
+from latent import _structs
+from latent._arguments import text, uint
+from latent._library import Connection, Handle
+from latent.errors import InvalidArgument, NoService, NotFound, Restarted
+from latent.job import Job
+from latent.tensor import Source, Tensor, describe, output_bytes
+
+if TYPE_CHECKING:
+    from latent.client import Model
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A keyframe or a reference: kind "keyframe" (with its pixel frame of the film), "image", "video" or "audio"."""
+
+    kind: str
+    frame: int = 0
+    video: Optional[Tensor] = None
+    audio: Optional[Tensor] = None
+
+
+class Session:
+    """An input arena to allocate from, an output arena for results. Of Model.open_session(); use it in a with statement."""
+
+    def __init__(self, connection: Connection, pointer: int) -> None:
+        lib = connection.library
+        self._handle: Optional[Handle] = Handle(connection, pointer, lib.latent_session_free)
+        self.input_bytes: int = lib.latent_session_input_bytes(pointer)
+        self.output_bytes: int = lib.latent_session_output_bytes(pointer)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], value: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<latent.Session {self.path if self._handle else 'closed'}>"
+
+    def _open(self) -> Handle:
+        if self._handle is None:
+            raise InvalidArgument("InvalidArgument", "The session was closed.")
+        return self._handle
+
+    def close(self) -> None:
+        """Cancels its jobs and frees its arenas in the service. Views of its tensors in this process stay valid."""
+        h, self._handle = self._handle, None
+        if h is not None:
+            with contextlib.suppress(Restarted, NoService, NotFound):  # it is gone anyway
+                h.connection.call(h.connection.library.latent_session_close, h.pointer)
+
+    @property
+    def path(self) -> str:
+        h = self._open()
+        with h.connection.locked():
+            path: str = h.connection.library.latent_session_path(h.pointer).decode()
+        return path
+
+    # ------------------------------------------------------------------------------------- inputs
+
+    def allocate(self, dtype: str, shape: Sequence[int]) -> Tensor:
+        """A place in the input arena, behind the last one. Its bytes are not cleared. DoesNotFit: the arena is full."""
+        h = self._open()
+        tensor, data = describe(dtype, shape), c_void_p()
+        h.connection.call(h.connection.library.latent_session_allocate, h.pointer, tensor, data)
+        return Tensor(tensor, data.value, h, is_input=True)
+
+    def put(self, data: Any, dtype: Optional[str] = None, shape: Optional[Sequence[int]] = None) -> Tensor:
+        """allocate() and one copy: of a numpy array, a torch tensor of any device, a Tensor, or plain memory (bytes, array.array).
+
+        dtype: what it is to be there, by default what it is; floating-point types are converted, rounding to nearest. uint16 put as BF16,
+        and bytes put as any type (with shape), are its bits.
+        """
+        source = Source(data, dtype, shape)
+        place = self.allocate(str(source.dtype), source.shape)
+        source.copy_to(place)
+        return place
+
+    def reset(self) -> None:
+        """Gives all places of the input arena back. Tensors made before and after then share memory."""
+        h = self._open()
+        with h.connection.locked():
+            h.connection.library.latent_session_reset(h.pointer)
+
+    output_bytes_for = staticmethod(output_bytes)
+
+    # ------------------------------------------------------------------------------------- jobs
+
+    def step(self, **inputs: Any) -> Job:
+        """One evaluation of the model: text, video, audio, sigma_video, sigma_audio; optional: text_tags, conditions, condition_noise,
+        seed, mask_video, mask_audio, compute, output_offset, output_bytes. See client/latent.h for each.
+
+        Results: "video_velocity", "audio_velocity".
+        """
+        return self._start("latent_session_step", _structs.latent_step_options, inputs)
+
+    def sample(self, **inputs: Any) -> Job:
+        """A whole trajectory: as step() without the sigmas; steps or sigmas_video and sigmas_audio; optional: schedule, shift_video,
+        shift_audio, sampler, noise, keep_steps, clean_video, clean_audio.
+
+        Results: "video", "audio"; with keep_steps also "step.I.video", "step.I.audio".
+        """
+        return self._start("latent_session_sample", _structs.latent_sample_options, inputs)
+
+    def plan_step(self, **inputs: Any) -> dict[str, Any]:
+        """What such a step would take, without running it: rows, steps, output-bytes, ranks."""
+        return self._plan("latent_session_plan_step", _structs.latent_step_options, inputs)
+
+    def plan_sample(self, **inputs: Any) -> dict[str, Any]:
+        """What such a trajectory would take."""
+        return self._plan("latent_session_plan_sample", _structs.latent_sample_options, inputs)
+
+    def set_loras(self, loras: Iterable[tuple[Model, float]], compute: Optional[str] = None) -> Job:
+        """The adapters that later jobs use, merged in this order, with their strengths; none: the base model alone. The job merges."""
+        h, pairs = self._open(), list(loras)
+        models = [m.handle() for m, _ in pairs]
+        array = (_structs.latent_lora * len(pairs))()
+        for lora, model, (_, strength) in zip(array, models, pairs):
+            lora.model, lora.strength = model.pointer, float(strength)
+        c = h.connection
+        return Job(c, c.make(c.library.latent_session_set_loras, h.pointer, array, len(pairs), text("compute", compute)))
+
+    def _start(self, function: str, kind: type[_structs.Struct], inputs: dict[str, Any]) -> Job:
+        h = self._open()
+        c = h.connection
+        return Job(c, c.make(getattr(c.library, function), h.pointer, fill(kind, inputs, h)))
+
+    def _plan(self, function: str, kind: type[_structs.Struct], inputs: dict[str, Any]) -> dict[str, Any]:
+        h = self._open()
+        plan: dict[str, Any] = h.connection.read(getattr(h.connection.library, function), h.pointer, fill(kind, inputs, h))
+        return plan
+
+
+def _conditions(conditions: Iterable[Condition], owner: Handle) -> Any:
+    given = list(conditions)
+    array = (_structs.latent_condition * len(given))()
+    for i, (a, c) in enumerate(zip(array, given)):
+        if not isinstance(c, Condition):
+            raise TypeError(f"conditions[{i}] is a {type(c).__name__}, expected a latent.Condition")
+        a.kind, a.frame = text("kind", c.kind), uint("frame", c.frame)
+        for name in ("video", "audio"):
+            if getattr(c, name) is not None:
+                setattr(a, name, ctypes.pointer(getattr(c, name).struct_of(owner, f"conditions[{i}].{name}")))
+    return array
+
+
+def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Handle] = None) -> _structs.Struct:
+    """An option struct of these fields; None leaves a default. Unknown names are a TypeError, as of any function."""
+    s = _structs.sized(kind)
+    fields = dict(kind._fields_)
+    for name, value in inputs.items():
+        if name == "keep_steps" and kind is _structs.latent_sample_options:
+            s.flags = _structs.SAMPLE_KEEP_STEPS if value else 0
+            continue
+        type_ = fields.get(name)
+        if type_ is None or name in ("struct_size", "flags", "reserved", "has_seed") or name.startswith("n_"):
+            raise TypeError(f"{name} is none of {', '.join(f for f in fields if f not in ('struct_size', 'reserved', 'flags'))}")
+        if value is None:
+            continue
+        if name == "seed":
+            s.has_seed = 1
+        if name == "conditions" and owner is not None:
+            array = _conditions(value, owner)
+            s.conditions, s.n_conditions = array, len(array)
+        elif type_ is ctypes.c_char_p:
+            setattr(s, name, text(name, value))
+        elif type_ is ctypes.c_double:
+            setattr(s, name, float(value))
+        elif type_ in (ctypes.c_uint32, ctypes.c_uint64):
+            setattr(s, name, uint(name, value, 8 * ctypes.sizeof(type_)))
+        elif owner is None:  # a list of numbers, with n_NAME beside it
+            numbers = [uint(name, x, 32) for x in value]
+            setattr(s, name, (ctypes.c_uint32 * len(numbers))(*numbers))
+            setattr(s, "n_" + name, len(numbers))
+        elif isinstance(value, Tensor):
+            setattr(s, name, ctypes.pointer(value.struct_of(owner, name)))
+        else:
+            raise TypeError(f"{name} is a {type(value).__name__}, expected a latent.Tensor: put() it into the session first")
+    return s
