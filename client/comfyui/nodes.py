@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes."""
+
+import logging
+import os
+
+import folder_paths
+from comfy_api.latest import ComfyExtension, io
+
+from .library import latent
+from .run import SERVICE, Split
+
+log = logging.getLogger("latentd")
+
+SplitSocket = io.Custom("LATENTD_SPLIT")
+ROUNDING = {"f32": False, "match ComfyUI": True}
+
+
+def _precision_inputs():
+    return [
+        io.Combo.Input("precision", options=list(ROUNDING), default="f32",
+                       tooltip="f32: the sampler's latents and velocities travel as they are. match ComfyUI: they are rounded to bf16 where "
+                               "ComfyUI rounds them for a bf16 model; less exact, for comparisons."),
+        io.Combo.Input("compute", options=["auto", "bf16", "f32"], default="auto",
+                       tooltip="What the service computes in. auto: what the checkpoint is made for; f32: the slow reference."),
+        SplitSocket.Input("split", optional=True, tooltip="From 'latentd Split': how a step is divided among devices. Without: as the service is set up."),
+    ]
+
+
+def _options(precision, compute, split):
+    return {"rounding": ROUNDING[precision], "compute": None if compute == "auto" else compute, "split": split}
+
+
+class LatentdLoadH3(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentdLoadH3",
+            display_name="Load MiniMax H3 (latentd)",
+            category="model/loaders",
+            description="Loads a MiniMax H3 diffusion model into the latentd service, in place of Load Diffusion Model. The weights stay there, one "
+                        "copy for all programs, and survive a restart of ComfyUI.",
+            search_aliases=["latentd", "minimax", "h3", "unet loader", "load diffusion model"],
+            inputs=[
+                io.Combo.Input("model_name", options=folder_paths.get_filename_list("diffusion_models"),
+                               tooltip="A file of models/diffusion_models, in ComfyUI's format: full, pruned, int8, fp8 or nvfp4."),
+                *_precision_inputs(),
+            ],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, model_name, **others):
+        path = folder_paths.get_full_path("diffusion_models", model_name)
+        s = os.stat(path) if path else None
+        return None if s is None else (path, s.st_size, s.st_mtime_ns)
+
+    @classmethod
+    def execute(cls, model_name, precision="f32", compute="auto", split=None) -> io.NodeOutput:
+        from .remote import remote_patcher
+
+        path = folder_paths.get_full_path_or_raise("diffusion_models", model_name)
+        patcher = remote_patcher(path, **_options(precision, compute, split))
+        SERVICE.begin_load(path)  # while the text is encoded
+        return io.NodeOutput(patcher)
+
+
+class LatentdUseH3(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentdUseH3",
+            display_name="Use latentd for MiniMax H3",
+            category="model/patch/minimax",
+            description="Samples a MiniMax H3 model that ComfyUI's own loader loaded with the latentd service: same file, LoRAs and patches. Put it "
+                        "last, before the guider. ComfyUI's copy of the weights is not used; Load MiniMax H3 (latentd) avoids it altogether.",
+            search_aliases=["latentd", "minimax", "h3"],
+            inputs=[io.Model.Input("model", tooltip="From Load Diffusion Model, with or without LoRAs."), *_precision_inputs()],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model, precision="f32", compute="auto", split=None) -> io.NodeOutput:
+        from .remote import take_over
+
+        return io.NodeOutput(take_over(model, **_options(precision, compute, split)))
+
+
+class LatentdSplit(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentdSplit",
+            display_name="latentd Split",
+            category="model/patch/minimax",
+            description="How one step is divided among the service's devices. The result has the same bits whatever is set here.",
+            search_aliases=["latentd", "gpu", "multi gpu", "ranks"],
+            inputs=[
+                io.Int.Input("ranks", default=0, min=0, max=64, tooltip="How many devices work on a step. 0: all that the service has."),
+                io.String.Input("shares", default="", tooltip="Speed of each device, for example 3,2,2: the first gets three sevenths of the rows. "
+                                                              "Empty: as the service measures or is set up."),
+                io.Combo.Input("plan", options=["auto", "hidden-gather", "kv-gather", "qkv-all-to-all"], default="auto",
+                               tooltip="What the devices exchange."),
+                io.Combo.Input("exchange", options=["auto", "host", "p2p", "nccl"], default="auto",
+                               tooltip="How they exchange it: through main memory, from card to card, or with NCCL."),
+                io.Int.Input("chunks", default=0, min=0, max=64, tooltip="In how many pieces, so that sending and computing overlap. 0: automatic."),
+            ],
+            outputs=[SplitSocket.Output(display_name="split")],
+        )
+
+    @classmethod
+    def execute(cls, ranks=0, shares="", plan="auto", exchange="auto", chunks=0) -> io.NodeOutput:
+        return io.NodeOutput(Split(ranks=ranks or None, shares=parse_shares(shares, ranks), plan=None if plan == "auto" else plan,
+                                   exchange=None if exchange == "auto" else exchange, chunks=chunks or None))
+
+
+def parse_shares(text, ranks):
+    """"3,2,2" as numbers; None if empty."""
+    if not text.strip():
+        return None
+    try:
+        shares = tuple(int(x) for x in text.split(","))
+    except ValueError:
+        raise ValueError(f"latentd: shares is {text!r}; expected whole numbers with commas between, as 3,2,2") from None
+    if min(shares) < 0 or sum(shares) == 0:
+        raise ValueError(f"latentd: shares is {text!r}; expected numbers from 0, at least one of them above it")
+    if ranks and len(shares) != ranks:
+        raise ValueError(f"latentd: shares has {len(shares)} numbers, and ranks is {ranks}")
+    return shares
+
+
+class LatentdRelease(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentdRelease",
+            display_name="latentd Release",
+            category="model/patch/minimax",
+            description="Gives memory of the latentd service back, for what comes next in the workflow. Whatever goes in comes out unchanged: put it "
+                        "into a link, for example between the sampler and the VAE decoder.",
+            search_aliases=["latentd", "free", "vram", "unload"],
+            inputs=[
+                io.AnyType.Input("value", tooltip="Anything; the release happens when it is there."),
+                io.Combo.Input("what", options=["GPU memory", "GPU memory and weights"], default="GPU memory",
+                               tooltip="GPU memory: weights stay in main memory. With weights: these too, unless another program uses them."),
+            ],
+            outputs=[io.AnyType.Output(display_name="value")],
+            not_idempotent=True,
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, **inputs):
+        return float("nan")  # it is for its effect
+
+    @classmethod
+    def execute(cls, value, what="GPU memory") -> io.NodeOutput:
+        return io.NodeOutput(value, ui={"text": release(what == "GPU memory and weights")})
+
+
+def release(weights):
+    """What was done, a line each."""
+    lines = []
+    with SERVICE.lock:
+        client = SERVICE.client()
+        if hasattr(client, "release_gpus"):
+            client.release_gpus()
+            lines.append("GPU memory: given back")
+        else:
+            lines.append("GPU memory: none to give back: this service has no ReleaseGpus, its worker computes on the CPU")
+        if weights:
+            lines += [SERVICE.unload(path) for path in SERVICE.loaded()]
+            try:
+                lines.append(f"weights that nobody uses: {client.drop_cache() / 2**20:.0f} MiB freed")
+            except latent().Error as e:
+                lines.append(f"weights: {e}")
+    for line in lines:
+        log.info("latentd: %s", line)
+    return lines
+
+
+class LatentdExtension(ComfyExtension):
+    async def get_node_list(self):
+        return [LatentdLoadH3, LatentdUseH3, LatentdSplit, LatentdRelease]

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other nodes do to a MODEL that a sampler in another process cannot follow. Each is an error that names it; nothing is ignored silently."""
+
+
+class Refused(ValueError):
+    """Said to the user as it is."""
+
+    def __init__(self, what):
+        super().__init__(f"latentd: {what}. Take the node that adds it out of the workflow, or use ComfyUI's own loader.")
+
+
+def _names(nested):
+    return ", ".join(sorted({str(k) for k, v in nested.items() if v}))
+
+
+def _replaced(patches_replace):
+    found = []
+    for part, blocks in patches_replace.items():
+        found += [f"{part} {' '.join(str(x) for x in k) if isinstance(k, tuple) else k}" for k in blocks]
+    return found
+
+
+def check_call(transformer_options, control, others):
+    """The arguments of one evaluation. others: further keyword arguments."""
+    replaced = _replaced(transformer_options.get("patches_replace") or {})
+    if replaced:
+        raise Refused(f"blocks are replaced in this process (patches_replace: {', '.join(replaced[:3])}{' ...' if len(replaced) > 3 else ''})")
+    patches = _names(transformer_options.get("patches") or {})
+    if patches:
+        raise Refused(f"the model's inside is patched in this process (patches: {patches})")
+    if transformer_options.get("optimized_attention_override") is not None:
+        raise Refused("another attention is set for this process (optimized_attention_override); the service has its own")
+    if transformer_options.get("rope_options"):
+        raise Refused("positions are scaled (rope_options)")
+    if control is not None:
+        raise Refused("a ControlNet is applied (control), which latentd does not have")
+    unknown = sorted(k for k, v in others.items() if v is not None)
+    if unknown:
+        raise Refused(f"the conditioning brings {', '.join(unknown)}, which latentd does not know")
+
+
+def check_patcher(patcher):
+    """What sits on a ModelPatcher and never arrives at an evaluation."""
+    for callbacks in patcher.callbacks.values():
+        if callbacks.get("block_sparse_attention"):
+            raise Refused("sparse attention is set up for ComfyUI's own blocks (block_sparse_attention)")
+    if patcher.hook_patches:
+        raise Refused("LoRAs are scheduled by hooks (hook_patches); latentd takes them at one strength for the whole run")
+    inside = sorted(k for k in patcher.object_patches if k.split(".")[0] == "diffusion_model")
+    if inside:
+        raise Refused(f"parts of the model are replaced in this process (object_patches: {', '.join(inside[:3])})")
+    if patcher.weight_wrapper_patches:
+        raise Refused(f"weights are wrapped (weight_wrapper_patches: {', '.join(sorted(patcher.weight_wrapper_patches)[:3])})")
+    injections = _names(patcher.injections)
+    if injections:
+        raise Refused(f"something is injected into the model (injections: {injections})")

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sampling run on the service: connection, models, session, steps.
+
+One connection per process. It is made when it is needed and made anew when it was lost: a MODEL in ComfyUI may be older than the service that
+now runs. A step depends on its inputs alone, so that it may be sent twice."""
+
+import contextlib
+import inspect
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from . import library
+
+log = logging.getLogger("latentd")
+
+POLL_SEC = 0.02          # how often an interrupt is looked for
+CANCEL_SEC = 0.02        # how long an interrupted run waits for the service's word; closing the session cancels as well
+ALIGNMENT = 64
+LOST = ("NoService", "Restarted", "NotFound")  # errors after which the connection, the model and the session are made anew, once
+
+
+class Interface:
+    """What a run needs of the program it runs in."""
+
+    def interrupted(self):
+        """Whether the user asked to stop; does not change that."""
+        return False
+
+    def stop(self):
+        """Raises the program's own exception for that, if the user asked."""
+
+    def progress(self, done, total):
+        """May raise as stop() does."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How one step is divided among devices. None: as the service is set up."""
+
+    ranks: Optional[int] = None
+    shares: Optional[tuple] = None
+    plan: Optional[str] = None
+    exchange: Optional[str] = None
+    chunks: Optional[int] = None
+
+    def options(self):
+        return {k: v for k, v in vars(self).items() if v is not None}
+
+
+@dataclass
+class StepInputs:
+    """Arrays as latent.Session.put() takes them. audio: the sound's own latent, not the carried one."""
+
+    text: Any                      # [L, text_dim], becomes bf16
+    video: Any                     # [24, T, H, W], becomes f32
+    audio: Any                     # [32, 2, A], becomes f32
+    sigma_video: float
+    sigma_audio: float
+    text_tags: Any = None          # [L]
+    conditions: list = field(default_factory=list)
+    seed: int = 0
+    mask_video: Any = None
+    mask_audio: Any = None
+    sigmas_video: Any = None       # the whole schedule, if it is known
+    sigmas_audio: Any = None
+    position: tuple = (0, 1)       # this step, of so many
+    loras: Any = None              # (version, function that gives [(path, strength)])
+
+
+def _aligned(n):
+    return (n + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def _count(array):
+    n = 1
+    for d in array.shape:
+        n *= int(d)
+    return n
+
+
+class Service:
+    """The connection and what was loaded through it."""
+
+    def __init__(self):
+        self.lock = threading.RLock()  # liblatent: one thread at a time
+        self._client = None
+        self._models = {}  # key → Model
+        self._jobs = {}    # key → Job that loads it
+
+    def client(self):
+        if self._client is None:
+            latent = library.latent()
+            try:
+                self._client = latent.Client(os.environ.get("LATENTD_ADDRESS") or None)
+            except latent.Error as e:
+                raise RuntimeError(f"latentd: the service cannot be reached: {e}") from e
+        return self._client
+
+    def forget(self):
+        """Drops the connection with all that hangs on it."""
+        with self.lock:
+            client, self._client = self._client, None
+            self._models.clear()
+            self._jobs.clear()
+            if client is not None:
+                with contextlib.suppress(Exception):
+                    client.close()
+
+    @staticmethod
+    def key(path):
+        s = os.stat(path)
+        return os.path.realpath(path), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns
+
+    def begin_load(self, path):
+        """Starts to load, unless it is done or under way."""
+        with self.lock:
+            key = self.key(path)
+            if key not in self._models and key not in self._jobs:
+                self._jobs[key] = self.client().load(path)
+            return key
+
+    def model(self, path, ui):
+        """A loaded model of that file."""
+        with self.lock:
+            key = self.begin_load(path)
+            if key not in self._models:
+                job = self._jobs.pop(key)
+                wait(job, ui, lambda p: ui.progress(p.fraction, 1.0))
+                self._models[key] = job.model
+            return self._models[key]
+
+    def unload(self, path):
+        """The service frees its weights unless somebody else uses them. Returns what happened, for people."""
+        with self.lock:
+            try:
+                key = self.key(path)
+            except OSError as e:
+                return f"{path}: {e.strerror}"
+            self._jobs.pop(key, None)
+            model = self._models.pop(key, None)
+            if model is None:
+                return f"{os.path.basename(path)}: not loaded by this ComfyUI"
+            try:
+                model.unload()
+            except library.latent().Error as e:
+                return f"{os.path.basename(path)}: {e}"
+            return f"{os.path.basename(path)}: unloaded"
+
+    def loaded(self):
+        return [key[0] for key in self._models]
+
+
+SERVICE = Service()
+
+
+def wait(job, ui, report):
+    """Until the job is done. report(progress) is called now and then. On an interrupt, or whatever else is raised, it is cancelled."""
+    try:
+        while not job.wait(timeout=POLL_SEC):
+            if ui.interrupted():
+                ui.stop()
+            report(job.progress())
+    except BaseException as e:
+        if not isinstance(e, library.latent().Error):
+            _cancel(job)
+        raise
+
+
+def _cancel(job):
+    latent = library.latent()
+    with contextlib.suppress(latent.Error):
+        job.cancel()
+        end = time.monotonic() + CANCEL_SEC
+        while not job.wait(timeout=0.005) and time.monotonic() < end:
+            pass
+
+
+class Run:
+    """One session, from the first step of a sampling run to its end."""
+
+    def __init__(self, path, compute=None, split=None, service=SERVICE):
+        self.path, self.compute, self.split, self.service = path, compute, split or Split(), service
+        self._session: Any = None
+        self._room = (0, 0)
+        self._loras = None  # version that the session has
+        self._shown = 0.0
+
+    def close(self):
+        with self.service.lock:
+            session, self._session, self._loras = self._session, None, None
+            if session is not None:
+                with contextlib.suppress(Exception):  # the service may be gone, and with it the session
+                    session.close()
+
+    def step(self, inputs, ui, take_video, take_audio):
+        """The velocities as take_video(tensor) and take_audio(tensor) copy them out of the result, in the model's own sign."""
+        latent = library.latent()
+        with self.service.lock:
+            try:
+                return self._step(inputs, ui, take_video, take_audio)
+            except latent.Error as e:
+                if e.name not in LOST:
+                    raise RuntimeError(f"latentd: {e}") from e
+                log.warning("latentd: the service was lost (%s); connecting again", e)
+                self.close()
+                self.service.forget()
+            try:
+                return self._step(inputs, ui, take_video, take_audio)
+            except latent.Error as e:
+                self.close()
+                raise RuntimeError(f"latentd: {e}") from e
+
+    def _step(self, inputs, ui, take_video, take_audio):
+        session = self._open(inputs, ui)
+        self._set_loras(session, inputs, ui)
+        session.reset()
+        job = session.step(**self._arguments(session, inputs))
+        at, steps = inputs.position
+
+        def report(p):
+            # The bar never goes back: with CFG a step has two evaluations.
+            done = at + (p.block / p.blocks if p.blocks else 0.0)
+            if done > self._shown:
+                self._shown = done
+                ui.progress(done, steps)
+
+        try:
+            wait(job, ui, report)
+            found = job.tensors
+            return take_video(found["video_velocity"]), take_audio(found["audio_velocity"])
+        finally:
+            with contextlib.suppress(Exception):
+                job.close()
+
+    def _open(self, inputs, ui):
+        need = self._input_bytes(inputs), 2 * (_aligned(4 * _count(inputs.video)) + _aligned(4 * _count(inputs.audio)))
+        if self._session is not None and (need[0] > self._room[0] or need[1] > self._room[1]):
+            self.close()
+        if self._session is None:
+            self._room = max(need[0], self._room[0]), max(need[1], self._room[1])
+            model = self.service.model(self.path, ui)
+            try:
+                self._session = model.open_session(input_bytes=self._room[0], output_bytes=self._room[1], compute=self.compute,
+                                                   **self.split.options())
+            except TypeError as e:
+                raise RuntimeError(f"latentd: this version of liblatent cannot split a step so: {e}") from e
+        return self._session
+
+    def _input_bytes(self, inputs):
+        schedule = 0 if inputs.sigmas_video is None else 2 * _aligned(4 * len(inputs.sigmas_video))
+        total = _aligned(2 * _count(inputs.text)) + _aligned(4 * _count(inputs.video)) + _aligned(4 * _count(inputs.audio)) + schedule
+        for array, size in ((inputs.text_tags, 1), (inputs.mask_video, 4), (inputs.mask_audio, 4)):
+            total += 0 if array is None else _aligned(size * _count(array))
+        for c in inputs.conditions:
+            total += sum(_aligned(4 * _count(x)) for x in (c.video, c.audio) if x is not None)
+        return total
+
+    def _arguments(self, session, inputs):
+        latent = library.latent()
+
+        def put(array, dtype):
+            return None if array is None else session.put(array, dtype=dtype)
+
+        arguments = {
+            "text": put(inputs.text, "BF16"), "text_tags": put(inputs.text_tags, "U8"), "video": put(inputs.video, "F32"),
+            "audio": put(inputs.audio, "F32"), "sigma_video": inputs.sigma_video, "sigma_audio": inputs.sigma_audio,
+            "mask_video": put(inputs.mask_video, "F32"), "mask_audio": put(inputs.mask_audio, "F32"),
+            "conditions": tuple(latent.Condition(c.kind, frame=c.frame, video=put(c.video, "F32"), audio=put(c.audio, "F32"))
+                                for c in inputs.conditions)}
+        if inputs.conditions:
+            arguments.update(condition_noise="comfy", seed=inputs.seed)
+        if inputs.sigmas_video is not None and "sigmas_video" in inspect.signature(session.step).parameters:
+            arguments.update(sigmas_video=put(inputs.sigmas_video, "F32"), sigmas_audio=put(inputs.sigmas_audio, "F32"))
+        return arguments
+
+    def _set_loras(self, session, inputs, ui):
+        if inputs.loras is None:
+            return
+        version, files = inputs.loras
+        if version == self._loras:
+            return
+        adapters = [(self.service.model(path, ui), strength) for path, strength in files()]
+        if adapters or self._loras is not None:
+            job = session.set_loras(adapters)
+            wait(job, ui, lambda p: ui.progress(p.fraction, 1.0))
+            for module, reason in (job.result or {}).get("refused") or ():
+                log.warning("latentd: LoRA of %s not applied: %s", module, reason)
+        self._loras = version
