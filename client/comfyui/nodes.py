@@ -8,7 +8,7 @@ import folder_paths
 from comfy_api.latest import ComfyExtension, io
 
 from .library import latent
-from .run import SERVICE, Split
+from .run import SERVICE, Split, parse_shares
 
 log = logging.getLogger("latentd")
 
@@ -114,21 +114,6 @@ class LatentdSplit(io.ComfyNode):
                                    exchange=None if exchange == "auto" else exchange, chunks=chunks or None))
 
 
-def parse_shares(text, ranks):
-    """"3,2,2" as numbers; None if empty."""
-    if not text.strip():
-        return None
-    try:
-        shares = tuple(int(x) for x in text.split(","))
-    except ValueError:
-        raise ValueError(f"latentd: shares is {text!r}; expected whole numbers with commas between, as 3,2,2") from None
-    if min(shares) < 0 or sum(shares) == 0:
-        raise ValueError(f"latentd: shares is {text!r}; expected numbers from 0, at least one of them above it")
-    if ranks and len(shares) != ranks:
-        raise ValueError(f"latentd: shares has {len(shares)} numbers, and ranks is {ranks}")
-    return shares
-
-
 class LatentdRelease(io.ComfyNode):
     @classmethod
     def define_schema(cls):
@@ -162,11 +147,14 @@ def release(weights):
     lines = []
     with SERVICE.lock:
         client = SERVICE.client()
-        if hasattr(client, "release_gpus"):
+        gpus = [d["Name"] for d in client.devices() if d["Kind"] != "cpu"]
+        if not gpus:
+            lines.append("GPU memory: none to give back, the service computes on the CPU")
+        elif hasattr(client, "release_gpus"):
             client.release_gpus()
-            lines.append("GPU memory: given back")
+            lines.append(f"GPU memory of {', '.join(gpus)}: given back")
         else:
-            lines.append("GPU memory: none to give back: this service has no ReleaseGpus, its worker computes on the CPU")
+            lines.append(f"GPU memory of {', '.join(gpus)}: not given back, this version of liblatent has no ReleaseGpus")
         if weights:
             lines += [SERVICE.unload(path) for path in SERVICE.loaded()]
             try:

@@ -51,6 +51,21 @@ class Split:
         return {k: v for k, v in vars(self).items() if v is not None}
 
 
+def parse_shares(text, ranks):
+    """"3,2,2" as numbers; None if empty."""
+    if not text.strip():
+        return None
+    try:
+        shares = tuple(int(x) for x in text.split(","))
+    except ValueError:
+        raise ValueError(f"latentd: shares is {text!r}; expected whole numbers with commas between, as 3,2,2") from None
+    if min(shares) < 0 or sum(shares) == 0:
+        raise ValueError(f"latentd: shares is {text!r}; expected numbers from 0, at least one of them above it")
+    if ranks and len(shares) != ranks:
+        raise ValueError(f"latentd: shares has {len(shares)} numbers, and ranks is {ranks}")
+    return shares
+
+
 @dataclass
 class StepInputs:
     """Arrays as latent.Session.put() takes them. audio: the sound's own latent, not the carried one."""
@@ -160,9 +175,11 @@ SERVICE = Service()
 def wait(job, ui, report):
     """Until the job is done. report(progress) is called now and then. On an interrupt, or whatever else is raised, it is cancelled."""
     try:
-        while not job.wait(timeout=POLL_SEC):
+        while True:
             if ui.interrupted():
                 ui.stop()
+            if job.wait(timeout=POLL_SEC):
+                return
             report(job.progress())
     except BaseException as e:
         if not isinstance(e, library.latent().Error):
