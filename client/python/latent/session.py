@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Optional
 
 from latent import _structs
-from latent._arguments import text, uint
+from latent._arguments import number, text, uint
 from latent._library import Connection, Handle
 from latent.errors import InvalidArgument, NoService, NotFound, Restarted
 from latent.job import Job
@@ -168,7 +168,7 @@ class Session:
         models = [m.handle() for m, _ in pairs]
         array = (_structs.latent_lora * len(pairs))()
         for lora, model, (_, strength) in zip(array, models, pairs):
-            lora.model, lora.strength = model.pointer, float(strength)
+            lora.model, lora.strength = model.pointer, number("strength", strength)
         c = h.connection
         return Job(c, c.make(c.library.latent_session_set_loras, h.pointer, array, len(pairs), text("compute", compute)))
 
@@ -218,7 +218,7 @@ def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Ha
         elif type_ is ctypes.c_char_p:
             setattr(s, name, text(name, value))
         elif type_ is ctypes.c_double:
-            setattr(s, name, float(value))
+            setattr(s, name, number(name, value))
         elif type_ in (ctypes.c_uint32, ctypes.c_uint64):
             setattr(s, name, uint(name, value, 8 * ctypes.sizeof(type_)))
         elif owner is None:  # a list of numbers, with n_NAME beside it
