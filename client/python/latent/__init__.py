@@ -54,7 +54,7 @@ numpy, torch and ml_dtypes are used if they are asked for, and not needed.
 
 from __future__ import annotations
 
-from latent._library import library as _library
+from latent import _library
 from latent.client import Client, LoadJob, Model
 from latent.errors import (
     AccessDenied,
@@ -120,5 +120,5 @@ __all__ = [
 
 def library_version() -> str:
     """The version of liblatent."""
-    version: str = _library().latent_version().decode()
+    version: str = _library.library().latent_version().decode()
     return version

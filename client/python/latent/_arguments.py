@@ -20,6 +20,12 @@ def uint(name: str, value: Any, bits: int = 64) -> int:
     return n
 
 
+def number(name: str, value: Any) -> float:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__") and not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}, expected a number")
+    return float(value)
+
+
 def text(name: str, value: Optional[str]) -> Optional[bytes]:
     if value is None:
         return None

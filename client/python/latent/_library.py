@@ -241,13 +241,13 @@ def value_of(lib: ctypes.CDLL, value: Optional[int]) -> Any:
         return lib.latent_value_as_string(value).decode("utf-8", "replace")
     if kind == _structs.VALUE_BOOL:
         return lib.latent_value_as_bool(value) == 1
-    numbers = {
+    numbers: dict[int, tuple[Any, Any]] = {
         _structs.VALUE_UINT: (c_uint64, lib.latent_value_as_uint),
         _structs.VALUE_INT: (c_int64, lib.latent_value_as_int),
         _structs.VALUE_DOUBLE: (c_double, lib.latent_value_as_double),
     }
     if kind not in numbers:
         return None
-    number = numbers[kind][0]()
+    number: Any = numbers[kind][0]()
     numbers[kind][1](value, number)
     return number.value

@@ -119,7 +119,8 @@ class Client:
 
 
 class Model:
-    """A checkpoint that the service knows. It stays when this object is closed or dropped."""
+    """A checkpoint that the service knows. It stays when this object is closed or dropped. After a restart of the service, which sessions with
+    a job survive, it raises Restarted: load it again, which reads no file again."""
 
     def __init__(self, connection: Connection, pointer: int) -> None:
         self._handle: Optional[Handle] = Handle(connection, pointer, connection.library.latent_model_free)

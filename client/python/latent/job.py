@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator
 from ctypes import c_void_p
 from types import TracebackType
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from latent import _structs
 from latent._library import Connection, Handle, error_from, value_of
@@ -17,6 +17,8 @@ from latent.tensor import Tensor
 
 # Between two looks when nothing arrives: another thread may have taken in what this one waits for.
 _NAP = 0.05
+
+_J = TypeVar("_J", bound="Job")
 
 
 class Progress(NamedTuple):
@@ -47,7 +49,7 @@ class Job:
         self._result: Optional[dict[str, Any]] = None
         self._tensors: Optional[dict[str, Tensor]] = None
 
-    def __enter__(self) -> Job:
+    def __enter__(self: _J) -> _J:
         return self
 
     def __exit__(self, kind: Optional[type[BaseException]], value: Optional[BaseException], trace: Optional[TracebackType]) -> None:
@@ -105,11 +107,11 @@ class Job:
         """wait() without waiting."""
         return self.wait(0)
 
-    def __await__(self) -> Generator[Any, None, Job]:
+    def __await__(self: _J) -> Generator[Any, None, _J]:
         """Waits without blocking the event loop; gives the job. Cancelling the task leaves the job alone."""
         return self._wait_async().__await__()
 
-    async def _wait_async(self) -> Job:
+    async def _wait_async(self: _J) -> _J:
         # A look may take long (a service that restarts has to be asked for the session again): not in the loop's thread.
         loop, nap = asyncio.get_running_loop(), 0.002
         while not await loop.run_in_executor(None, self.poll):

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Optional
 
 from latent import _structs
-from latent._arguments import text, uint
+from latent._arguments import number, text, uint
 from latent._library import Connection, Handle
 from latent.errors import InvalidArgument, NoService, NotFound, Restarted
 from latent.job import Job
@@ -99,28 +99,67 @@ class Session:
 
     # ------------------------------------------------------------------------------------- jobs
 
-    def step(self, **inputs: Any) -> Job:
-        """One evaluation of the model: text, video, audio, sigma_video, sigma_audio; optional: text_tags, conditions, condition_noise,
-        seed, mask_video, mask_audio, compute, output_offset, output_bytes. See client/latent.h for each.
-
-        Results: "video_velocity", "audio_velocity".
-        """
+    def step(
+        self,
+        *,
+        text: Tensor,
+        video: Tensor,
+        audio: Tensor,
+        sigma_video: float,
+        sigma_audio: float,
+        text_tags: Optional[Tensor] = None,
+        conditions: Iterable[Condition] = (),
+        condition_noise: Optional[str] = None,
+        seed: Optional[int] = None,
+        mask_video: Optional[Tensor] = None,
+        mask_audio: Optional[Tensor] = None,
+        compute: Optional[str] = None,
+        output_offset: int = 0,
+        output_bytes: int = 0,
+    ) -> Job:
+        """One evaluation of the model. What each input is: latent_step_options of client/latent.h. Results: "video_velocity",
+        "audio_velocity"."""
+        inputs = dict(locals())
         return self._start("latent_session_step", _structs.latent_step_options, inputs)
 
-    def sample(self, **inputs: Any) -> Job:
-        """A whole trajectory: as step() without the sigmas; steps or sigmas_video and sigmas_audio; optional: schedule, shift_video,
-        shift_audio, sampler, noise, keep_steps, clean_video, clean_audio.
-
-        Results: "video", "audio"; with keep_steps also "step.I.video", "step.I.audio".
-        """
+    def sample(
+        self,
+        *,
+        text: Tensor,
+        video: Tensor,
+        audio: Tensor,
+        text_tags: Optional[Tensor] = None,
+        sigmas_video: Optional[Tensor] = None,
+        sigmas_audio: Optional[Tensor] = None,
+        steps: int = 0,
+        schedule: Optional[str] = None,
+        shift_video: float = 0,
+        shift_audio: float = 0,
+        sampler: Optional[str] = None,
+        noise: Optional[str] = None,
+        seed: Optional[int] = None,
+        keep_steps: bool = False,
+        clean_video: Optional[Tensor] = None,
+        clean_audio: Optional[Tensor] = None,
+        conditions: Iterable[Condition] = (),
+        condition_noise: Optional[str] = None,
+        mask_video: Optional[Tensor] = None,
+        mask_audio: Optional[Tensor] = None,
+        compute: Optional[str] = None,
+        output_offset: int = 0,
+        output_bytes: int = 0,
+    ) -> Job:
+        """A whole trajectory; steps, or sigmas_video and sigmas_audio. What each input is: latent_sample_options of client/latent.h.
+        Results: "video", "audio"; with keep_steps also "step.I.video", "step.I.audio"."""
+        inputs = dict(locals())
         return self._start("latent_session_sample", _structs.latent_sample_options, inputs)
 
     def plan_step(self, **inputs: Any) -> dict[str, Any]:
-        """What such a step would take, without running it: rows, steps, output-bytes, ranks."""
+        """What such a step would take, without running it (inputs of step()): rows, steps, output-bytes, ranks."""
         return self._plan("latent_session_plan_step", _structs.latent_step_options, inputs)
 
     def plan_sample(self, **inputs: Any) -> dict[str, Any]:
-        """What such a trajectory would take."""
+        """What such a trajectory would take (inputs of sample())."""
         return self._plan("latent_session_plan_sample", _structs.latent_sample_options, inputs)
 
     def set_loras(self, loras: Iterable[tuple[Model, float]], compute: Optional[str] = None) -> Job:
@@ -129,13 +168,14 @@ class Session:
         models = [m.handle() for m, _ in pairs]
         array = (_structs.latent_lora * len(pairs))()
         for lora, model, (_, strength) in zip(array, models, pairs):
-            lora.model, lora.strength = model.pointer, float(strength)
+            lora.model, lora.strength = model.pointer, number("strength", strength)
         c = h.connection
         return Job(c, c.make(c.library.latent_session_set_loras, h.pointer, array, len(pairs), text("compute", compute)))
 
     def _start(self, function: str, kind: type[_structs.Struct], inputs: dict[str, Any]) -> Job:
         h = self._open()
         c = h.connection
+        del inputs["self"]  # of the caller's locals()
         return Job(c, c.make(getattr(c.library, function), h.pointer, fill(kind, inputs, h)))
 
     def _plan(self, function: str, kind: type[_structs.Struct], inputs: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +200,7 @@ def _conditions(conditions: Iterable[Condition], owner: Handle) -> Any:
 def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Handle] = None) -> _structs.Struct:
     """An option struct of these fields; None leaves a default. Unknown names are a TypeError, as of any function."""
     s = _structs.sized(kind)
-    fields = dict(kind._fields_)
+    fields: dict[str, Any] = {f[0]: f[1] for f in kind._fields_}
     for name, value in inputs.items():
         if name == "keep_steps" and kind is _structs.latent_sample_options:
             s.flags = _structs.SAMPLE_KEEP_STEPS if value else 0
@@ -178,7 +218,7 @@ def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Ha
         elif type_ is ctypes.c_char_p:
             setattr(s, name, text(name, value))
         elif type_ is ctypes.c_double:
-            setattr(s, name, float(value))
+            setattr(s, name, number(name, value))
         elif type_ in (ctypes.c_uint32, ctypes.c_uint64):
             setattr(s, name, uint(name, value, 8 * ctypes.sizeof(type_)))
         elif owner is None:  # a list of numbers, with n_NAME beside it

@@ -72,7 +72,7 @@ class Tensor:
         # Views refer to the buffer, and it refers to what must not be freed under them.
         kind = ctypes.c_ubyte * struct.size
         self._buffer = kind.from_address(address) if struct.size > 0 and address else kind()
-        self._buffer.owner = owner  # type: ignore[attr-defined]
+        self._buffer.owner = owner
 
     def __repr__(self) -> str:
         return f"<latent.Tensor {self.dtype} {list(self.shape)}{'' if self._owner else ' read-only'}>"
@@ -100,10 +100,7 @@ class Tensor:
         """A torch view, without a copy. torch has no read-only tensors: an operation in place on a result ends the process; clone() first."""
         import torch
 
-        name = _type(self.dtype)[3]
-        kind = getattr(torch, name or "", None)
-        if kind is None:
-            raise NotSupported("NotSupported", f"This torch has no type for {self.dtype}.")
+        kind = torch_type(self.dtype)
         if self.nbytes == 0:
             return torch.empty(self.shape, dtype=kind)
         return torch.frombuffer(self._buffer, dtype=kind).reshape(self.shape)
@@ -129,20 +126,36 @@ def numpy_type(dtype: str) -> Any:
     return np.dtype(plain)
 
 
+def torch_type(dtype: str) -> Any:
+    import torch
+
+    kind = getattr(torch, _type(dtype)[3] or "", None)
+    if kind is None:
+        raise NotSupported("NotSupported", f"This torch has no type for {dtype}.")
+    return kind
+
+
 class Source:
-    """Foreign data: its type, its shape and how it is copied into a place of a given type."""
+    """Foreign data, checked and converted: its type, its shape and its way into a place of theirs."""
 
     def __init__(self, data: Any, dtype: Optional[str], shape: Optional[Sequence[int]]) -> None:
         self.data = data
         self.kind, own, dims = self._look()
         if self.kind != "memory" and shape is not None:
             raise InvalidArgument("InvalidArgument", f"A shape may only be given with plain memory; this data has its own: {list(dims)}.")
-        self.own_dtype = own
         self.dtype = dtype or own
         if self.dtype is None:
             raise InvalidArgument("InvalidArgument", f"The type of {type(data).__name__} has no counterpart; say dtype=.")
         size = _type(self.dtype)[0]
-        if self.kind == "memory":
+        if isinstance(data, Tensor):
+            self.kind, self.data = "memory", data.memory
+            if self.dtype != own:
+                self.kind, self.data = "numpy", _numbers(data)
+        if self.kind == "numpy":
+            self.data = _converted(self.data, self.dtype)
+        elif self.kind == "torch":
+            torch_type(self.dtype)
+        elif not isinstance(data, Tensor):
             if own not in (None, "U8", self.dtype):
                 raise InvalidArgument("InvalidArgument", f"Plain memory of {own} is not converted to {self.dtype}; use numpy or torch.")
             if own != self.dtype and shape is None:
@@ -170,40 +183,47 @@ class Source:
             raise TypeError(f"{type(data).__name__} is no array, tensor or memory that can be put into a session") from None
         own = next((k for k, v in _TYPES.items() if v[4] == m.format), None)
         dims = tuple(m.shape or ())
-        self.data = m.cast("B") if m.contiguous and m.nbytes > 0 else memoryview(m.tobytes())
+        self.data = m.cast("B") if m.c_contiguous and m.nbytes > 0 else memoryview(m.tobytes())
         return "memory", own, dims
 
     def copy_to(self, place: Tensor) -> None:
         if self.kind == "torch":
             place.torch().copy_(self.data.detach())
         elif self.kind == "numpy":
-            self._copy_array(place)
-        elif self.kind == "tensor" and place.dtype != self.own_dtype:
-            Source(self.data.array, place.dtype, None).copy_to(place)
+            place.array[...] = self.data
         else:
-            place.memory[:] = self.data.memory if self.kind == "tensor" else self.data
+            place.memory[:] = self.data
 
-    def _copy_array(self, place: Tensor) -> None:
-        import numpy as np
 
-        target, data = place.array, self.data
-        if place.dtype == "BF16" and target.dtype == np.uint16 and data.dtype != np.uint16:
-            target[...] = _bf16_bits(data)
-        elif place.dtype.startswith("F8_") and target.dtype == np.uint8 and data.dtype != np.uint8:
-            raise NotSupported("NotSupported", f"Converting to {place.dtype} needs the package ml_dtypes.")
-        elif place.dtype in ("BF16", "F8_E4M3", "F8_E5M2") and data.dtype in (np.uint16, np.uint8):
-            if data.dtype.itemsize != target.dtype.itemsize:
-                raise InvalidArgument("InvalidArgument", f"{data.dtype} holds no bits of {place.dtype}.")
-            target.view(data.dtype)[...] = data  # the bits as they are
-        else:
-            np.copyto(target, data, casting="unsafe" if target.dtype.kind in "fV" else "same_kind")
+def _numbers(tensor: Tensor) -> Any:
+    if _type(tensor.dtype)[2] is not None and tensor.array.dtype == _type(tensor.dtype)[1]:
+        raise NotSupported("NotSupported", f"Converting from {tensor.dtype} needs the package ml_dtypes.")
+    return tensor.array
+
+
+def _converted(data: Any, dtype: str) -> Any:
+    """An array as numpy_type(dtype). Integers of the type's size are bits of the types that numpy itself does not have."""
+    target = numpy_type(dtype)
+    if data.dtype == target:
+        return data
+    if _type(dtype)[2] is None:
+        return data.astype(target, casting="same_kind")
+    if data.dtype.kind in "iub":
+        if data.dtype != _type(dtype)[1]:
+            raise InvalidArgument("InvalidArgument", f"{data.dtype} is no bits of {dtype}; expected floats, or {_type(dtype)[1]}.")
+        return data.view(target)
+    if target != _type(dtype)[1]:
+        return data.astype(target)
+    if dtype == "BF16":
+        return _bf16_bits(data)
+    raise NotSupported("NotSupported", f"Converting to {dtype} needs the package ml_dtypes.")
 
 
 def _bf16_bits(data: Any) -> Any:
     """Rounded to nearest, ties to even; a NaN stays one."""
     import numpy as np
 
-    wide = np.ascontiguousarray(data, np.float32)
+    wide = np.array(data, np.float32)
     bits = wide.view(np.uint32)
     rounded = ((bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16).astype(np.uint16)
     return np.where(np.isnan(wide), np.uint16(0x7FC0), rounded)
