@@ -102,7 +102,9 @@ class RemoteDiT(torch.nn.Module):
         sigma = float((timestep.flatten()[0] / 1000.0).float())
         shifts = options.get("minimax_h3_sigma_shift_video", SHIFT_VIDEO), options.get("minimax_h3_sigma_shift_audio", SHIFT_AUDIO)
         c = carrier(sigma, float(payload.get("audio_scale", 1.0)), *map(float, shifts))
-        own = x[1] if c.plain else x[1] * torch.tensor(c.carry, dtype=x[1].dtype)
+
+        def own():  # a new one each time: wrappers may write into theirs
+            return x[1] if c.plain else x[1] * torch.tensor(c.carry, dtype=x[1].dtype)
 
         def evaluate(x, timestep, context, transformer_options=None, minimax_payload=None, **masks):
             return self._evaluate(x, context, c, shifts, transformer_options or {}, minimax_payload or {}, masks)
@@ -110,10 +112,10 @@ class RemoteDiT(torch.nn.Module):
         masks = {k: v for k, v in (("denoise_mask", denoise_mask), ("audio_denoise_mask", audio_denoise_mask)) if v is not None}
         out = comfy.patcher_extension.WrapperExecutor.new_class_executor(
             evaluate, self, comfy.patcher_extension.get_all_wrappers(Wrappers.DIFFUSION_MODEL, options)
-        ).execute([x[0], own], timestep, context, options, minimax_payload=payload, **masks)
+        ).execute([x[0], own()], timestep, context, options, minimax_payload=payload, **masks)
         if c.plain:
             return list(out)
-        return [out[0], c.offset * own + torch.tensor(c.gain, dtype=out[1].dtype) * out[1]]
+        return [out[0], c.offset * own() + torch.tensor(c.gain, dtype=out[1].dtype) * out[1]]
 
     def _evaluate(self, x, context, c, shifts, options, payload, masks):
         if context is None or context.shape[0] != 1 or context.shape[-1] != self.checkpoint.text_dim:
