@@ -25,6 +25,11 @@ class Adapter:
     modules: dict
     digest: str
 
+    @property
+    def user(self):
+        """Lives as long as ComfyUI keeps the LoRA."""
+        return next(iter(self.modules.values()))
+
 
 def _module(key, patch):
     """Name of the module that one entry of patcher.patches changes. Raises Refused for all but a plain LoRA."""

@@ -61,7 +61,7 @@ class LatentdLoadH3(io.ComfyNode):
 
         path = folder_paths.get_full_path_or_raise("diffusion_models", model_name)
         patcher = remote_patcher(path, **_options(precision, compute, split))
-        SERVICE.begin_load(path)  # while the text is encoded
+        SERVICE.begin_load(path, patcher.model.diffusion_model)  # while the text is encoded
         return io.NodeOutput(patcher)
 
 
@@ -156,7 +156,7 @@ def release(weights):
         else:
             lines.append(f"GPU memory of {', '.join(gpus)}: not given back, this version of liblatent has no ReleaseGpus")
         if weights:
-            lines += [SERVICE.unload(path) for path in SERVICE.loaded()]
+            lines += SERVICE.unload()
             try:
                 lines.append(f"weights that nobody uses: {client.drop_cache() / 2**20:.0f} MiB freed")
             except latent().Error as e:

@@ -81,7 +81,7 @@ class RemoteDiT(torch.nn.Module):
 
     def begin(self, patcher, sigmas):
         self.end()
-        self.run = Run(self.checkpoint.path, self.compute, self.split)
+        self.run = Run(self.checkpoint.path, self, self.compute, self.split)
         self.patcher, self.sigmas = patcher, sigmas
 
     def end(self):
@@ -160,7 +160,7 @@ class RemoteDiT(torch.nn.Module):
         folder = os.path.join(folder_paths.get_temp_directory(), KEY)
 
         def files():
-            return [(EXPORTER.write(a, folder), a.strength) for a in EXPORTER.adapters(patcher.patches)]
+            return [(EXPORTER.write(a, folder), a.strength, a.user) for a in EXPORTER.adapters(patcher.patches)]
 
         return (patcher.patches_uuid if patcher.patches else None), files
 
@@ -187,7 +187,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         r = super().detach(unpatch_all)
         if unpatch_all:
             self.model.diffusion_model.end()
-            SERVICE.unload(self.model.diffusion_model.checkpoint.path)
+            SERVICE.unload()
         return r
 
     def add_hook_patches(self, hook, patches, strength_patch=1.0, strength_model=1.0):

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -83,7 +84,7 @@ class StepInputs:
     sigmas_video: Any = None       # the whole schedule, if it is known
     sigmas_audio: Any = None
     position: tuple = (0, 1)       # this step, of so many
-    loras: Any = None              # (version, function that gives [(path, strength)])
+    loras: Any = None              # (version, function that gives [(path, strength, user of the file)])
 
 
 def _aligned(n):
@@ -105,6 +106,7 @@ class Service:
         self._client = None
         self._models = {}  # key → Model
         self._jobs = {}    # key → Job that loads it
+        self._users = {}   # key → weak set of the objects of this process that may still want it
 
     def client(self):
         if self._client is None:
@@ -130,43 +132,43 @@ class Service:
         s = os.stat(path)
         return os.path.realpath(path), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns
 
-    def begin_load(self, path):
-        """Starts to load, unless it is done or under way."""
+    def begin_load(self, path, user):
+        """Starts to load, unless it is done or under way. Once no user of a file lives, the next load of another one unloads it."""
         with self.lock:
             key = self.key(path)
+            self._users.setdefault(key, weakref.WeakSet()).add(user)
             if key not in self._models and key not in self._jobs:
+                for other in [k for k in self._models if not self._users[k]]:
+                    log.info("latentd: %s", self._unload(other))
                 self._jobs[key] = self.client().load(path)
             return key
 
-    def model(self, path, ui):
+    def model(self, path, user, ui):
         """A loaded model of that file."""
         with self.lock:
-            key = self.begin_load(path)
+            key = self.begin_load(path, user)
             if key not in self._models:
                 job = self._jobs.pop(key)
                 wait(job, ui, lambda p: ui.progress(p.fraction, 1.0))
                 self._models[key] = job.model
             return self._models[key]
 
-    def unload(self, path):
-        """The service frees its weights unless somebody else uses them. Returns what happened, for people."""
-        with self.lock:
-            try:
-                key = self.key(path)
-            except OSError as e:
-                return f"{path}: {e.strerror}"
-            self._jobs.pop(key, None)
-            model = self._models.pop(key, None)
-            if model is None:
-                return f"{os.path.basename(path)}: not loaded by this ComfyUI"
-            try:
-                model.unload()
-            except library.latent().Error as e:
-                return f"{os.path.basename(path)}: {e}"
-            return f"{os.path.basename(path)}: unloaded"
+    def _unload(self, key):
+        name = os.path.basename(key[0])
+        try:
+            self._models[key].unload()
+        except library.latent().Error as e:
+            if e.name != "Busy":  # gone already
+                del self._models[key]
+            return f"{name}: {e}"
+        del self._models[key]
+        return f"{name}: unloaded"
 
-    def loaded(self):
-        return [key[0] for key in self._models]
+    def unload(self):
+        """The service frees all weights that nobody else uses. What happened, a line for each file."""
+        with self.lock:
+            self._jobs.clear()
+            return [self._unload(key) for key in list(self._models)]
 
 
 SERVICE = Service()
@@ -199,8 +201,9 @@ def _cancel(job):
 class Run:
     """One session, from the first step of a sampling run to its end."""
 
-    def __init__(self, path, compute=None, split=None, service=SERVICE):
-        self.path, self.compute, self.split, self.service = path, compute, split or Split(), service
+    def __init__(self, path, user, compute=None, split=None, service=SERVICE):
+        """user: lives as long as the file at path may be wanted."""
+        self.path, self.user, self.compute, self.split, self.service = path, user, compute, split or Split(), service
         self._session: Any = None
         self._room = (0, 0)
         self._loras = None  # version that the session has
@@ -259,7 +262,7 @@ class Run:
             self.close()
         if self._session is None:
             self._room = max(need[0], self._room[0]), max(need[1], self._room[1])
-            model = self.service.model(self.path, ui)
+            model = self.service.model(self.path, self.user, ui)
             try:
                 self._session = model.open_session(input_bytes=self._room[0], output_bytes=self._room[1], compute=self.compute,
                                                    **self.split.options())
@@ -300,7 +303,7 @@ class Run:
         version, files = inputs.loras
         if version == self._loras:
             return
-        adapters = [(self.service.model(path, ui), strength) for path, strength in files()]
+        adapters = [(self.service.model(path, user, ui), strength) for path, strength, user in files()]
         if adapters or self._loras is not None:
             job = session.set_loras(adapters)
             wait(job, ui, lambda p: ui.progress(p.fraction, 1.0))
