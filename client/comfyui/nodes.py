@@ -7,7 +7,6 @@ import os
 import folder_paths
 from comfy_api.latest import ComfyExtension, io
 
-from .library import latent
 from .run import SERVICE, Split, parse_shares
 
 log = logging.getLogger("latentd")
@@ -61,7 +60,7 @@ class LatentdLoadH3(io.ComfyNode):
 
         path = folder_paths.get_full_path_or_raise("diffusion_models", model_name)
         patcher = remote_patcher(path, **_options(precision, compute, split))
-        SERVICE.begin_load(path, patcher.model.diffusion_model)  # while the text is encoded
+        SERVICE.reliably(lambda: SERVICE.begin_load(path, patcher.model.diffusion_model))  # it reads while the text is encoded
         return io.NodeOutput(patcher)
 
 
@@ -139,28 +138,24 @@ class LatentdRelease(io.ComfyNode):
 
     @classmethod
     def execute(cls, value, what="GPU memory") -> io.NodeOutput:
-        return io.NodeOutput(value, ui={"text": release(what == "GPU memory and weights")})
+        return io.NodeOutput(value, ui={"text": SERVICE.reliably(lambda: release(what == "GPU memory and weights"))})
 
 
 def release(weights):
     """What was done, a line each."""
     lines = []
-    with SERVICE.lock:
-        client = SERVICE.client()
-        gpus = [d["Name"] for d in client.devices() if d["Kind"] != "cpu"]
-        if not gpus:
-            lines.append("GPU memory: none to give back, the service computes on the CPU")
-        elif hasattr(client, "release_gpus"):
-            client.release_gpus()
-            lines.append(f"GPU memory of {', '.join(gpus)}: given back")
-        else:
-            lines.append(f"GPU memory of {', '.join(gpus)}: not given back, this version of liblatent has no ReleaseGpus")
-        if weights:
-            lines += SERVICE.unload()
-            try:
-                lines.append(f"weights that nobody uses: {client.drop_cache() / 2**20:.0f} MiB freed")
-            except latent().Error as e:
-                lines.append(f"weights: {e}")
+    client = SERVICE.client()
+    gpus = [d["Name"] for d in client.devices() if d["Kind"] != "cpu"]
+    if not gpus:
+        lines.append("GPU memory: none to give back, the service computes on the CPU")
+    elif hasattr(client, "release_gpus"):
+        client.release_gpus()
+        lines.append(f"GPU memory of {', '.join(gpus)}: given back")
+    else:
+        lines.append(f"GPU memory of {', '.join(gpus)}: not given back, this version of liblatent has no ReleaseGpus")
+    if weights:
+        lines += SERVICE.unload()
+        lines.append(f"weights that nobody uses: {client.drop_cache() / 2**20:.0f} MiB freed")
     for line in lines:
         log.info("latentd: %s", line)
     return lines

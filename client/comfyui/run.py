@@ -117,6 +117,25 @@ class Service:
                 raise RuntimeError(f"latentd: the service cannot be reached: {e}") from e
         return self._client
 
+    def reliably(self, f, lost=None):
+        """f(), and once more on a new connection if the service was lost. Its other errors become sentences for the user. lost: called before
+        the second time."""
+        latent = library.latent()
+        with self.lock:
+            try:
+                return f()
+            except latent.Error as e:
+                if e.name not in LOST:
+                    raise RuntimeError(f"latentd: {e}") from e
+                log.warning("latentd: the service was lost (%s); connecting again", e)
+                if lost is not None:
+                    lost()
+                self.forget()
+            try:
+                return f()
+            except latent.Error as e:
+                raise RuntimeError(f"latentd: {e}") from e
+
     def forget(self):
         """Drops the connection with all that hangs on it."""
         with self.lock:
@@ -218,21 +237,7 @@ class Run:
 
     def step(self, inputs, ui, take_video, take_audio):
         """The velocities as take_video(tensor) and take_audio(tensor) copy them out of the result, in the model's own sign."""
-        latent = library.latent()
-        with self.service.lock:
-            try:
-                return self._step(inputs, ui, take_video, take_audio)
-            except latent.Error as e:
-                if e.name not in LOST:
-                    raise RuntimeError(f"latentd: {e}") from e
-                log.warning("latentd: the service was lost (%s); connecting again", e)
-                self.close()
-                self.service.forget()
-            try:
-                return self._step(inputs, ui, take_video, take_audio)
-            except latent.Error as e:
-                self.close()
-                raise RuntimeError(f"latentd: {e}") from e
+        return self.service.reliably(lambda: self._step(inputs, ui, take_video, take_audio), self.close)
 
     def _step(self, inputs, ui, take_video, take_audio):
         session = self._open(inputs, ui)
