@@ -76,6 +76,7 @@ uint32_t wire_init(WireMessage *m, WireType type, uint64_t epoch, uint64_t job, 
                 .epoch = epoch,
                 .job = job,
                 .step = step,
+                .acks = type == WIRE_ACK ? 1 : 0,
         };
         return size;
 }
@@ -195,7 +196,8 @@ static int check_message(const WireMessage *m, size_t n, int flags, unsigned n_f
 /* Makes what the other side may have got wrong harmless: strings end, padding is zero. */
 static void normalise(WireMessage *m) {
         memset(m->bytes + m->header.size, 0, sizeof(m->bytes) - m->header.size);
-        m->header.reserved = 0;
+        if (m->header.type >= WIRE_WELCOME)
+                m->header.acks = 0;
 
         switch ((WireType) m->header.type) {
 

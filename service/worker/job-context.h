@@ -48,7 +48,8 @@ typedef struct Job {
         Latents next;     /* SAMPLE: made by a step, becomes the state */
         Latents velocity; /* of the step */
         uint32_t committed;
-        uint64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS */
+        uint64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS, or of the begin of the step */
+        uint64_t open_usec;     /* how long job_new() took; 0 once a step's time has it */
 
         /* written by the link thread while no step is pending */
         Plan *plan;         /* NULL before PLAN */

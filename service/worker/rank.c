@@ -178,8 +178,9 @@ int rank_group_queue(RankGroup *g, Job *j, uint32_t step) {
         else {
                 g->tasks[(g->first + g->n_tasks++) % STEPS_QUEUED_MAX] =
                         (Task){.job = job_ref(j), .step = step};
-                (void) pthread_cond_broadcast(&g->changed);
         }
         (void) pthread_mutex_unlock(&g->lock);
+        if (r == 0) /* not under the lock, which the woken thread would have to wait for */
+                (void) pthread_cond_broadcast(&g->changed);
         return r;
 }

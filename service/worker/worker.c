@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
@@ -27,6 +28,8 @@ typedef struct Worker {
         ModelTable models;
         ArenaPair *arenas[SESSIONS_MAX];
         Job *jobs[JOBS_MAX];
+        size_t jobs_end; /* behind the last one */
+        uint64_t refused; /* job whose JOB_OPEN was refused last: what was sent behind it comes yet */
 } Worker;
 
 static Worker worker;
@@ -50,7 +53,7 @@ static ArenaPair **find_arenas(Worker *w, uint64_t session) {
 }
 
 static Job **find_job(Worker *w, uint64_t id) {
-        for (size_t i = 0; i < JOBS_MAX; i++)
+        for (size_t i = 0; i < w->jobs_end; i++)
                 if (w->jobs[i] && w->jobs[i]->id == id)
                         return &w->jobs[i];
         return NULL;
@@ -74,7 +77,7 @@ static void on_step(void *userdata, LkContext *context, Job *j, uint32_t step) {
                 return;
         }
         wire_init(&m, WIRE_STEP_DONE, j->epoch, j->id, step);
-        m.step_done.compute_usec = usec;
+        m.step_done.compute_usec = usec + STEAL(j->open_usec, 0);
         link_send(w->link, &m);
 }
 
@@ -128,9 +131,18 @@ static int on_arena(Worker *w, const WireMessage *m, int fd, Fault *f) {
         return arena_pair_add(*slot, &m->arena, fd, f);
 }
 
-static void close_job(Job **slot) {
+static void close_job(Worker *w, Job **slot) {
         job_close(*slot);
         *slot = job_unref(*slot);
+        while (w->jobs_end > 0 && !w->jobs[w->jobs_end - 1])
+                w->jobs_end--;
+}
+
+static uint64_t now_usec(void) {
+        struct timespec t;
+
+        (void) clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t) t.tv_sec * 1000000u + (uint64_t) t.tv_nsec / 1000u;
 }
 
 static void on_arena_close(Worker *w, const WireMessage *m) {
@@ -143,7 +155,7 @@ static void on_arena_close(Worker *w, const WireMessage *m) {
          * left alone. */
         for (size_t i = 0; i < JOBS_MAX; i++)
                 if (w->jobs[i] && w->jobs[i]->arenas == *slot)
-                        close_job(&w->jobs[i]);
+                        close_job(w, &w->jobs[i]);
         *slot = arena_pair_unref(*slot);
 }
 
@@ -171,6 +183,7 @@ static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
 }
 
 static int on_job_open(Worker *w, const WireMessage *m, Fault *f) {
+        uint64_t begin = now_usec();
         Job **slot = NULL;
         WireMessage reply;
         Fault fault = {};
@@ -186,9 +199,14 @@ static int on_job_open(Worker *w, const WireMessage *m, Fault *f) {
 
         r = open_job(w, &m->job_open, slot, &fault);
         if (r < 0) {
+                w->refused = m->header.job;
                 reply_error(w, m->header.job, m->header.step, r, &fault);
                 return 0;
         }
+
+        (*slot)->open_usec = now_usec() - begin;
+        if (slot >= w->jobs + w->jobs_end)
+                w->jobs_end = (size_t) (slot - w->jobs) + 1;
 
         wire_init(&reply, WIRE_JOB_READY, m->header.epoch, m->header.job, m->header.step);
         job_describe(*slot, &reply.job_ready);
@@ -200,6 +218,8 @@ static int on_plan(Worker *w, const WireMessage *m, Fault *f) {
         Job **slot = find_job(w, m->header.job), *j;
         int r;
 
+        if (!slot && w->refused == m->header.job)
+                return 0;
         if (!slot)
                 return fault_set(f, -EPROTO, FAULT_INTERNAL,
                         "PLAN is for job %" PRIu64 ", which is not open.", m->header.job);
@@ -225,6 +245,8 @@ static int on_step_message(Worker *w, const WireMessage *m, Fault *f) {
         Fault fault = {};
         int r;
 
+        if (!slot && w->refused == m->header.job)
+                return 0;
         if (!slot) {
                 r = fault_set(&fault, -ENOENT, FAULT_INTERNAL,
                         "STEP is for job %" PRIu64 ", which is not open.", m->header.job);
@@ -244,7 +266,7 @@ static void on_job_close(Worker *w, const WireMessage *m) {
         Job **slot = find_job(w, m->header.job);
 
         if (slot) /* else a refused job, or one that went with its arenas */
-                close_job(slot);
+                close_job(w, slot);
 }
 
 static void on_cancel(Worker *w, const WireMessage *m) {

@@ -68,10 +68,8 @@ static void step_tiny_f32_matches_reference(void **state) {
         assert_near(slot_video(a, &ready, 1), want, "video_velocity", N_VIDEO, 5e-6);
         assert_near(slot_audio(a, &ready, 1), want, "audio_velocity", N_AUDIO, 5e-6);
 
-        /* first and last block at least */
-        assert_true(b->n_progress >= 2);
-        assert_int_equal(b->last_progress.block, 3);
-        assert_int_equal(b->last_progress.blocks, 3);
+        if (done.step_done.compute_usec < 20000)
+                assert_int_equal(b->n_progress, 0);
 
         for (uint64_t i = ready.job_ready.output_used; i < a->output_size; i++)
                 assert_int_equal(a->output[i], 0xa5);
@@ -377,11 +375,12 @@ static void wait_progress(Broker *b) {
                         continue;
                 }
                 assert_int_equal(r, 1);
-                if (m.header.type == WIRE_PROGRESS)
+                b->n_acks += m.header.acks;
+                if (m.header.type == WIRE_PROGRESS) {
                         b->n_progress++;
-                else if (m.header.type == WIRE_ACK)
-                        b->n_acks++;
-                else
+                        assert_int_equal(m.progress.blocks, 3);
+                        assert_in_range(m.progress.block, 1, 3);
+                } else if (m.header.type != WIRE_ACK)
                         fail_msg("%s before the first PROGRESS", wire_type_name(m.header.type));
         }
 }
