@@ -43,7 +43,7 @@ struct Job {
         uint64_t session_id;
         uint64_t bytes_read; /* LOAD */
         WireJobOpen request; /* STEP, SAMPLE */
-        WireJobReady ready;  /* valid once opened; kept over a worker's death */
+        WireJobReady ready;  /* valid once opened, expected before; kept over a worker's death */
         bool opened;         /* JOB_READY seen from the current worker */
         char numerics_id[128];
 
@@ -53,6 +53,7 @@ struct Job {
         uint64_t turn;        /* when it last had the worker; 0: never */
         uint64_t step_usec;   /* how long a step takes, measured; 0: not known yet */
         uint64_t step_started_usec;
+        uint64_t open_started_usec, open_took_usec; /* JOB_OPEN to JOB_READY; took: 0 once a step's time has it */
 
         /* worker-link.c: epoch of the worker that has the JOB_OPEN, the PLAN */
         uint64_t worker_epoch, plan_epoch;

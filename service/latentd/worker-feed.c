@@ -22,6 +22,8 @@
 #define PACE_GPU UINT64_C(1000000000000)
 #define PATIENCE 10 /* times the expected duration */
 
+#define CLOSE_DELAY_USEC 20000 /* of a JOB_CLOSE that nothing waits for */
+
 static LinkModel *find_model(const WorkerLink *w, uint64_t id) {
         LinkModel *x;
 
@@ -43,6 +45,45 @@ static void send_simple(WorkerLink *w, WireType type, uint64_t id, uint32_t step
 
         wire_init(&m, type, w->epoch, id, step);
         worker_send(w, &m, -EBADF);
+}
+
+static void send_closes(WorkerLink *w) {
+        for (unsigned i = 0; i < w->n_closing; i++)
+                send_simple(w, WIRE_JOB_CLOSE, w->closing[i], 0);
+        w->n_closing = 0;
+}
+
+static int on_close_timer(sd_event_source *source, uint64_t usec, void *userdata) {
+        WorkerLink *w = userdata;
+
+        if (w->state == LINK_READY)
+                send_closes(w);
+        return 0;
+}
+
+/* The timer stays as it is once it runs: with many short steps it finds nothing to do most of the time. */
+static int arm_close_timer(WorkerLink *w) {
+        int enabled, r;
+
+        if (!w->close_timer)
+                return sd_event_add_time_relative(w->manager->event, &w->close_timer, CLOCK_MONOTONIC, CLOSE_DELAY_USEC, 1000,
+                        on_close_timer, w);
+
+        r = sd_event_source_get_enabled(w->close_timer, &enabled);
+        if (r < 0 || enabled != SD_EVENT_OFF)
+                return r;
+
+        r = sd_event_source_set_time_relative(w->close_timer, CLOSE_DELAY_USEC);
+        return r < 0 ? r : sd_event_source_set_enabled(w->close_timer, SD_EVENT_ONESHOT);
+}
+
+/* The worker does not touch a job that is done: it can have the next one before it clears away. */
+static void close_later(WorkerLink *w, uint64_t id) {
+        if (w->n_closing == ELEMENTSOF(w->closing))
+                send_closes(w);
+        w->closing[w->n_closing++] = id;
+        if (arm_close_timer(w) < 0)
+                send_closes(w);
 }
 
 static void send_model(WorkerLink *w, const Model *model) {
@@ -91,6 +132,7 @@ static void make_room(WorkerLink *w) {
                 next = TAILQ_NEXT(x, entry);
                 if (!x->ready || model_has_jobs(w, x))
                         continue;
+                send_closes(w);
                 send_simple(w, WIRE_MODEL_CLOSE, x->id, 0);
                 (void) link_model_free(w, x);
                 n--;
@@ -266,14 +308,15 @@ static void send_job(WorkerLink *w, Job *j, bool resume) {
         j->worker_epoch = w->epoch;
         j->plan_epoch = 0;
         w->asked_job = j->id;
+        w->asked_open = true;
         w->asked_step = false;
         w->patience_usec = w->open_usec;
-        worker_send(w, &m, -EBADF);
         w->job_usec = job_clock_usec();
+        worker_send(w, &m, -EBADF);
         worker_link_watch(w);
 }
 
-int worker_link_open_job(WorkerLink *w, Job *j, bool resume) {
+int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool step_follows) {
         LinkModel *x;
         int r;
 
@@ -285,8 +328,10 @@ int worker_link_open_job(WorkerLink *w, Job *j, bool resume) {
                 return r;
 
         if (x->ready) {
+                if (!step_follows)
+                        send_closes(w);
                 send_job(w, j, resume);
-                return 0;
+                return 1;
         }
 
         w->opening = j;
@@ -352,11 +397,35 @@ int worker_link_step(WorkerLink *w, Job *j, uint32_t step) {
 
         w->asked_job = j->id;
         w->asked_step = true;
-        w->patience_usec = step_patience(w, j);
-        send_simple(w, WIRE_STEP, j->id, step);
+        if (!w->asked_open) /* else JOB_READY sets it */
+                w->patience_usec = step_patience(w, j);
         w->job_usec = job_clock_usec();
+        send_simple(w, WIRE_STEP, j->id, step);
         worker_link_watch(w);
+        send_closes(w);
         return 0;
+}
+
+bool worker_feed_take_answer(WorkerLink *w, const WireHeader *h, bool step) {
+        Job *j;
+
+        if (w->asked_job == 0 || w->asked_job != h->job || w->asked_open == step || (step && !w->asked_step)) {
+                worker_link_drop(w, "broke the protocol: an answer to nothing that was asked");
+                return false;
+        }
+
+        w->failures = 0;
+        if (!step && w->asked_step) {
+                w->asked_open = false;
+                j = job_find(w->manager, h->job);
+                if (j)
+                        w->patience_usec = step_patience(w, j);
+                return true;
+        }
+
+        w->asked_job = 0;
+        w->asked_open = w->asked_step = false;
+        return true;
 }
 
 void worker_link_close_job(WorkerLink *w, Job *j) {
@@ -364,9 +433,14 @@ void worker_link_close_job(WorkerLink *w, Job *j) {
                 w->opening = NULL;
 
         if (j->worker_epoch != 0 && j->worker_epoch == w->epoch) {
-                if (w->asked_job == j->id)
+                if (w->asked_job == j->id) {
                         w->asked_job = 0;
-                send_simple(w, WIRE_JOB_CLOSE, j->id, 0);
+                        w->asked_open = w->asked_step = false;
+                }
+                if (j->state == JOB_DONE)
+                        close_later(w, j->id);
+                else
+                        send_simple(w, WIRE_JOB_CLOSE, j->id, 0);
         }
         j->worker_epoch = 0;
         j->plan_epoch = 0;
@@ -378,8 +452,10 @@ void worker_link_cancel(WorkerLink *w, Job *j) {
 }
 
 void worker_link_forget_session(WorkerLink *w, Session *s) {
-        if (s->arena_epoch != 0 && s->arena_epoch == w->epoch)
+        if (s->arena_epoch != 0 && s->arena_epoch == w->epoch) {
+                send_closes(w);
                 send_simple(w, WIRE_ARENA_CLOSE, s->id, 0);
+        }
         s->arena_epoch = 0;
 }
 
@@ -401,6 +477,7 @@ void worker_link_forget_model(WorkerLink *w, Model *model) {
         if (!y->sent)
                 (void) link_model_free(w, y);
         else if (y->ready) {
+                send_closes(w);
                 send_simple(w, WIRE_MODEL_CLOSE, y->id, 0);
                 (void) link_model_free(w, y);
         } else
@@ -478,7 +555,8 @@ void worker_feed_on_error(WorkerLink *w, const WireError *m) {
         }
 
         w->asked_job = 0;
-        if (!w->asked_step) {
+        w->asked_step = false;
+        if (STEAL(w->asked_open, false)) {
                 /* A refused job is not there to be closed. */
                 j = job_find(w->manager, m->header.job);
                 if (j)
@@ -505,6 +583,8 @@ void worker_feed_on_gone(WorkerLink *w, const char *reason, bool crashed) {
 
         w->opening = NULL;
         w->asked_job = 0;
+        w->asked_open = w->asked_step = false;
+        w->n_closing = 0;
         while (!TAILQ_EMPTY(&w->models))
                 (void) link_model_free(w, TAILQ_FIRST(&w->models));
 

@@ -78,6 +78,7 @@ struct Fake {
         /* Sees each message first. True: done with it (no ACK is sent). It may close the connection. */
         bool (*hook)(Fake *f, const WireMessage *m);
         unsigned hook_count; /* for hooks */
+        uint64_t refused;    /* the job whose JOB_OPEN a hook answered otherwise: what came along with it is dropped */
 };
 
 static inline void fake_send(Fake *f, const WireMessage *m) {
@@ -87,6 +88,7 @@ static inline void fake_send(Fake *f, const WireMessage *m) {
 static inline void fake_die(Fake *f) {
         (void) close(STEAL_FD(f->conn));
         f->n_jobs = f->unacked = 0;
+        f->refused = 0;
         for (unsigned i = 0; i < f->n_arenas; i++)
                 for (int k = 0; k < 2; k++)
                         if (f->arenas[i].map[k])
@@ -95,10 +97,18 @@ static inline void fake_die(Fake *f) {
         memset(f->arenas, 0, sizeof(f->arenas));
 }
 
-static inline FakeJob *fake_job(Fake *f, uint64_t id) {
+static inline FakeJob *fake_find_job(Fake *f, uint64_t id) {
         for (unsigned i = 0; i < f->n_jobs; i++)
                 if (f->jobs[i].open.header.job == id)
                         return &f->jobs[i];
+        return NULL;
+}
+
+static inline FakeJob *fake_job(Fake *f, uint64_t id) {
+        FakeJob *j = fake_find_job(f, id);
+
+        if (j)
+                return j;
         fail_msg("job %" PRIu64 " is not open in the worker", id);
         return NULL;
 }
@@ -373,8 +383,12 @@ static inline void fake_pump(Fake *f) {
                         assert_int_equal(m.header.epoch,
                                 m.header.type == WIRE_DIE && f->epoch == 0 ? m.header.epoch : f->epoch);
 
-                if (!f->hook || !f->hook(f, &m))
+                if ((m.header.type == WIRE_PLAN || m.header.type == WIRE_STEP) && m.header.job == f->refused)
+                        ;
+                else if (!f->hook || !f->hook(f, &m))
                         fake_handle(f, &m, fd);
+                else if (m.header.type == WIRE_JOB_OPEN && f->conn >= 0 && !fake_find_job(f, m.header.job))
+                        f->refused = m.header.job;
                 if (credit)
                         fake_ack(f, &m.header);
         }
