@@ -34,8 +34,8 @@ struct Job {
         uint64_t created_usec, started_usec, queued_usec, compute_usec; /* CLOCK_MONOTONIC and durations */
         uint32_t retries; /* of the current step; total in retries_total */
         uint32_t retries_total;
-        uint64_t progress_sent_usec;
-        sd_event_source *progress_timer; /* a newer value waits for its tenth of a second */
+        uint64_t progress_sent_usec; /* or when it was made: what is over sooner has no Progress */
+        bool progress_waits;         /* a newer value, for its tenth of a second */
         Fault fault;
         Model *model;       /* LOAD: being loaded; STEP, SAMPLE: counted user; NULL once finished */
         char *result_model; /* LOAD: its path, once finished */
@@ -59,6 +59,7 @@ struct Job {
         uint64_t worker_epoch, plan_epoch;
 
         TAILQ_ENTRY(Job) entry;       /* manager's list, by id */
+        TAILQ_ENTRY(Job) unfinished_entry;
         TAILQ_ENTRY(Job) queue_entry; /* queue's list */
         bool queued;                  /* in queue's list */
 };
@@ -76,7 +77,8 @@ bool job_is_finished(const Job *j);
 void job_start(Job *j, const char *phase);
 /* Time spent in the queue so far. */
 uint64_t job_queued_usec(const Job *j);
-/* Sends the signal at most 10 times a second: at once, or the newest value when its time has come. */
+/* Sends the signal at most 10 times a second, the first one a tenth after the job was made: at once, or the newest value when its time
+ * has come. */
 void job_progress(Job *j);
 /* The one end of every job: sets the state, drops references, sends Finished, trims the owner's finished
  * jobs to 256. f: NULL if done. Frees a job whose owner is gone: do not touch j after it. */

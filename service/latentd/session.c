@@ -266,10 +266,10 @@ static int check_output(const Session *s, const WireJobOpen *q, Fault *f) {
                         " is empty or outside the output arena of %" PRIu64 " bytes.",
                         q->output_size, q->output_offset, s->output_bytes);
 
-        TAILQ_FOREACH(j, &s->manager->jobs, entry) {
+        TAILQ_FOREACH(j, &s->manager->unfinished, unfinished_entry) {
                 const WireJobOpen *o = &j->request;
 
-                if (j->session != s || job_is_finished(j))
+                if (j->session != s)
                         continue;
 
                 if (q->output_offset < o->output_offset + o->output_size &&
@@ -336,8 +336,8 @@ int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **re
 static Job *first_uncancelled(const Session *s) {
         Job *j;
 
-        TAILQ_FOREACH(j, &s->manager->jobs, entry)
-                if (j->session == s && !job_is_finished(j) && j->state != JOB_CANCELLING)
+        TAILQ_FOREACH(j, &s->manager->unfinished, unfinished_entry)
+                if (j->session == s && j->state != JOB_CANCELLING)
                         return j;
 
         return NULL;

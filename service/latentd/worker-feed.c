@@ -113,7 +113,7 @@ static void send_model(WorkerLink *w, const Model *model) {
 static bool model_has_jobs(const WorkerLink *w, const LinkModel *x) {
         const Job *j;
 
-        TAILQ_FOREACH(j, &w->manager->jobs, entry)
+        TAILQ_FOREACH(j, &w->manager->unfinished, unfinished_entry)
                 if (j->worker_epoch == w->epoch && j->request.model == x->id)
                         return true;
 

@@ -99,7 +99,6 @@ static void bench_ping(const Bench *b) {
 }
 
 static void one_step(latent_session *s, const latent_step_options *o, Sample *ret) {
-        CLEANUP(latent_value_freep) latent_value *v = NULL;
         CLEANUP(latent_job_freep) latent_job *job = NULL;
         const void *data;
         latent_tensor t;
@@ -111,9 +110,9 @@ static void one_step(latent_session *s, const latent_step_options *o, Sample *re
         check(latent_job_tensor(job, "video_velocity", &t, &data, &e), "The result", &e);
         ret->client = now_usec() - begin;
 
-        check(latent_job_properties(job, &v, &e), "The job's properties", &e);
-        ret->compute = get_uint(v, "ComputeUsec");
-        ret->queued = get_uint(v, "QueuedUsec");
+        ret->compute = get_uint(latent_job_result(job), "compute-usec");
+        ret->queued = get_uint(latent_job_result(job), "queued-usec");
+        check_bus(ret->compute > 0 ? 0 : -EBADMSG, "The time computed");
 }
 
 static void *client_main(void *argument) {
