@@ -17,7 +17,7 @@
 
 typedef enum Activity {
         ACTIVITY_OPEN,  /* the job's JOB_OPEN, or its model before that */
-        ACTIVITY_AHEAD, /* JOB_OPEN with PLAN and STEP behind it; JOB_READY makes it ACTIVITY_STEP */
+        ACTIVITY_AHEAD, /* JOB_RUN; JOB_READY makes it ACTIVITY_STEP */
         ACTIVITY_STEP,
 } Activity;
 
@@ -193,13 +193,18 @@ static void estimate(const Queue *q, Job *j) {
         j->eta_usec = (uint64_t) (left * (double) j->step_usec * n_concurrent(q));
 }
 
-static int start_step(Queue *q, Job *j, Activity activity) {
+/* The worker has its step, or gets it now. */
+static void begin_step(Queue *q, Job *j, Activity activity) {
         q->activity = activity;
         j->turn = ++q->turns;
         j->step_started_usec = job_clock_usec();
         j->block = 0;
         estimate(q, j);
         job_progress(j);
+}
+
+static int start_step(Queue *q, Job *j) {
+        begin_step(q, j, ACTIVITY_STEP);
         return worker_link_step(q->manager->worker, j, j->step);
 }
 
@@ -235,7 +240,9 @@ static int start_open(Queue *q, Job *j) {
 
         j->open_started_usec = job_clock_usec();
         r = worker_link_open_job(w, j, j->resume, known);
-        return r > 0 && known ? start_step(q, j, ACTIVITY_AHEAD) : r;
+        if (r > 0)
+                begin_step(q, j, ACTIVITY_AHEAD);
+        return r;
 }
 
 /* If there is something and the worker is free. A failure leaves everything as it was, ret_job says whose. */
@@ -259,7 +266,7 @@ static int start_next(Queue *q, Job **ret_job) {
 
         manager_devices_busy(q->manager, true);
         q->active = j;
-        r = j->opened ? start_step(q, j, ACTIVITY_STEP) : start_open(q, j);
+        r = j->opened ? start_step(q, j) : start_open(q, j);
         if (r < 0) {
                 q->active = NULL;
                 *ret_job = j;

@@ -293,30 +293,59 @@ static void send_arenas(WorkerLink *w, Session *s) {
         s->arena_epoch = w->epoch;
 }
 
-static void send_job(WorkerLink *w, Job *j, bool resume) {
+static int fill_plan(const WorkerLink *w, const Job *j, WirePlan *p) {
+        uint32_t ranks = j->session->ranks;
+        int r;
+
+        if (ranks == 0 || ranks > w->ranks)
+                ranks = w->ranks;
+
+        r = plan_make(j->ready.rows, j->model->info.heads, ranks, w->row_tile, p);
+        if (r < 0)
+                return r;
+
+        /* The session uses fewer ranks than the worker has: the others take part with nothing to do. */
+        for (uint32_t i = p->ranks; i < w->ranks; i++) {
+                p->rows[i] = (WireRange){ j->ready.rows, j->ready.rows };
+                p->heads[i] = (WireHeads){ j->model->info.heads, j->model->info.heads };
+        }
+        p->ranks = w->ranks;
+        return 0;
+}
+
+/* with_step: JOB_RUN; j->ready is known. */
+static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         WireHeader header;
         WireMessage m;
+        int r;
 
         send_arenas(w, j->session);
-        wire_init(&m, WIRE_JOB_OPEN, w->epoch, j->id, 0);
+        wire_init(&m, with_step ? WIRE_JOB_RUN : WIRE_JOB_OPEN, w->epoch, j->id, 0);
         header = m.header;
         m.job_open = j->request;
         m.header = header;
         if (resume)
                 m.job_open.flags |= WIRE_JOB_RESUME;
+        if (with_step) {
+                r = fill_plan(w, j, &m.job_run.plan);
+                if (r < 0)
+                        return r;
+        } else
+                send_closes(w); /* not more jobs open than the queue has in its window */
 
         j->worker_epoch = w->epoch;
-        j->plan_epoch = 0;
+        j->plan_epoch = with_step ? w->epoch : 0;
         w->asked_job = j->id;
         w->asked_open = true;
-        w->asked_step = false;
+        w->asked_step = with_step;
         w->patience_usec = w->open_usec;
         w->job_usec = job_clock_usec();
         worker_send(w, &m, -EBADF);
         worker_link_watch(w);
+        return 0;
 }
 
-int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool step_follows) {
+int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         LinkModel *x;
         int r;
 
@@ -328,10 +357,8 @@ int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool step_follows) 
                 return r;
 
         if (x->ready) {
-                if (!step_follows)
-                        send_closes(w);
-                send_job(w, j, resume);
-                return 1;
+                r = send_job(w, j, resume, with_step);
+                return r < 0 ? r : with_step;
         }
 
         w->opening = j;
@@ -340,25 +367,13 @@ int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool step_follows) 
 }
 
 static int send_plan(WorkerLink *w, Job *j) {
-        uint32_t ranks = j->session->ranks;
         WireMessage m;
-        WirePlan *p = &m.plan;
         int r;
 
-        if (ranks == 0 || ranks > w->ranks)
-                ranks = w->ranks;
-
         wire_init(&m, WIRE_PLAN, w->epoch, j->id, 0);
-        r = plan_make(j->ready.rows, j->model->info.heads, ranks, w->row_tile, p);
+        r = fill_plan(w, j, &m.plan);
         if (r < 0)
                 return r;
-
-        /* The session uses fewer ranks than the worker has: the others take part with nothing to do. */
-        for (uint32_t i = p->ranks; i < w->ranks; i++) {
-                p->rows[i] = (WireRange){ j->ready.rows, j->ready.rows };
-                p->heads[i] = (WireHeads){ j->model->info.heads, j->model->info.heads };
-        }
-        p->ranks = w->ranks;
 
         worker_send(w, &m, -EBADF);
         j->plan_epoch = w->epoch;
@@ -402,7 +417,6 @@ int worker_link_step(WorkerLink *w, Job *j, uint32_t step) {
         w->job_usec = job_clock_usec();
         send_simple(w, WIRE_STEP, j->id, step);
         worker_link_watch(w);
-        send_closes(w);
         return 0;
 }
 
@@ -504,7 +518,7 @@ void worker_feed_on_model_ready(WorkerLink *w, const WireModelReady *m) {
         x->ready = true;
         if (w->opening && w->opening->model == model) {
                 j = STEAL_PTR(w->opening);
-                send_job(w, j, w->opening_resume);
+                (void) send_job(w, j, w->opening_resume, false);
         }
         while (answer_one(w, model, m, NULL))
                 ;

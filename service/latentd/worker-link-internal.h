@@ -72,7 +72,7 @@ struct WorkerLink {
         Job *opening; /* waits for its model; its JOB_OPEN is not sent */
         bool opening_resume;
         uint64_t asked_job;          /* the one with a JOB_OPEN or STEP that the worker has not answered; 0: none */
-        bool asked_open, asked_step; /* both: the STEP went along with the JOB_OPEN */
+        bool asked_open, asked_step; /* both: by JOB_RUN */
         uint64_t patience_usec;           /* for the next sign of life of it */
         uint64_t job_usec, models_usec;   /* when it was asked or last gave one: jobs, models */
 

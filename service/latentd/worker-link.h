@@ -41,9 +41,9 @@ void worker_link_forget_model(
 void worker_link_forget_session(WorkerLink *w, Session *s); /* ARENA_CLOSE */
 
 /* Makes sure that this worker has the job's model and arenas, then JOB_OPEN (resume: flag RESUME). Answer:
- * queue_on_job_ready or _error, never from inside. 1: JOB_OPEN is on its way: if step_follows (j->ready is set to what the answer will
- * be) worker_link_step() is to be called now; 0: the model comes first, and JOB_READY before any step. -ENOTCONN if it is not ready. */
-int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool step_follows);
+ * queue_on_job_ready or _error, never from inside. with_step: j->ready is what the answer will be (same rows); if the worker has the
+ * model the first step is asked for too, by JOB_RUN, and the answer is 1, else 0. -ENOTCONN if it is not ready. */
+int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool with_step);
 int worker_link_step(
         WorkerLink *w, Job *j, uint32_t step); /* PLAN first where the worker has none for this job */
 void worker_link_close_job(WorkerLink *w, Job *j);

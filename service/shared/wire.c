@@ -41,6 +41,7 @@ static const TypeInfo types[WIRE_TYPE_MAX] = {
         [WIRE_JOB_CLOSE] = {"JOB_CLOSE", sizeof(WireJobClose), false},
         [WIRE_CANCEL] = {"CANCEL", sizeof(WireCancel), false},
         [WIRE_DIE] = {"DIE", sizeof(WireDie), false},
+        [WIRE_JOB_RUN] = {"JOB_RUN", sizeof(WireJobRun), false},
 };
 
 static const TypeInfo *type_info(uint16_t type) {
@@ -248,6 +249,12 @@ static void normalise(WireMessage *m) {
 
         case WIRE_PLAN:
                 m->plan.reserved = 0;
+                break;
+
+        case WIRE_JOB_RUN:
+                TERMINATE(m->job_run.open.numerics);
+                m->job_run.open.reserved = m->job_run.plan.reserved = 0;
+                m->job_run.plan.header = (WireHeader){};
                 break;
 
         default:

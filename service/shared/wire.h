@@ -14,8 +14,8 @@
  *   broker: PLAN, then STEP step=i for i = committed .. steps-1
  *                           worker: PROGRESS (may be dropped), then STEP_DONE or ERROR
  *   broker: JOB_CLOSE, ARENA_CLOSE, MODEL_CLOSE in this order; CANCEL at any time; DIE.
- * A broker that knows the rows already (an equal request came before) sends JOB_OPEN, PLAN and the first STEP at once; the answers
- * are the same, in the same order. If JOB_OPEN is refused its ERROR is the only answer: the PLAN and STEP behind it are dropped.
+ * A broker that knows the rows already (an equal request came before) sends JOB_RUN: JOB_OPEN, PLAN and the first STEP in one. The
+ * answers are the same, in the same order; if the job is refused that ERROR is the only one.
  * Credits: the broker has at most WIRE_CREDITS messages (other than CANCEL and DIE) that the worker has not yet acknowledged.
  * The worker acknowledges what it has taken in (for STEP: queued) with header.acks of whatever it sends next, with an ACK where
  * it has nothing to say: within WIRE_ACK_DELAY_MSEC, at once when half of the credits are owed, of WELCOME, and of MODEL_COMMIT,
@@ -65,6 +65,7 @@ typedef enum WireType {
         WIRE_JOB_CLOSE,
         WIRE_CANCEL,
         WIRE_DIE,
+        WIRE_JOB_RUN,
         WIRE_TYPE_MAX,
 } WireType;
 
@@ -261,6 +262,12 @@ typedef struct WirePlan {
         WireHeads heads[WIRE_RANKS_MAX];
 } WirePlan;
 
+/* The step is the first one: start_step of the job. No RESUME. */
+typedef struct WireJobRun {
+        WireJobOpen open;
+        WirePlan plan; /* its header is not used */
+} WireJobRun;
+
 typedef struct WireStep {
         WireHeader header; /* step: index, must equal the number of committed steps */
 } WireStep;
@@ -275,7 +282,7 @@ typedef struct WireStepDone {
         uint64_t compute_usec; /* the step; with a job's first one since JOB_OPEN also the taking in of its inputs there */
 } WireStepDone;
 
-/* Ends a MODEL_COMMIT, JOB_OPEN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a block. */
+/* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a block. */
 typedef struct WireError {
         WireHeader header;
         Fault fault;
@@ -315,6 +322,7 @@ typedef union WireMessage {
         WireJobClose job_close;
         WireCancel cancel;
         WireDie die;
+        WireJobRun job_run;
         uint8_t bytes[WIRE_MESSAGE_MAX];
 } WireMessage;
 

@@ -228,7 +228,7 @@ static int time_to_acknowledge(Link *l) {
 /* Messages that are answered by something else later are taken in as soon as they are here, the
  * others when they took effect: the ACK of a close means that nothing of it is in use. */
 static bool is_acknowledged_first(uint16_t type) {
-        return type == WIRE_MODEL_COMMIT || type == WIRE_JOB_OPEN || type == WIRE_STEP;
+        return type == WIRE_MODEL_COMMIT || type == WIRE_JOB_OPEN || type == WIRE_JOB_RUN || type == WIRE_STEP;
 }
 
 static bool has_credit(uint16_t type) {

@@ -29,7 +29,6 @@ typedef struct Worker {
         ArenaPair *arenas[SESSIONS_MAX];
         Job *jobs[JOBS_MAX];
         size_t jobs_end; /* behind the last one */
-        uint64_t refused; /* job whose JOB_OPEN was refused last: what was sent behind it comes yet */
 } Worker;
 
 static Worker worker;
@@ -182,7 +181,8 @@ static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
         return job_new(open, model, *arenas, link_epoch(w->link), slot, f);
 }
 
-static int on_job_open(Worker *w, const WireMessage *m, Fault *f) {
+/* JOB_OPEN, or the first part of JOB_RUN. The job, or NULL: it was refused. */
+static int on_job_open(Worker *w, const WireMessage *m, Job **ret, Fault *f) {
         uint64_t begin = now_usec();
         Job **slot = NULL;
         WireMessage reply;
@@ -199,7 +199,6 @@ static int on_job_open(Worker *w, const WireMessage *m, Fault *f) {
 
         r = open_job(w, &m->job_open, slot, &fault);
         if (r < 0) {
-                w->refused = m->header.job;
                 reply_error(w, m->header.job, m->header.step, r, &fault);
                 return 0;
         }
@@ -211,32 +210,46 @@ static int on_job_open(Worker *w, const WireMessage *m, Fault *f) {
         wire_init(&reply, WIRE_JOB_READY, m->header.epoch, m->header.job, m->header.step);
         job_describe(*slot, &reply.job_ready);
         link_send(w->link, &reply);
+        *ret = *slot;
         return 0;
 }
 
-static int on_plan(Worker *w, const WireMessage *m, Fault *f) {
-        Job **slot = find_job(w, m->header.job), *j;
+static void take_plan(Worker *w, Job *j, const WirePlan *plan) {
         int r;
-
-        if (!slot && w->refused == m->header.job)
-                return 0;
-        if (!slot)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL,
-                        "PLAN is for job %" PRIu64 ", which is not open.", m->header.job);
-
-        j = *slot;
-        if (j->n_pending > 0)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL,
-                        "PLAN came for job %" PRIu64 " while a step of it is queued or runs.", j->id);
 
         j->plan = plan_free(j->plan);
         j->plan_fault = (Fault){};
         j->plan_admitted = false;
-        r = plan_new(&m->plan, j->layout->rows, j->model->h3->config.heads, rank_group_size(w->ranks),
-                &j->plan, &j->plan_fault);
+        r = plan_new(plan, j->layout->rows, j->model->h3->config.heads, rank_group_size(w->ranks), &j->plan,
+                &j->plan_fault);
         if (r == -ENOMEM)
                 (void) fault_set(&j->plan_fault, r, FAULT_DOES_NOT_FIT,
                         "There is no memory for a plan (%zu bytes).", sizeof(Plan));
+}
+
+static int on_plan(Worker *w, const WireMessage *m, Fault *f) {
+        Job **slot = find_job(w, m->header.job);
+
+        if (!slot)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "PLAN is for job %" PRIu64 ", which is not open.", m->header.job);
+
+        if ((*slot)->n_pending > 0)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "PLAN came for job %" PRIu64 " while a step of it is queued or runs.", (*slot)->id);
+
+        take_plan(w, *slot, &m->plan);
+        return 0;
+}
+
+static int queue_step(Worker *w, Job *j, uint32_t step, Fault *f) {
+        int r;
+
+        j->n_pending++;
+        r = rank_group_queue(w->ranks, j, step);
+        if (r < 0)
+                return fault_set(
+                        f, -EPROTO, FAULT_INTERNAL, "More than %d steps are queued.", STEPS_QUEUED_MAX);
         return 0;
 }
 
@@ -245,21 +258,28 @@ static int on_step_message(Worker *w, const WireMessage *m, Fault *f) {
         Fault fault = {};
         int r;
 
-        if (!slot && w->refused == m->header.job)
-                return 0;
-        if (!slot) {
-                r = fault_set(&fault, -ENOENT, FAULT_INTERNAL,
-                        "STEP is for job %" PRIu64 ", which is not open.", m->header.job);
-                reply_error(w, m->header.job, m->header.step, r, &fault);
-                return 0;
-        }
+        if (slot)
+                return queue_step(w, *slot, m->header.step, f);
 
-        (*slot)->n_pending++;
-        r = rank_group_queue(w->ranks, *slot, m->header.step);
-        if (r < 0)
-                return fault_set(
-                        f, -EPROTO, FAULT_INTERNAL, "More than %d steps are queued.", STEPS_QUEUED_MAX);
+        r = fault_set(&fault, -ENOENT, FAULT_INTERNAL, "STEP is for job %" PRIu64 ", which is not open.",
+                m->header.job);
+        reply_error(w, m->header.job, m->header.step, r, &fault);
         return 0;
+}
+
+static int on_job_run(Worker *w, const WireMessage *m, Fault *f) {
+        Job *j = NULL;
+        int r;
+
+        if (m->job_open.flags & WIRE_JOB_RESUME)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "JOB_RUN of a job that is resumed.");
+
+        r = on_job_open(w, m, &j, f);
+        if (r < 0 || !j)
+                return r;
+
+        take_plan(w, j, &m->job_run.plan);
+        return queue_step(w, j, j->committed, f);
 }
 
 static void on_job_close(Worker *w, const WireMessage *m) {
@@ -278,6 +298,7 @@ static void on_cancel(Worker *w, const WireMessage *m) {
 
 static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
         Worker *w = userdata;
+        Job *job;
 
         switch ((WireType) m->header.type) {
 
@@ -305,7 +326,10 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
                 return 0;
 
         case WIRE_JOB_OPEN:
-                return on_job_open(w, m, f);
+                return on_job_open(w, m, &job, f);
+
+        case WIRE_JOB_RUN:
+                return on_job_run(w, m, f);
 
         case WIRE_PLAN:
                 return on_plan(w, m, f);

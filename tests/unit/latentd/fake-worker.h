@@ -78,7 +78,6 @@ struct Fake {
         /* Sees each message first. True: done with it (no ACK is sent). It may close the connection. */
         bool (*hook)(Fake *f, const WireMessage *m);
         unsigned hook_count; /* for hooks */
-        uint64_t refused;    /* the job whose JOB_OPEN a hook answered otherwise: what came along with it is dropped */
 };
 
 static inline void fake_send(Fake *f, const WireMessage *m) {
@@ -88,7 +87,6 @@ static inline void fake_send(Fake *f, const WireMessage *m) {
 static inline void fake_die(Fake *f) {
         (void) close(STEAL_FD(f->conn));
         f->n_jobs = f->unacked = 0;
-        f->refused = 0;
         for (unsigned i = 0; i < f->n_arenas; i++)
                 for (int k = 0; k < 2; k++)
                         if (f->arenas[i].map[k])
@@ -342,6 +340,32 @@ static inline void fake_handle(Fake *f, const WireMessage *m, int fd) {
         }
 }
 
+static inline void fake_take(Fake *f, const WireMessage *m, int fd) {
+        if (!f->hook || !f->hook(f, m))
+                fake_handle(f, m, fd);
+}
+
+/* For hooks it is what it stands for: JOB_OPEN, PLAN and STEP, the latter two if the job is open then. */
+static inline void fake_run(Fake *f, const WireMessage *m) {
+        static const WireType types[] = { WIRE_JOB_OPEN, WIRE_PLAN, WIRE_STEP };
+
+        for (unsigned i = 0; i < ELEMENTSOF(types); i++) {
+                WireMessage part;
+
+                if (f->conn < 0 || (i > 0 && !fake_find_job(f, m->header.job)))
+                        return;
+                wire_init(&part, types[i], f->epoch, m->header.job, i < 2 ? 0 : m->job_open.start_step);
+                if (i == 0)
+                        memcpy(part.bytes + sizeof(WireHeader), m->bytes + sizeof(WireHeader),
+                                sizeof(WireJobOpen) - sizeof(WireHeader));
+                else if (i == 1)
+                        memcpy(part.bytes + sizeof(WireHeader), (const uint8_t *) &m->job_run.plan + sizeof(WireHeader),
+                                sizeof(WirePlan) - sizeof(WireHeader));
+                f->count[types[i]]++;
+                fake_take(f, &part, -EBADF);
+        }
+}
+
 static inline void fake_pump(Fake *f) {
         if (f->conn < 0) {
                 f->conn = accept4(f->listen, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -383,12 +407,10 @@ static inline void fake_pump(Fake *f) {
                         assert_int_equal(m.header.epoch,
                                 m.header.type == WIRE_DIE && f->epoch == 0 ? m.header.epoch : f->epoch);
 
-                if ((m.header.type == WIRE_PLAN || m.header.type == WIRE_STEP) && m.header.job == f->refused)
-                        ;
-                else if (!f->hook || !f->hook(f, &m))
-                        fake_handle(f, &m, fd);
-                else if (m.header.type == WIRE_JOB_OPEN && f->conn >= 0 && !fake_find_job(f, m.header.job))
-                        f->refused = m.header.job;
+                if (m.header.type == WIRE_JOB_RUN)
+                        fake_run(f, &m);
+                else
+                        fake_take(f, &m, fd);
                 if (credit)
                         fake_ack(f, &m.header);
         }

@@ -153,7 +153,7 @@ static void link_run_acknowledges_what_has_credit(void **state) {
 
 /* The answers to what came together go out together, the first with all that is owed. */
 static void link_run_answers_take_the_acks_along(void **state) {
-        static const WireType sent[] = {WIRE_JOB_OPEN, WIRE_PLAN, WIRE_STEP};
+        static const WireType sent[] = {WIRE_JOB_RUN, WIRE_PLAN, WIRE_STEP};
         WireMessage m;
         Fault f = {};
 
