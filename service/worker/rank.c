@@ -8,6 +8,7 @@
 #include <sys/prctl.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/slice.h"
 
 /* The exchange between ranks is not there yet: one rank, whose thread takes steps from the queue. */
 #define RANKS_SUPPORTED 1u
@@ -67,6 +68,7 @@ static void *rank_thread(void *userdata) {
 
         (void) snprintf(name, sizeof(name), "rank-%" PRIu32, rank->index);
         (void) prctl(PR_SET_NAME, name);
+        (void) slice_make_long(); /* of the backend's threads too: they work, others pass on */
 
         r = g->ops->context_new(g->threads_per_rank, &rank->context);
         (void) pthread_mutex_lock(&g->lock);

@@ -63,6 +63,32 @@ static void slice_make_short_is_for_this_thread_only(void **state) {
         assert_int_equal(status, 0);
 }
 
+static void *long_thread(void *userdata) {
+        Attributes *a = userdata;
+        pthread_t thread;
+
+        if (slice_make_long() < 0 || pthread_create(&thread, NULL, other_thread, &a[1]) != 0)
+                return NULL;
+        (void) pthread_join(thread, NULL);
+        a[0] = get();
+        return NULL;
+}
+
+/* From a thread with a short one: a rank's is made by the one that reads the socket. */
+static void slice_make_long_is_for_its_threads_too(void **state) {
+        Attributes before = get(), found[2] = {};
+        pthread_t thread;
+
+        assert_int_equal(slice_make_short(), 0);
+        assert_int_equal(pthread_create(&thread, NULL, long_thread, found), 0);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_int_equal(found[0].size, found[1].size); /* the second one ran */
+        if (before.runtime == 0)
+                skip();
+        assert_int_equal(found[0].runtime, 20000000);
+        assert_int_equal(found[1].runtime, 20000000);
+}
+
 static void slice_make_short_leaves_other_policies_alone(void **state) {
         const struct sched_param p = {};
         Attributes before;
@@ -77,6 +103,7 @@ static void slice_make_short_leaves_other_policies_alone(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(slice_make_short_is_for_this_thread_only),
+                cmocka_unit_test(slice_make_long_is_for_its_threads_too),
                 cmocka_unit_test(slice_make_short_leaves_other_policies_alone),
         };
 
