@@ -18,6 +18,7 @@
 typedef enum Activity {
         ACTIVITY_OPEN,  /* the job's JOB_OPEN, or its model before that */
         ACTIVITY_AHEAD, /* JOB_RUN; JOB_READY makes it ACTIVITY_STEP */
+        ACTIVITY_REPLAN, /* JOB_READY had other rows than expected: the step will fail by its plan and is asked for again */
         ACTIVITY_STEP,
 } Activity;
 
@@ -341,7 +342,7 @@ static void remember(const Job *j, const WireJobReady *m, uint64_t epoch) {
 
 void queue_on_job_ready(Queue *q, const WireJobReady *m) {
         WorkerLink *w = q->manager->worker;
-        bool ahead = q->activity == ACTIVITY_AHEAD;
+        bool ahead = q->activity == ACTIVITY_AHEAD, as_expected;
         Job *j = expect(q, &m->header, ahead ? ACTIVITY_AHEAD : ACTIVITY_OPEN);
         const char *why;
 
@@ -349,13 +350,12 @@ void queue_on_job_ready(Queue *q, const WireJobReady *m) {
                 return;
 
         why = job_ready_check(j, m);
-        if (!why && ahead && (m->rows != j->ready.rows || m->blocks != j->ready.blocks || m->steps != j->ready.steps))
-                why = "JOB_READY with other rows, blocks or steps than for the same request before";
         if (why) {
                 j->session->known_epoch = 0;
                 lie(q, why);
                 return;
         }
+        as_expected = ahead && m->rows == j->ready.rows;
 
         j->ready = *m;
         j->opened = true;
@@ -365,13 +365,13 @@ void queue_on_job_ready(Queue *q, const WireJobReady *m) {
         if (!j->resume)
                 j->first_epoch = (uint32_t) worker_link_epoch(w);
         j->open_took_usec = job_clock_usec() - j->open_started_usec;
+        if (!j->resume)
+                remember(j, m, worker_link_epoch(w));
         if (ahead) {
-                q->activity = ACTIVITY_STEP;
+                q->activity = as_expected ? ACTIVITY_STEP : ACTIVITY_REPLAN;
                 return;
         }
 
-        if (!j->resume)
-                remember(j, m, worker_link_epoch(w));
         q->active = NULL;
         if (j->state == JOB_CANCELLING)
                 job_finish(j, JOB_CANCELLED, NULL);
@@ -436,7 +436,7 @@ void queue_on_job_error(Queue *q, const WireError *m) {
         Fault f = {};
 
         /* While its model opens the job itself is not with the worker: worker-link made the message. */
-        if (!j || j->id != m->header.job || (q->activity == ACTIVITY_STEP && m->header.step != j->step)) {
+        if (!j || j->id != m->header.job || (q->activity >= ACTIVITY_REPLAN && m->header.step != j->step)) {
                 lie(q, "ERROR for nothing that was asked");
                 return;
         }
@@ -449,6 +449,8 @@ void queue_on_job_error(Queue *q, const WireError *m) {
         q->active = NULL;
         if (j->state == JOB_CANCELLING)
                 job_finish(j, JOB_CANCELLED, NULL);
+        else if (q->activity == ACTIVITY_REPLAN)
+                j->plan_epoch = 0;
         else {
                 worker_link_fault(&m->fault, &f);
                 job_finish(j, JOB_FAILED, &f);

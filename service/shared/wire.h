@@ -279,7 +279,8 @@ typedef struct WireProgress {
 
 typedef struct WireStepDone {
         WireHeader header; /* step: the one that is done; the commit word says step + 1 */
-        uint64_t compute_usec; /* the step; with a job's first one since JOB_OPEN also the taking in of its inputs there */
+        /* The step; with the first one since JOB_OPEN also the copying and checking of the inputs there, which goes by bytes too. */
+        uint64_t compute_usec;
 } WireStepDone;
 
 /* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a block. */

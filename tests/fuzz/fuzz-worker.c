@@ -212,7 +212,8 @@ static void send_all(int fd, Input *x) {
 
                         n = input_raw(x, raw);
                         memcpy(&h, raw, sizeof(h));
-                        if (n >= sizeof(h) && (h.type == WIRE_DIE || h.type == WIRE_WELCOME || h.type == WIRE_STEP || h.type == WIRE_JOB_RUN))
+                        if (n >= sizeof(h) && (h.type == WIRE_DIE || h.type == WIRE_WELCOME || h.type == WIRE_STEP ||
+                                               h.type == WIRE_JOB_RUN))
                                 break;
                         ok = n == 0 || put(fd, raw, n, passed);
                         break;
