@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* One rank's pass over the model, shared by dit.c, dit-block.c and adaln.c; nobody else includes it. */
+/* One rank's pass over the model, shared by dit.c, dit-block.c, adaln.c and adaln-table.c; nobody else
+ * includes it. */
 
 #include "service/h3/dit.h"
 
@@ -46,6 +47,7 @@ typedef struct DitRun {
         int32_t *time_index; /* [own rows]: timestep */
         float *io;           /* [own rows, the widest latent row], f32 */
 
+        const H3ModTable *table;  /* NULL: modulation rows are computed */
         const H3StepHooks *hooks; /* may be NULL */
 } DitRun;
 
@@ -54,6 +56,12 @@ typedef enum DitBranch {
         DIT_ATTENTION,
         DIT_MLP,
 } DitBranch;
+
+/* A run of all rows and heads without memory yet. rank may be NULL. */
+DitRun dit_run_make(const H3Rank *rank, const H3Model *m, H3Compute compute, uint64_t n_rows);
+/* Memory for all arrays of a step of run's rows and timesteps_max; freed by ops->memory_free(). 0 or what
+ * ops->memory_new() says. */
+int dit_arena_new(DitRun *run, void **ret_arena);
 
 /* The widest row of the time embedding. */
 static inline uint64_t dit_time_width(const H3Config *c) {
@@ -101,8 +109,19 @@ void dit_timesteps(const H3Layout *l, float sigma_video, float sigma_audio, DitT
 /* Sets run->mod_index and run->time_index. */
 int dit_index_rows(const DitRun *run, const H3Layout *l, const DitTimesteps *t);
 
-/* adaln.c: sets run->coordinate. */
-int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t);
+/* adaln.c: sets run->coordinate for n timesteps. */
+int dit_time_embedding(const DitRun *run, const H3Model *m, const float *t, uint32_t n);
+/* Sets run->mod to the rows of block `layer` for n timesteps from run->coordinate; layer = layers: of the
+ * final layer. One row of 18 * hidden per timestep is H3_TAGS rows of 6 * hidden. */
+int dit_modulation_rows(const DitRun *run, const H3Model *m, uint32_t layer, uint32_t n);
+/* The same for the step's timesteps, from run->table if there is one. */
+int dit_modulation(const DitRun *run, const H3Model *m, uint32_t layer, const DitTimesteps *t);
+
+/* adaln-table.c: whether the table is of this model and has the timesteps of the step. -EINVAL (Internal).
+ */
+int dit_table_check(const H3ModTable *table, const H3Model *m, const H3StepInput *in, Fault *f);
+/* Sets run->mod to the rows of run->table, which was checked. */
+int dit_table_load(const DitRun *run, uint32_t layer, const DitTimesteps *t);
 
 /* Hands rows x columns of device memory to the test's tap, if there is one. layer < 0: no "block.N." before
  * the name. */

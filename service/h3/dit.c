@@ -117,7 +117,7 @@ int dit_tap(const DitRun *run, int layer, const char *name, const void *x, LkTyp
         return 0;
 }
 
-static DitRun run_make(const H3Rank *rank, const H3Model *m, H3Compute compute, uint64_t n_rows) {
+DitRun dit_run_make(const H3Rank *rank, const H3Model *m, H3Compute compute, uint64_t n_rows) {
         return (DitRun){
                 .ops = rank ? rank->ops : NULL,
                 .context = rank ? rank->context : NULL,
@@ -195,6 +195,21 @@ static void carve_step(DitRun *run, Carver *k) {
         run->io = carve(k, own * max_of(video_row(c), c->audio_channels) * sizeof(float));
 }
 
+int dit_arena_new(DitRun *run, void **ret_arena) {
+        Carver k = {};
+        int r;
+
+        carve_blocks(run, &k);
+        carve_step(run, &k);
+        r = run->ops->memory_new(run->context, k.at, ret_arena);
+        if (r < 0)
+                return r;
+        k = (Carver){.base = *ret_arena};
+        carve_blocks(run, &k);
+        carve_step(run, &k);
+        return 0;
+}
+
 static int no_memory(Fault *f, const char *what, uint64_t bytes) {
         return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
                 "%s needs %llu bytes of device memory, which are not free.", what,
@@ -238,7 +253,7 @@ static int refine(DitRun *run, const H3Model *m, const uint16_t *text, void *dev
 
 int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, const uint16_t *text,
         uint64_t text_rows, void **ret_refined, Fault *f) {
-        DitRun run = run_make(rank, m, compute, text_rows);
+        DitRun run = dit_run_make(rank, m, compute, text_rows);
         Carver k = {};
         CLEANUP_FREE void *refined = NULL;
         void *arena, *device_text;
@@ -353,18 +368,16 @@ static int upload_rope(const DitRun *run, const H3Layout *l) {
         return r < 0 ? r : run->ops->upload(run->context, run->sin, table + n, n * sizeof(float));
 }
 
-static int run_blocks(const DitRun *run, const H3Model *m, uint32_t timesteps) {
+static int run_blocks(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
         const H3Config *c = run->c;
         int r;
 
         for (uint32_t i = 0; i < c->layers; i++) {
                 const H3Block *b = m->blocks + i;
 
-                /* one row of 18 * hidden per timestep is H3_TAGS rows of 6 * hidden */
-                r = dit_gemm(run, timesteps, run->coordinate, run->coordinate_type, &b->adaln,
-                        &b->adaln_bias, run->mod, run->type);
+                r = dit_modulation(run, m, i, t);
                 if (r >= 0)
-                        r = dit_tap(run, (int) i, "mod", run->mod, run->type, (uint64_t) timesteps * H3_TAGS,
+                        r = dit_tap(run, (int) i, "mod", run->mod, run->type, (uint64_t) t->n * H3_TAGS,
                                 6ull * c->hidden);
                 if (r >= 0)
                         r = dit_block(run, b, i);
@@ -376,7 +389,7 @@ static int run_blocks(const DitRun *run, const H3Model *m, uint32_t timesteps) {
         return 0;
 }
 
-static int final_rows(const DitRun *run, const H3Model *m, uint32_t timesteps) {
+static int final_rows(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
         uint64_t hidden = run->c->hidden;
         const LkNorm args = {
                 .type = run->type,
@@ -397,8 +410,7 @@ static int final_rows(const DitRun *run, const H3Model *m, uint32_t timesteps) {
         };
         int r;
 
-        r = dit_gemm(run, timesteps, run->coordinate, run->coordinate_type, &m->final_adaln,
-                &m->final_adaln_bias, run->mod, run->coordinate_type);
+        r = dit_modulation(run, m, m->config.layers, t);
         if (r < 0 || dit_own_rows(run) == 0)
                 return r;
         r = run->ops->norm(run->context, &args);
@@ -458,14 +470,14 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
         r = upload_rope(run, l);
         if (r >= 0)
                 r = dit_index_rows(run, l, &t);
-        if (r >= 0)
-                r = dit_time_embedding(run, m, &t);
+        if (r >= 0 && !run->table)
+                r = dit_time_embedding(run, m, t.t, t.n);
         if (r >= 0)
                 r = pack(run, m, in, host);
         if (r >= 0)
-                r = run_blocks(run, m, t.n);
+                r = run_blocks(run, m, &t);
         if (r >= 0)
-                r = final_rows(run, m, t.n);
+                r = final_rows(run, m, &t);
         if (r >= 0)
                 r = unpack(run, m, l, h3_layout_audio(l), host, ret_audio);
         return r < 0 ? r : unpack(run, m, l, h3_layout_video(l), host, ret_video);
@@ -474,7 +486,7 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
 /* A run of one rank of a plan, without memory yet. */
 static int run_of_plan(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint32_t rank,
         H3Compute compute, DitRun *ret) {
-        DitRun run = run_make(NULL, m, compute, l->rows);
+        DitRun run = dit_run_make(NULL, m, compute, l->rows);
 
         if (rank >= plan->ranks)
                 return -EINVAL;
@@ -528,10 +540,11 @@ int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H
         uint64_t bytes;
         void *arena;
         DitRun run;
-        Carver k;
         int r;
 
         r = check_input(in, f);
+        if (r >= 0 && in->mod_table)
+                r = dit_table_check(in->mod_table, m, in, f);
         if (r < 0)
                 return r;
         r = run_of_plan(m, in->layout, rank->plan, rank->index, in->compute, &run);
@@ -544,14 +557,12 @@ int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H
         run.ops = rank->ops;
         run.context = rank->context;
         run.exchange = rank->exchange;
+        run.table = in->mod_table;
         run.hooks = hooks;
 
-        r = run.ops->memory_new(run.context, bytes, &arena);
+        r = dit_arena_new(&run, &arena);
         if (r < 0)
                 return r == -ENOMEM ? no_memory(f, "The step", bytes) : device_fault(f, r, "step");
-        k = (Carver){.base = arena};
-        carve_blocks(&run, &k);
-        carve_step(&run, &k);
 
         r = step(&run, m, in, ret_video, ret_audio);
         run.ops->memory_free(run.context, arena);
