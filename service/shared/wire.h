@@ -283,7 +283,8 @@ typedef struct WireStepDone {
         uint64_t compute_usec;
 } WireStepDone;
 
-/* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a block. */
+/* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a
+ * block. */
 typedef struct WireError {
         WireHeader header;
         Fault fault;
