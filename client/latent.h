@@ -456,7 +456,7 @@ const char *latent_job_path(const latent_job *job);
 /* A dictionary of its properties (org.latentd.Latent1.Job). Errors: NotFound, Restarted. */
 int latent_job_properties(latent_job *job, latent_value **ret_value, latent_error *error);
 
-/* The result of a job that is done, a dictionary: rows, numerics, tensors; model, bytes-read of a load.
+/* The result of a job that is done, a dictionary: rows, numerics, tensors, compute-usec, queued-usec; model, bytes-read of a load.
  * Belongs to the job. NULL before. */
 const latent_value *latent_job_result(const latent_job *job);
 

@@ -101,7 +101,8 @@ static int append_result(sd_bus_message *m, const Job *j) {
                 if (r < 0)
                         return r;
 
-                r = sd_bus_message_append(m, "{sv}{sv}", "rows", "t", j->ready.rows, "numerics", "s", j->numerics_id);
+                r = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}", "rows", "t", j->ready.rows, "numerics", "s", j->numerics_id,
+                                          "compute-usec", "t", j->compute_usec, "queued-usec", "t", j->queued_usec);
                 if (r < 0)
                         return r;
         }

@@ -34,6 +34,11 @@ struct Session {
         void *output_map;     /* read-only: the broker reads commit words through it */
         uint64_t arena_epoch; /* worker_link_epoch() of the worker that has the arenas */
         unsigned n_busy;      /* unfinished jobs, and the populating */
+
+        /* queue.c: the last JOB_OPEN that the worker of this epoch answered, and how; 0: none */
+        uint64_t known_epoch;
+        WireJobOpen known_request;
+        WireJobReady known_ready;
         int populate_result;
         SessionOpenFn open_fn;
         void *open_userdata;

@@ -41,8 +41,9 @@ void worker_link_forget_model(
 void worker_link_forget_session(WorkerLink *w, Session *s); /* ARENA_CLOSE */
 
 /* Makes sure that this worker has the job's model, adapters and arenas, then JOB_OPEN (resume: flag RESUME). Answer:
- * queue_on_job_ready or _error, never from inside. -ENOTCONN if it is not ready. */
-int worker_link_open_job(WorkerLink *w, Job *j, bool resume);
+ * queue_on_job_ready or _error, never from inside. with_step: j->ready is what the answer will be (same rows); if the worker has the
+ * models the first step is asked for too, by JOB_RUN, and the answer is 1, else 0. -ENOTCONN if it is not ready. */
+int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool with_step);
 int worker_link_step(
         WorkerLink *w, Job *j, uint32_t step); /* PLAN first where the worker has none for this job; never for a MERGE */
 /* How many ranks would have rows of the job, which the worker has opened. */

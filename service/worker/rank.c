@@ -8,6 +8,7 @@
 #include <sys/prctl.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/slice.h"
 
 /* The exchange between ranks is not there yet: one rank, whose thread takes steps from the queue. */
 #define RANKS_SUPPORTED 1u
@@ -67,6 +68,7 @@ static void *rank_thread(void *userdata) {
 
         (void) snprintf(name, sizeof(name), "rank-%" PRIu32, rank->index);
         (void) prctl(PR_SET_NAME, name);
+        (void) slice_make_long(); /* of the backend's threads too: they work, others pass on */
 
         r = g->ops->context_new(g->threads_per_rank, &rank->context);
         (void) pthread_mutex_lock(&g->lock);
@@ -178,8 +180,9 @@ int rank_group_queue(RankGroup *g, Job *j, uint32_t step) {
         else {
                 g->tasks[(g->first + g->n_tasks++) % STEPS_QUEUED_MAX] =
                         (Task){.job = job_ref(j), .step = step};
-                (void) pthread_cond_broadcast(&g->changed);
         }
         (void) pthread_mutex_unlock(&g->lock);
+        if (r == 0) /* not under the lock, which the woken thread would have to wait for */
+                (void) pthread_cond_broadcast(&g->changed);
         return r;
 }

@@ -83,7 +83,7 @@ static int on_block(void *userdata, uint32_t done, uint32_t total) {
                 return -ECANCELED;
 
         now = now_usec();
-        if (done > 1 && done < total && now - j->progress_usec < PROGRESS_INTERVAL_USEC)
+        if (now - j->progress_usec < PROGRESS_INTERVAL_USEC)
                 return 0;
 
         j->progress_usec = now;
@@ -222,6 +222,7 @@ int step_run(StepRunner *s, LkContext *context, Job *j, uint32_t step, uint64_t 
         const Latents *result;
         int r;
 
+        j->progress_usec = begin;
         r = check_state(j, step, f);
         if (r < 0)
                 return r;

@@ -268,8 +268,8 @@ static void step_run_cancelled_keeps_the_state(void **state) {
         assert_int_equal(b->job->committed, 0);
 }
 
-/* PROGRESS messages of block `block` that came, others are thrown away. */
-static unsigned count_progress(int socket, uint32_t block) {
+/* PROGRESS messages that came. */
+static unsigned count_progress(int socket) {
         unsigned n = 0;
 
         for (;;) {
@@ -283,8 +283,8 @@ static unsigned count_progress(int socket, uint32_t block) {
                 assert_int_equal(r, 1);
                 assert_int_equal(m.header.type, WIRE_PROGRESS);
                 assert_int_equal(m.progress.blocks, 3);
-                if (m.progress.block == block)
-                        n++;
+                assert_in_range(m.progress.block, 1, 3);
+                n++;
         }
 }
 
@@ -295,8 +295,10 @@ static uint64_t now_msec(void) {
         return (uint64_t) t.tv_sec * 1000u + (uint64_t) t.tv_nsec / 1000000u;
 }
 
-/* Progress of one block over 20 steps. */
-static unsigned progress_of_steps(Bench *b, uint32_t block) {
+/* Nobody hears of a step shorter than a fiftieth of a second before its end. */
+static void step_run_progress_is_rare(void **state) {
+        Bench *b = *state;
+        uint64_t begin = now_msec();
         unsigned n = 0;
 
         for (uint32_t i = 0; i < 20; i++) {
@@ -305,19 +307,9 @@ static unsigned progress_of_steps(Bench *b, uint32_t block) {
 
                 b->job->committed = 0; /* the first step again */
                 assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
-                n += count_progress(b->sockets[1], block);
+                n += count_progress(b->sockets[1]);
         }
-        return n;
-}
-
-static void step_run_progress_is_rare_between_first_and_last_block(void **state) {
-        Bench *b = *state;
-        uint64_t begin;
-
-        assert_int_equal(progress_of_steps(b, 1), 20);
-        assert_int_equal(progress_of_steps(b, 3), 20);
-        begin = now_msec();
-        assert_true(progress_of_steps(b, 2) <= (now_msec() - begin) / 20 + 1);
+        assert_true(n <= (now_msec() - begin) / 20);
 }
 
 static atomic_uint n_run, n_wrong;
@@ -361,7 +353,7 @@ int main(void) {
                 STEP_TEST(step_run_merge_device_out_of_memory_can_be_tried_again),
                 STEP_TEST(step_run_cancelled_during_merge_is_seen_after_it),
                 STEP_TEST(step_run_cancelled_keeps_the_state),
-                STEP_TEST(step_run_progress_is_rare_between_first_and_last_block),
+                STEP_TEST(step_run_progress_is_rare),
                 STEP_TEST(rank_group_runs_in_order_and_lets_go),
         };
 
