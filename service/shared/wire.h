@@ -344,7 +344,7 @@ typedef struct WirePlan {
         WireHeads heads[WIRE_RANKS_MAX];
 } WirePlan;
 
-/* The step is the first one: start_step of the job. No RESUME. */
+/* The step is the first one: start_step of the job. No RESUME, PLAN_ONLY or MERGE. */
 typedef struct WireJobRun {
         WireJobOpen open;
         WirePlan plan; /* its header is not used */

@@ -293,8 +293,8 @@ static int on_job_run(Worker *w, const WireMessage *m, Fault *f) {
         Job *j = NULL;
         int r;
 
-        if (m->job_open.flags & WIRE_JOB_RESUME)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "JOB_RUN of a job that is resumed.");
+        if (m->job_open.kind == WIRE_JOB_MERGE || (m->job_open.flags & (WIRE_JOB_RESUME | WIRE_JOB_PLAN_ONLY)))
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "JOB_RUN of a job that is resumed, merges or is only planned.");
 
         r = on_job_open(w, m, &j, f);
         if (r < 0 || !j)
