@@ -337,6 +337,7 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
         elapsed = job_clock_usec() - j->step_started_usec;
         j->step_usec = elapsed;
         j->compute_usec += m->compute_usec < elapsed ? m->compute_usec : elapsed;
+        j->exchanged_bytes += m->exchanged_bytes;
         j->retries = 0;
         j->step++;
         j->block = j->step < j->steps ? 0 : j->blocks;

@@ -4,6 +4,7 @@
 /* A client's session on a model: two arenas and their jobs. */
 
 #include "service/latentd/manager.h"
+#include "service/latentd/plan.h"
 
 typedef enum SessionState {
         SESSION_OPENING, /* its arenas are being populated */
@@ -23,7 +24,7 @@ struct Session {
         uid_t uid;
         Model *model; /* counted user */
         WireCompute compute;
-        uint32_t ranks;
+        PlanWishes split;
         char job_class[16];
         uint64_t input_bytes, output_bytes;
         int input_fd, output_fd;
@@ -40,7 +41,7 @@ typedef struct SessionOptions {
         Model *model;                       /* MODEL_READY */
         uint64_t input_bytes, output_bytes; /* multiples of the page size */
         WireCompute compute;
-        uint32_t ranks;
+        PlanWishes split;
         const char *job_class;
 } SessionOptions;
 

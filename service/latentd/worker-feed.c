@@ -295,26 +295,15 @@ int worker_link_open_job(WorkerLink *w, Job *j, bool resume) {
 }
 
 static int send_plan(WorkerLink *w, Job *j) {
-        uint32_t ranks = j->session->ranks;
         WireMessage m;
-        WirePlan *p = &m.plan;
         int r;
 
-        if (ranks == 0 || ranks > w->ranks)
-                ranks = w->ranks;
-
         wire_init(&m, WIRE_PLAN, w->epoch, j->id, 0);
-        r = plan_make(j->ready.rows, j->model->info.heads, ranks, w->row_tile, p);
+        r = plan_make(j->ready.rows, j->model->info.heads, w->ranks, w->row_tile, &j->session->split, &m.plan);
         if (r < 0)
                 return r;
 
-        /* The session uses fewer ranks than the worker has: the others take part with nothing to do. */
-        for (uint32_t i = p->ranks; i < w->ranks; i++) {
-                p->rows[i] = (WireRange){ j->ready.rows, j->ready.rows };
-                p->heads[i] = (WireHeads){ j->model->info.heads, j->model->info.heads };
-        }
-        p->ranks = w->ranks;
-
+        j->plan = m.plan;
         worker_send(w, &m, -EBADF);
         j->plan_epoch = w->epoch;
         return 0;

@@ -2,13 +2,14 @@
 #pragma once
 
 /* One step of a job on this group's ranks: text once per prompt, the forward pass, the sampler's update, the
- * commit. Runs on rank 0's thread. */
+ * commit. Runs on the steps' thread. */
 
 #include <stdint.h>
 
 #include "service/worker/backend.h"
 #include "service/worker/job-context.h"
 #include "service/worker/link.h"
+#include "service/worker/split.h"
 
 /* The refined text of the last prompt: it depends on the model, the compute type and the text alone, and
  * jobs and steps of one prompt follow each other. */
@@ -24,11 +25,21 @@ typedef struct StepRunner {
         const Backend *backend;
         Link *link; /* for PROGRESS */
         TextCache text;
+        /* A rank of the step does not end: f says which. A worker answers and ends its process; a test may
+         * let go of the rank, then the step goes on waiting. */
+        void (*on_stuck)(void *userdata, const Job *j, uint32_t step, const Fault *f);
+        void *userdata;
+        ExchangeHook hook;      /* for tests */
+        uint64_t deadline_usec; /* for tests; 0: from the size of the step */
 } StepRunner;
+
+typedef struct StepResult {
+        uint64_t usec;            /* it took */
+        uint64_t exchanged_bytes; /* its ranks received from each other */
+} StepResult;
 
 void step_runner_done(StepRunner *s);
 
-/* Runs step `step` of j, which must be the next one, and commits it. 0: *ret_usec is the time it took. On
- * failure f is filled and the job's state is as it was: -ECANCELED (Cancelled), -ENOMEM (DoesNotFit),
- * -EINVAL, device errors. */
-int step_run(StepRunner *s, LkContext *context, Job *j, uint32_t step, uint64_t *ret_usec, Fault *f);
+/* Runs step `step` of j, which must be the next one, and commits it. On failure f is filled and the job's
+ * state is as it was: -ECANCELED (Cancelled), -ENOMEM (DoesNotFit), -EINVAL, -ETIMEDOUT, device errors. */
+int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f);
