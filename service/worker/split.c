@@ -57,12 +57,13 @@ static int work(void *userdata, uint32_t index, LkContext *context) {
 
 static void stuck(void *userdata, uint32_t rank) {
         Split *x = userdata;
+        H3Exchange *e = exchange_interface(x->exchange); /* a rank alone has nobody to be late for */
         Fault f = {};
 
-        if (x->exchange)
-                (void) exchange_error(x->exchange, &f);
-        (void) fault_set(&f, -ETIMEDOUT, FAULT_INTERNAL, "Rank %" PRIu32 " did not end in %" PRIu64 " s.",
+        (void) fault_set(&f, -ETIMEDOUT, FAULT_INTERNAL, "Rank %" PRIu32 " did not answer in %" PRIu64 " s.",
                 rank, (x->deadline_usec + 999999) / 1000000);
+        e->fail(e, rank, -ETIMEDOUT, &f);
+        (void) exchange_error(x->exchange, &f); /* what others have found before */
         x->step->on_stuck(x->step->userdata, &f);
 }
 
@@ -95,18 +96,17 @@ static int count_bytes(const Split *x, uint64_t *ret, Fault *f) {
         return 0;
 }
 
-/* The error that the others followed from. */
+/* The error that the others followed from; r: that of one of them. */
 static int first_error(const Split *x, int r, Fault *f) {
         int first = x->exchange ? exchange_error(x->exchange, f) : 0;
 
-        if (first < 0)
-                return first;
-        for (uint32_t i = 0; i < x->step->plan->ranks; i++)
-                if (x->faults[i].name[0] != '\0') {
-                        *f = x->faults[i];
-                        break;
-                }
-        return r;
+        if (first == 0 && r < 0)
+                for (uint32_t i = 0; i < x->step->plan->ranks; i++)
+                        if (x->faults[i].name[0] != '\0') {
+                                *f = x->faults[i];
+                                break;
+                        }
+        return first < 0 ? first : r;
 }
 
 int split_memory(const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute compute, uint64_t *ret) {
@@ -153,8 +153,6 @@ int split_run(RankGroup *g, const SplitStep *s, uint64_t *ret_bytes, Fault *f) {
         for (uint32_t i = 0; i < s->plan->ranks; i++)
                 if (!h3_plan_is_idle(s->plan, i))
                         order.ranks |= UINT64_C(1) << i;
-        r = rank_group_run(g, &order);
-        if (r < 0)
-                return first_error(x, r, f);
-        return count_bytes(x, ret_bytes, f);
+        r = first_error(x, rank_group_run(g, &order), f);
+        return r < 0 ? r : count_bytes(x, ret_bytes, f);
 }
