@@ -59,6 +59,11 @@ static const Verb verbs[] = {
                 "--seed: of a later version\n" LOAD_OPTIONS
                 "  --lora FILE[:STRENGTH], --sparse METHOD  of a later version\n",
                 verb_sample},
+        {"parity", "MODEL [OPTION]...",
+                "Runs a short step on one rank and on every number of ranks, plan and exchange that the service "
+                "offers, and compares the\n"
+                "results bit by bit. Exit status 1 if there is a difference.",
+                "  --compute auto|f32|bf16\n" LOAD_OPTIONS, verb_parity},
         {"doctor", "[--json]",
                 "Checks this machine and the service, and says what to do. Exit status 1 if there is a "
                 "problem.",

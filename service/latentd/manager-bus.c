@@ -409,7 +409,14 @@ static int property_get_t(sd_bus *bus, const char *path, const char *interface, 
 static int property_get_u(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
                           void *userdata, sd_bus_error *error) {
         Manager *m = userdata;
-        uint32_t v = strcmp(property, "Workers") == 0 ? worker_link_is_ready(m->worker) : n_regions(m);
+        uint32_t v;
+
+        if (strcmp(property, "Workers") == 0)
+                v = worker_link_is_ready(m->worker);
+        else if (strcmp(property, "Ranks") == 0)
+                v = worker_link_ranks(m->worker);
+        else
+                v = n_regions(m);
 
         return sd_bus_message_append(reply, "u", v);
 }
@@ -438,6 +445,7 @@ static const sd_bus_vtable manager_vtable[] = {
         SD_BUS_PROPERTY("Features", "as", property_get_features, 0, SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("NumericsId", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("Workers", "u", property_get_u, 0, 0),
+        SD_BUS_PROPERTY("Ranks", "u", property_get_u, 0, 0),
         SD_BUS_PROPERTY("WorkerStarts", "t", property_get_t, 0, 0),
         SD_BUS_PROPERTY("Steps", "t", NULL, offsetof(Manager, steps_done), 0),
         SD_BUS_PROPERTY("BytesRead", "t", property_get_t, 0, 0),

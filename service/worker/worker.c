@@ -8,6 +8,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 #include "service/worker/arena-map.h"
+#include "service/worker/exchange-test.h"
 #include "service/worker/job-context.h"
 #include "service/worker/link.h"
 #include "service/worker/model-table.h"
@@ -330,6 +331,9 @@ int worker_start(const Backend *backend, int socket, Fault *f) {
 
         w->backend = backend;
         w->steps = (StepRunner){.backend = backend, .link = w->link, .on_stuck = on_stuck, .userdata = w};
+#ifdef LATENT_TEST_HOOKS
+        exchange_test_read(&w->steps.hook, &w->steps.deadline_usec);
+#endif
 
         wire_init(&m, WIRE_HELLO, 0, 0, 0);
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", LATENTD_VERSION);

@@ -556,6 +556,13 @@ static void exchange_failing_rank_releases_the_others(void **state) {
         }
 }
 
+/* Long enough for ranks that do not hang, on a busy machine too. */
+#ifdef __SANITIZE_THREAD__
+#define STUCK_SEC 6u
+#else
+#define STUCK_SEC 1u
+#endif
+
 /* The rank that hangs is let go when the group has given up, so that its thread can be joined. */
 static char stuck_text[1024];
 static Point *stuck_point;
@@ -569,17 +576,18 @@ static void exchange_stuck_rank_is_named(void **state) {
         for (int kind = WIRE_PLAN_HIDDEN_GATHER; kind < _WIRE_PLAN_MAX; kind++) {
                 Bench b = bench_new(3, (WirePlanKind) kind, 3);
 
-                for (size_t i = 0; i < ELEMENTSOF(points); i++) {
+                /* each point with two of the plans or one */
+                for (size_t i = (size_t) kind % 2; i < ELEMENTSOF(points); i += 2) {
                         Point p = {points[i].rank, points[i].sending, points[i].staged, points[i].sequence, true, 0};
                         char expected[64];
                         Fault f;
 
                         stuck_point = &p;
                         b.split.hook = (ExchangeHook){at_point, &p};
-                        b.split.deadline_usec = 100000;
+                        b.split.deadline_usec = STUCK_SEC * UINT64_C(1000000);
                         b.split.on_stuck = let_go;
                         assert_int_equal(run(&b.split, &b.result, &f), -ETIMEDOUT);
-                        (void) snprintf(expected, sizeof(expected), "Rank %u did not answer in 1 s.", p.rank);
+                        (void) snprintf(expected, sizeof(expected), "Rank %u did not answer in %u s.", p.rank, STUCK_SEC);
                         assert_string_equal(f.text, expected);
                         assert_string_equal(stuck_text, expected);
                         expect_works(&b);
@@ -609,9 +617,9 @@ static void exchange_rank_stuck_at_its_end_is_named(void **state) {
         hold_end = true;
         b.split.on_block = hang_at_the_end;
         b.split.on_stuck = let_go_of_end;
-        b.split.deadline_usec = 100000;
+        b.split.deadline_usec = STUCK_SEC * UINT64_C(1000000);
         assert_int_equal(run(&b.split, &b.result, &f), -ETIMEDOUT);
-        assert_string_equal(f.text, "Rank 2 did not answer in 1 s.");
+        assert_non_null(strstr(f.text, "Rank 2 did not answer in "));
         assert_string_equal(stuck_text, f.text);
         b.split.on_block = NULL;
         expect_works(&b);
