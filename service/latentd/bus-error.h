@@ -20,8 +20,8 @@ typedef struct BusNumbers {
         size_t n;
 } BusNumbers;
 
-/* One expected key. `type` is the D-Bus signature of the value ("s", "t", "u", "d", "b", "o", "au", "(tsat)"); value points to const char *,
- * uint64_t, uint32_t, double, int, const char *, BusNumbers, WireTensor; valid as long as the message. seen is set. */
+/* One expected key. `type` is the D-Bus signature of the value ("s", "t", "u", "d", "b", "o", "au", "(tsat)"); value points to
+ * const char *, uint64_t, uint32_t, double, int, const char *, BusNumbers, WireTensor; valid as long as the message. seen is set. */
 typedef struct BusKey {
         const char *key;
         const char *type;

@@ -265,8 +265,8 @@ typedef enum WireExchange {
 /* A rank's rows are exchanged and computed in so many parts at most. */
 #define WIRE_CHUNKS_MAX 32
 
-/* Which rank does what, decided by the broker; ranks: at most those of the WELCOME, the others have no part. Row cuts are multiples of row_tile; ranges are contiguous, ascending, cover
- * [0, rows) and [0, heads); a rank may have none of either. */
+/* Which rank does what, decided by the broker; ranks: at most those of the WELCOME, the others have no part. Row cuts are
+ * multiples of row_tile; ranges are contiguous, ascending, cover [0, rows) and [0, heads); a rank may have none of either. */
 typedef struct WirePlan {
         WireHeader header;
         uint32_t ranks, row_tile, chunks;
