@@ -57,23 +57,23 @@ static void curve_point(const H3Model *m, float t, float *ret) {
         }
 }
 
-static int curve_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
+static int curve_embedding(const DitRun *run, const H3Model *m, const float *t, uint32_t n) {
         uint64_t rank = run->c->time_dim;
         CLEANUP_FREE float *host = NULL;
 
-        host = malloc(sizeof(float) * t->n * rank);
+        host = malloc(sizeof(float) * n * rank);
         if (!host)
                 return -ENOMEM;
-        for (uint32_t i = 0; i < t->n; i++)
-                curve_point(m, t->t[i], host + i * rank);
-        return run->ops->upload(run->context, run->coordinate, host, sizeof(float) * t->n * rank);
+        for (uint32_t i = 0; i < n; i++)
+                curve_point(m, t[i], host + i * rank);
+        return run->ops->upload(run->context, run->coordinate, host, sizeof(float) * n * rank);
 }
 
-int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
+int dit_time_embedding(const DitRun *run, const H3Model *m, const float *t, uint32_t n) {
         const H3Config *c = run->c;
-        uint64_t n_out = (uint64_t) t->n * c->time_dim;
+        uint64_t n_out = (uint64_t) n * c->time_dim;
         const LkConvert to_activation = {
-                .m = t->n,
+                .m = n,
                 .n = c->time_dim,
                 .x = run->time_a,
                 .x_type = LK_F32,
@@ -86,23 +86,36 @@ int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *
         int r;
 
         if (m->curve.data)
-                return curve_embedding(run, m, t);
-        host = malloc(sizeof(float) * t->n * dit_time_width(c));
+                return curve_embedding(run, m, t, n);
+        host = malloc(sizeof(float) * n * dit_time_width(c));
         if (!host)
                 return -ENOMEM;
 
-        for (uint32_t i = 0; i < t->n; i++)
-                sinusoid(t->t[i], c->time_freq_dim, host + (size_t) i * c->time_freq_dim);
-        r = time_linear(run, t->n, &m->time_1, &m->time_1_bias, host);
+        for (uint32_t i = 0; i < n; i++)
+                sinusoid(t[i], c->time_freq_dim, host + (size_t) i * c->time_freq_dim);
+        r = time_linear(run, n, &m->time_1, &m->time_1_bias, host);
         if (r < 0)
                 return r;
-        silu(host, (uint64_t) t->n * c->time_hidden);
-        r = time_linear(run, t->n, &m->time_2, &m->time_2_bias, host);
+        silu(host, (uint64_t) n * c->time_hidden);
+        r = time_linear(run, n, &m->time_2, &m->time_2_bias, host);
         if (r < 0)
                 return r;
-        dit_tap_host(run, "temb", host, t->n, c->time_dim);
+        dit_tap_host(run, "temb", host, n, c->time_dim);
 
         silu(host, n_out);
         r = run->ops->upload(run->context, run->time_a, host, sizeof(float) * n_out);
         return r < 0 ? r : run->ops->convert(run->context, &to_activation);
+}
+
+int dit_modulation_rows(const DitRun *run, const H3Model *m, uint32_t layer, uint32_t n) {
+        bool final = layer == m->config.layers;
+        const LkMatrix *w = final ? &m->final_adaln : &m->blocks[layer].adaln;
+        const LkVector *bias = final ? &m->final_adaln_bias : &m->blocks[layer].adaln_bias;
+
+        return dit_gemm(run, n, run->coordinate, run->coordinate_type, w, bias, dit_mod(run, layer),
+                final ? run->coordinate_type : run->type);
+}
+
+int dit_modulation(const DitRun *run, const H3Model *m, uint32_t layer, const DitTimesteps *t) {
+        return run->table ? dit_table_load(run, layer, t) : dit_modulation_rows(run, m, layer, t->n);
 }

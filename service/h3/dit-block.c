@@ -39,7 +39,7 @@ static int norm_rows(const DitRun *run, const H3Block *block, uint32_t layer, Di
                 .x_ld = hidden,
                 .weight = branch == DIT_ATTENTION ? block->norm1 : block->norm2,
                 .eps = run->c->eps,
-                .mod = modulated ? run->mod[layer % 2] : NULL,
+                .mod = modulated ? dit_mod(run, layer) : NULL,
                 .mod_ld = 6 * hidden,
                 .mod_index = modulated ? run->mod_index + (rows.begin - run->rows.begin) : NULL,
                 .shift_at = mod_at(run, branch, 0),
@@ -63,7 +63,7 @@ static int add_rows(const DitRun *run, const H3Block *block, uint32_t layer, Dit
                 .x_ld = hidden,
                 .y = run->y,
                 .y_ld = hidden,
-                .mod = modulated ? run->mod[layer % 2] : NULL,
+                .mod = modulated ? dit_mod(run, layer) : NULL,
                 .mod_ld = 6 * hidden,
                 .mod_index = modulated ? run->mod_index + (rows.begin - run->rows.begin) : NULL,
                 .gate_at = mod_at(run, branch, 2),
@@ -241,7 +241,7 @@ static int feed_all(const DitRun *run, const H3Block *block, H3Message m, H3Rang
                 uint64_t at = heads.begin * run->c->head_dim * run->element;
                 Places y = {run->qkv_out[0] + at, run->qkv_out[1] + at, run->qkv_out[2] + at, inner};
 
-                if (i == run->rank->index || h3_range_size(heads) == 0)
+                if (i == run->self || h3_range_size(heads) == 0)
                         continue;
                 m.to = i;
                 r = make_qkv(run, block, rows, heads, y);
@@ -253,7 +253,7 @@ static int feed_all(const DitRun *run, const H3Block *block, H3Message m, H3Rang
 }
 
 int dit_feed(const DitRun *run, const H3Block *block, uint32_t layer, uint32_t chunk) {
-        uint32_t self = run->rank->index;
+        uint32_t self = run->self;
         H3Range rows = h3_plan_chunk(run->plan, self, chunk);
         H3Message m = {.phase = H3_PHASE_IN, .from = self, .to = H3_TO_ALL, .chunk = chunk,
                 .sequence = layer + 1};
@@ -294,7 +294,7 @@ static int take_chunk(const DitRun *run, const H3Block *block, uint32_t layer, u
         const H3Message m = {
                 .phase = H3_PHASE_IN,
                 .from = from,
-                .to = h3_plan_sends_to_all(run->plan, H3_PHASE_IN) ? H3_TO_ALL : run->rank->index,
+                .to = h3_plan_sends_to_all(run->plan, H3_PHASE_IN) ? H3_TO_ALL : run->self,
                 .chunk = chunk,
                 .sequence = layer + 1,
         };
@@ -315,7 +315,7 @@ static int take_chunk(const DitRun *run, const H3Block *block, uint32_t layer, u
 
 /* Everything of the others. Ranks begin with their right neighbour, so that not all read one at a time. */
 static int take_all(const DitRun *run, const H3Block *block, uint32_t layer) {
-        uint32_t ranks = run->plan->ranks, self = run->rank->index;
+        uint32_t ranks = run->plan->ranks, self = run->self;
         int r = 0;
 
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
@@ -353,7 +353,7 @@ static int attend(const DitRun *run, uint64_t query, uint64_t n, void *o, uint64
 
 /* O of other ranks' rows, then to them. */
 static int attend_others(const DitRun *run, uint32_t layer, uint32_t chunk) {
-        uint32_t ranks = run->plan->ranks, self = run->rank->index;
+        uint32_t ranks = run->plan->ranks, self = run->self;
         uint64_t own = heads_width(run, run->heads), at = 0, before = chunk_rows(run, chunk, 0, self);
         int r;
 
@@ -378,7 +378,7 @@ static int attend_others(const DitRun *run, uint32_t layer, uint32_t chunk) {
 
 static int attend_chunk(const DitRun *run, uint32_t layer, uint32_t chunk) {
         uint64_t inner = run->c->inner;
-        H3Range rows = h3_plan_chunk(run->plan, run->rank->index, chunk);
+        H3Range rows = h3_plan_chunk(run->plan, run->self, chunk);
         uint8_t *o = dit_own_at(run, run->o, rows.begin, inner) +
                      run->heads.begin * run->c->head_dim * run->element;
         int r = 0;
@@ -387,12 +387,12 @@ static int attend_chunk(const DitRun *run, uint32_t layer, uint32_t chunk) {
                 return 0;
         if (run->plan->ranks > 1 && run->plan->kind != H3_PLAN_KV_GATHER)
                 r = attend_others(run, layer, chunk);
-        return r < 0 ? r : attend(run, query_row(run, run->rank->index, chunk), h3_range_size(rows), o, inner);
+        return r < 0 ? r : attend(run, query_row(run, run->self, chunk), h3_range_size(rows), o, inner);
 }
 
 /* O of own rows from the ranks that have the other heads. */
 static int take_o(const DitRun *run, uint32_t layer, uint32_t chunk, H3Range rows) {
-        uint32_t ranks = run->plan->ranks, self = run->rank->index;
+        uint32_t ranks = run->plan->ranks, self = run->self;
         uint8_t *o = dit_own_at(run, run->o, rows.begin, run->c->inner);
         H3Exchange *e = run->rank->exchange;
         int r = 0;
@@ -472,7 +472,7 @@ static int mlp_branch(const DitRun *run, const H3Block *block, uint32_t layer, H
 
 static int finish_chunk(
         const DitRun *run, const H3Block *block, const H3Block *next, uint32_t layer, uint32_t chunk) {
-        H3Range rows = h3_plan_chunk(run->plan, run->rank->index, chunk);
+        H3Range rows = h3_plan_chunk(run->plan, run->self, chunk);
         uint64_t n = h3_range_size(rows);
         int r;
 

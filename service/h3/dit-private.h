@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* One rank's pass over the model, shared by dit.c, dit-block.c and adaln.c; nobody else includes it. */
+/* One rank's pass over the model, shared by dit.c, dit-block.c, adaln.c and adaln-table.c; nobody else
+ * includes it. */
 
 #include "service/h3/dit.h"
 #include "service/h3/exchange-size.h"
@@ -19,7 +20,8 @@
 typedef struct DitRun {
         const LkOps *ops;
         LkContext *context;
-        const H3Rank *rank;
+        const H3Rank *rank; /* for the exchange */
+        uint32_t self;      /* its index */
         const H3Plan *plan;
         const H3Config *c;
         H3Compute compute;
@@ -53,11 +55,13 @@ typedef struct DitRun {
         LkType coordinate_type; /* `type`; f32 with a curve, and so are the final layer's shift and scale */
         float *time_a, *time_b; /* [timesteps, the widest time row] */
         uint8_t *mod[2];     /* [timesteps * tags, 6 * hidden] of block i in mod[i % 2]: the norm before block
-                                i + 1 runs while block i is not done; then [timesteps, 2 * hidden] in mod[0] */
+                                i + 1 runs while block i is not done; [timesteps, 2 * hidden] of the final layer,
+                                which comes after the last block (dit_mod()) */
         int32_t *mod_index;  /* [own rows]: timestep * tags + tag */
         int32_t *time_index; /* [own rows]: timestep */
         float *io;           /* [own chunk, the widest latent row], f32 */
 
+        const H3ModTable *table;  /* NULL: modulation rows are computed */
         const H3StepHooks *hooks; /* may be NULL */
 } DitRun;
 
@@ -66,6 +70,16 @@ typedef enum DitBranch {
         DIT_ATTENTION,
         DIT_MLP,
 } DitBranch;
+
+/* A run without rows and memory yet. rank: its ops and context; may be NULL. */
+DitRun dit_run_make(const H3Rank *rank, const H3Model *m, H3Compute compute);
+/* Memory for all arrays of a step of run's rows and timesteps_max; freed by ops->memory_free(). 0 or what
+ * ops->memory_new() says. */
+int dit_arena_new(DitRun *run, void **ret_arena);
+
+static inline uint8_t *dit_mod(const DitRun *run, uint32_t layer) {
+        return run->mod[layer % 2];
+}
 
 /* The widest row of the time embedding. */
 static inline uint64_t dit_time_width(const H3Config *c) {
@@ -120,8 +134,19 @@ void dit_timesteps(const H3Layout *l, float sigma_video, float sigma_audio, DitT
 /* Sets run->mod_index and run->time_index. */
 int dit_index_rows(const DitRun *run, const H3Layout *l, const DitTimesteps *t);
 
-/* adaln.c: sets run->coordinate. */
-int dit_time_embedding(const DitRun *run, const H3Model *m, const DitTimesteps *t);
+/* adaln.c: sets run->coordinate for n timesteps. */
+int dit_time_embedding(const DitRun *run, const H3Model *m, const float *t, uint32_t n);
+/* Sets dit_mod(run, layer) to the rows of block `layer` for n timesteps from run->coordinate; layer = layers: of the
+ * final layer. One row of 18 * hidden per timestep is H3_TAGS rows of 6 * hidden. */
+int dit_modulation_rows(const DitRun *run, const H3Model *m, uint32_t layer, uint32_t n);
+/* The same for the step's timesteps, from run->table if there is one. */
+int dit_modulation(const DitRun *run, const H3Model *m, uint32_t layer, const DitTimesteps *t);
+
+/* adaln-table.c: whether the table is of this model and has the timesteps of the step. -EINVAL (Internal).
+ */
+int dit_table_check(const H3ModTable *table, const H3Model *m, const H3StepInput *in, Fault *f);
+/* Sets dit_mod(run, layer) to the rows of run->table, which was checked. */
+int dit_table_load(const DitRun *run, uint32_t layer, const DitTimesteps *t);
 
 /* Hands rows x columns of device memory to the test's tap, if there is one. layer < 0: no "block.N." before
  * the name. */

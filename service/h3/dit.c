@@ -51,12 +51,15 @@ int dit_tap(const DitRun *run, int layer, const char *name, const void *x, LkTyp
         return 0;
 }
 
-static DitRun run_make(const H3Rank *rank, const H3Model *m, H3Compute compute, uint64_t n_rows) {
+/* Until a run is given a plan. */
+static const H3Range nothing = {0, 0};
+static const H3Plan no_plan = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &nothing, .heads = &nothing};
+
+DitRun dit_run_make(const H3Rank *rank, const H3Model *m, H3Compute compute) {
         return (DitRun){
-                .ops = rank->ops,
-                .context = rank->context,
-                .rank = rank,
-                .plan = rank->plan,
+                .ops = rank ? rank->ops : NULL,
+                .context = rank ? rank->context : NULL,
+                .plan = &no_plan,
                 .c = &m->config,
                 .compute = compute,
                 .type = compute == H3_COMPUTE_F32 ? LK_F32 : LK_BF16,
@@ -64,10 +67,20 @@ static DitRun run_make(const H3Rank *rank, const H3Model *m, H3Compute compute, 
                 .coordinate_type =
                         compute == H3_COMPUTE_F32 || m->config.curve_points > 0 ? LK_F32 : LK_BF16,
                 .int8_cols = compute == H3_COMPUTE_F32 ? 0 : m->int8_cols,
-                .n_rows = n_rows,
-                .rows = rank->plan->rows[rank->index],
-                .heads = h3_plan_heads(rank->plan, rank->index, m->config.heads),
         };
+}
+
+/* The rank's part of a sequence of n_rows rows. */
+static DitRun run_of_rank(const H3Rank *rank, const H3Model *m, H3Compute compute, uint64_t n_rows) {
+        DitRun run = dit_run_make(rank, m, compute);
+
+        run.rank = rank;
+        run.self = rank->index;
+        run.plan = rank->plan;
+        run.n_rows = n_rows;
+        run.rows = rank->plan->rows[rank->index];
+        run.heads = h3_plan_heads(rank->plan, rank->index, m->config.heads);
+        return run;
 }
 
 static uint64_t max_of(uint64_t a, uint64_t b) {
@@ -115,7 +128,7 @@ static void carve_exchange(DitRun *run, Carver *k) {
 
         if (run->plan->ranks == 1 || run->plan->kind == H3_PLAN_KV_GATHER)
                 return;
-        run->o_out = carve(k, largest_rest(run->plan, run->rank->index) * own_inner);
+        run->o_out = carve(k, largest_rest(run->plan, run->self) * own_inner);
         if (run->plan->kind == H3_PLAN_QKV_ALL_TO_ALL)
                 for (unsigned i = 0; i < ELEMENTSOF(run->qkv_out); i++)
                         run->qkv_out[i] = carve(k, run->own_chunk * run->c->inner * run->element);
@@ -130,7 +143,7 @@ static void carve_blocks(DitRun *run, Carver *k) {
         bool takes = run->plan->kind == H3_PLAN_HIDDEN_GATHER && own_inner > 0;
         uint64_t piece;
 
-        run->own_chunk = largest_chunk(run->plan, run->rank->index, run->rank->index + 1);
+        run->own_chunk = largest_chunk(run->plan, run->self, run->self + 1);
         run->in_chunk = takes ? largest_chunk(run->plan, 0, run->plan->ranks) : run->own_chunk;
         run->rope = takes ? (H3Range){0, run->n_rows} : run->rows;
         piece = run->own_chunk < DIT_PIECE_ROWS ? run->own_chunk : DIT_PIECE_ROWS;
@@ -176,6 +189,21 @@ static void carve_step(DitRun *run, Carver *k) {
         run->mod_index = carve(k, own * sizeof(int32_t));
         run->time_index = carve(k, own * sizeof(int32_t));
         run->io = carve(k, run->own_chunk * max_of(video_row(c), c->audio_channels) * sizeof(float));
+}
+
+int dit_arena_new(DitRun *run, void **ret_arena) {
+        Carver k = {};
+        int r;
+
+        carve_blocks(run, &k);
+        carve_step(run, &k);
+        r = run->ops->memory_new(run->context, k.at, ret_arena);
+        if (r < 0)
+                return r;
+        k = (Carver){.base = *ret_arena};
+        carve_blocks(run, &k);
+        carve_step(run, &k);
+        return 0;
 }
 
 static int no_memory(Fault *f, const char *what, uint64_t bytes) {
@@ -226,7 +254,7 @@ int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, cons
         const H3Range rows = {0, text_rows}, heads = {0, m->config.heads};
         const H3Plan plan = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &rows, .heads = &heads};
         const H3Rank alone = {.ops = rank->ops, .context = rank->context, .plan = &plan};
-        DitRun run = run_make(&alone, m, compute, text_rows);
+        DitRun run = run_of_rank(&alone, m, compute, text_rows);
         Carver k = {};
         CLEANUP_FREE void *refined = NULL;
         void *arena, *device_text;
@@ -323,7 +351,7 @@ static int pack(const DitRun *run, const H3Model *m, const H3StepInput *in, floa
         int r = 0;
 
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
-                r = pack_rows(run, m, in, h3_plan_chunk(run->plan, run->rank->index, chunk), host);
+                r = pack_rows(run, m, in, h3_plan_chunk(run->plan, run->self, chunk), host);
         return r < 0 ? r
                      : dit_tap(run, -1, "packed_input", run->x, run->type, dit_own_rows(run),
                                run->c->hidden);
@@ -347,24 +375,20 @@ static int upload_rope(const DitRun *run, const H3Layout *l) {
         return r < 0 ? r : run->ops->upload(run->context, run->sin, table + n, n * sizeof(float));
 }
 
-/* The modulation of block i. One row of 18 * hidden per timestep is H3_TAGS rows of 6 * hidden. */
-static int modulate(const DitRun *run, const H3Model *m, uint32_t timesteps, uint32_t i) {
-        const H3Block *b = m->blocks + i;
-        uint8_t *mod = run->mod[i % 2];
+static int modulate(const DitRun *run, const H3Model *m, const DitTimesteps *t, uint32_t i) {
         int r;
 
-        r = dit_gemm(run, timesteps, run->coordinate, run->coordinate_type, &b->adaln, &b->adaln_bias, mod,
-                run->type);
+        r = dit_modulation(run, m, i, t);
         return r < 0 ? r
-                     : dit_tap(run, (int) i, "mod", mod, run->type, (uint64_t) timesteps * H3_TAGS,
+                     : dit_tap(run, (int) i, "mod", dit_mod(run, i), run->type, (uint64_t) t->n * H3_TAGS,
                                6ull * run->c->hidden);
 }
 
-static int run_blocks(const DitRun *run, const H3Model *m, uint32_t timesteps) {
+static int run_blocks(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
         const H3Config *c = run->c;
         int r;
 
-        r = modulate(run, m, timesteps, 0);
+        r = modulate(run, m, t, 0);
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
                 r = dit_feed(run, m->blocks, 0, chunk);
 
@@ -372,7 +396,7 @@ static int run_blocks(const DitRun *run, const H3Model *m, uint32_t timesteps) {
                 const H3Block *next = i + 1 < c->layers ? m->blocks + i + 1 : NULL;
 
                 if (next)
-                        r = modulate(run, m, timesteps, i + 1);
+                        r = modulate(run, m, t, i + 1);
                 if (r >= 0)
                         r = dit_block(run, m->blocks + i, next, i);
                 if (r >= 0 && run->hooks && run->hooks->on_block)
@@ -391,7 +415,7 @@ static int final_rows(const DitRun *run, const H3Model *m, H3Range rows) {
                 .x_ld = hidden,
                 .weight = m->final_norm,
                 .eps = run->c->eps,
-                .mod = run->mod[0],
+                .mod = dit_mod(run, run->c->layers),
                 .mod_type = run->coordinate_type,
                 .mod_ld = 2 * hidden,
                 .mod_index = run->time_index + (rows.begin - run->rows.begin),
@@ -446,14 +470,13 @@ static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const 
 }
 
 /* The final layer, chunk by chunk. */
-static int finish(const DitRun *run, const H3Model *m, const H3Layout *l, uint32_t timesteps, float *host,
+static int finish(const DitRun *run, const H3Model *m, const H3Layout *l, const DitTimesteps *t, float *host,
         float *ret_video, float *ret_audio) {
         int r;
 
-        r = dit_gemm(run, timesteps, run->coordinate, run->coordinate_type, &m->final_adaln,
-                &m->final_adaln_bias, run->mod[0], run->coordinate_type);
+        r = dit_modulation(run, m, m->config.layers, t);
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++) {
-                H3Range rows = h3_plan_chunk(run->plan, run->rank->index, chunk);
+                H3Range rows = h3_plan_chunk(run->plan, run->self, chunk);
 
                 if (h3_range_size(rows) == 0)
                         continue;
@@ -482,13 +505,13 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
         r = upload_rope(run, l);
         if (r >= 0)
                 r = dit_index_rows(run, l, &t);
-        if (r >= 0)
-                r = dit_time_embedding(run, m, &t);
+        if (r >= 0 && !run->table)
+                r = dit_time_embedding(run, m, t.t, t.n);
         if (r >= 0)
                 r = pack(run, m, in, host);
         if (r >= 0)
-                r = run_blocks(run, m, t.n);
-        return r < 0 ? r : finish(run, m, l, t.n, host, ret_video, ret_audio);
+                r = run_blocks(run, m, &t);
+        return r < 0 ? r : finish(run, m, l, &t, host, ret_video, ret_audio);
 }
 
 static bool range_fits(H3Range r, uint64_t end) {
@@ -506,7 +529,7 @@ static int run_of_plan(
         for (uint32_t i = 0; i < plan->ranks; i++)
                 if (!range_fits(plan->rows[i], l->rows) || !range_fits(plan->heads[i], m->config.heads))
                         return -EINVAL;
-        *ret = run_make(rank, m, compute, l->rows);
+        *ret = run_of_rank(rank, m, compute, l->rows);
         ret->timesteps_max = l->timesteps_max;
         return 0;
 }
@@ -550,15 +573,19 @@ static int check_input(const H3StepInput *in, Fault *f) {
 
 static int step_of_rank(const H3Rank *rank, const H3Model *m, const H3StepInput *in,
         const H3StepHooks *hooks, float *ret_video, float *ret_audio, Fault *f) {
-        Carver k = {};
+        uint64_t bytes;
         void *arena;
         DitRun run;
         int r;
 
         r = check_input(in, f);
+        if (r >= 0 && in->mod_table)
+                r = dit_table_check(in->mod_table, m, in, f);
         if (r < 0)
                 return r;
         r = run_of_plan(rank, m, in->layout, in->compute, &run);
+        if (r >= 0)
+                r = h3_step_memory(m, in->layout, rank->plan, rank->index, in->compute, &bytes);
         if (r >= 0 && rank->plan->ranks > 1 && !rank->exchange)
                 r = -EINVAL;
         if (r < 0)
@@ -567,16 +594,12 @@ static int step_of_rank(const H3Rank *rank, const H3Model *m, const H3StepInput 
                         rank->plan->ranks, (unsigned long long) in->layout->rows);
         if (h3_plan_is_idle(rank->plan, rank->index))
                 return 0;
+        run.table = in->mod_table;
         run.hooks = hooks;
 
-        carve_blocks(&run, &k);
-        carve_step(&run, &k);
-        r = run.ops->memory_new(run.context, k.at, &arena);
+        r = dit_arena_new(&run, &arena);
         if (r < 0)
-                return r == -ENOMEM ? no_memory(f, "The step", k.at) : device_fault(f, r, "step");
-        k = (Carver){.base = arena};
-        carve_blocks(&run, &k);
-        carve_step(&run, &k);
+                return r == -ENOMEM ? no_memory(f, "The step", bytes) : device_fault(f, r, "step");
 
         r = step(&run, m, in, ret_video, ret_audio);
         run.ops->memory_free(run.context, arena);

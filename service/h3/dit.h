@@ -28,6 +28,8 @@ typedef struct H3ConditionLatents {
         const float *video, *audio;
 } H3ConditionLatents;
 
+typedef struct H3ModTable H3ModTable; /* adaln-table.h */
+
 /* With masks (h3_layout_set_masks()) the latents are what the model shall see, too: what is kept was put in
  * by the caller (h3_sampler_input()). */
 typedef struct H3StepInput {
@@ -37,6 +39,8 @@ typedef struct H3StepInput {
         const float *video, *audio;           /* host latents, [24, T, H, W] and [32, 2, A] */
         const H3ConditionLatents *conditions; /* [layout->shape.n_conditions] */
         float sigma_video, sigma_audio;       /* in [0, 1] */
+        const H3ModTable *mod_table; /* of this model and a schedule that has these sigmas; NULL: the rows
+                                        are computed in the step */
 } H3StepInput;
 
 /* Where a stage's values go for a test: name as in golden taps ("packed_input", "block.0.q", ...), host f32

@@ -65,6 +65,25 @@ static int take_key(H3Lora *l, const H3Tensor *t, Fault *f) {
         return 0;
 }
 
+/* Whole output heads beside the pairs: a bank of them (PDD, h3.md 1.13). The pairs alone would make another
+ * film than they were trained for, so they are not merged without it. */
+static int check_head_bank(const H3Lora *l, const char *file, Fault *f) {
+        for (size_t i = 0; i < l->n_modules; i++) {
+                const LoraModule *m = l->modules + i;
+                const char *suffix = m->other ? m->other + strlen(m->name) : "";
+
+                if ((m->target.part != LORA_VIDEO_OUT && m->target.part != LORA_AUDIO_OUT) ||
+                        (strcmp(suffix, ".weight") != 0 && strcmp(suffix, ".bias") != 0))
+                        continue;
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "%.200s: %.200s is of a bank of output heads (PDD), which this version does not "
+                        "run. "
+                        "Use an adapter without one.",
+                        file, m->other);
+        }
+        return 0;
+}
+
 static int read_alpha(H3Lora *l, Fault *f) {
         l->alpha = NAN;
         for (size_t i = 0; i < l->set->n_headers; i++) {
@@ -113,7 +132,9 @@ int h3_lora_open(const H3File *files, size_t n_files, const H3LoraOptions *optio
                         ".lora_B.weight (or "
                         ".lora_down.weight and .lora_up.weight).",
                         n_files > 0 ? files[0].name : "The file");
-        r = read_alpha(l, f);
+        r = check_head_bank(l, files[0].name, f);
+        if (r >= 0)
+                r = read_alpha(l, f);
         if (r < 0)
                 return r;
         *ret = STEAL_PTR(l);

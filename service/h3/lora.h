@@ -22,7 +22,7 @@ typedef struct H3LoraOptions {
 } H3LoraOptions;
 
 /* Keeps pointers into the files' memory, which must stay mapped. -EBADMSG (InvalidFile), -EINVAL
- * (InvalidModel: no adapter in it), -ENOMEM. */
+ * (InvalidModel: no adapter in it), -EOPNOTSUPP (NotSupported: a bank of output heads), -ENOMEM. */
 int h3_lora_open(const H3File *files, size_t n_files, const H3LoraOptions *options, H3Lora **ret, Fault *f);
 H3Lora *h3_lora_free(H3Lora *l);
 

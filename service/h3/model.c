@@ -2,6 +2,7 @@
 #include "service/h3/model.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,10 +20,41 @@ static const struct {
         {".to_gate_compress.", "a model with sparse-attention gates"},
         {"control_proj_in.", "a ControlNet"},
         {"control_blocks.", "a ControlNet"},
+        {".bitsandbytes__nf4", "in NF4 (bitsandbytes)"},
+        {".bitsandbytes__fp4", "in FP4 (bitsandbytes)"},
         {".lora_A.", "a LoRA, not a model"},
         {".lora_B.", "a LoRA, not a model"},
         {".lora_down.", "a LoRA, not a model"},
 };
+
+/* A bank of output heads, one per part of the schedule (PDD, h3.md 1.13): the head has several times the
+ * rows that the latent has. */
+static int check_heads(const H3TensorSet *s, Fault *f) {
+        static const char *const heads[][2] = {
+                {"final_layer.video_out.weight", "video_patch_proj.weight"},
+                {"final_layer.audio_out.weight", "audio_patch_proj.weight"},
+                {"proj_out.weight", "proj_in.weight"},
+                {"audio_proj_out.weight", "audio_proj_in.weight"},
+        };
+
+        for (size_t i = 0; i < ELEMENTSOF(heads); i++) {
+                const H3Tensor *out = h3_tensor_set_find(s, heads[i][0]), *in;
+                uint64_t rows, wanted;
+
+                in = h3_tensor_set_find(s, heads[i][1]);
+                if (!out || !in || out->entry->n_dims != 2 || in->entry->n_dims != 2)
+                        continue;
+                rows = out->entry->shape[0];
+                wanted = in->entry->shape[1];
+                if (wanted == 0 || rows <= wanted || rows % wanted != 0)
+                        continue;
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "%.200s: %.200s is a bank of %" PRIu64
+                        " output heads (PDD), which this version does not run. Use the bf16 model.",
+                        out->file, heads[i][0], rows / wanted);
+        }
+        return 0;
+}
 
 static int check_supported(const H3TensorSet *s, Fault *f) {
         for (size_t i = 0; i < s->n_tensors; i++) {
@@ -36,7 +68,7 @@ static int check_supported(const H3TensorSet *s, Fault *f) {
                                         "bf16 model.",
                                         t->file, t->entry->name, later_formats[j].what);
         }
-        return 0;
+        return check_heads(s, f);
 }
 
 static bool has_prefix(const H3TensorSet *s, const char *prefix) {

@@ -205,6 +205,19 @@ static void take_nvfp4(const H3TensorSet *s, H3Tensor *weight, H3List *missing, 
                 weight->quant.in_scale = (LkVector){t->data, h3_float_type(t->entry->type), cols};
 }
 
+/* fp8 without a marker: scales per group of columns make it mxfp8. */
+static int check_fp8_scale(const H3TensorSet *s, const H3Tensor *weight, Fault *f) {
+        char name[NAME_SIZE];
+        const H3Tensor *scale = beside(s, weight, "weight_scale", name);
+
+        if (!scale || scale->entry->type != ST_F8_E8M0)
+                return 0;
+        return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                "%.200s: %.200s has scales in F8_E8M0: it is mxfp8, which this version does not run. Use a "
+                "model in int8_tensorwise, float8_e4m3fn, float8_e5m2 or nvfp4, or the bf16 model.",
+                weight->file, weight->entry->name);
+}
+
 /* What the marker or, for fp8, the type alone says. */
 static int find_format(const H3TensorSet *s, const H3Tensor *weight, Marker *ret, H3List *wrong, Fault *f) {
         char name[NAME_SIZE];
@@ -217,7 +230,7 @@ static int find_format(const H3TensorSet *s, const H3Tensor *weight, Marker *ret
                         if (weight->entry->type == formats[i].stored)
                                 ret->type = formats[i].type;
                 if (ret->type == LK_F8_E4M3 || ret->type == LK_F8_E5M2)
-                        return 0;
+                        return check_fp8_scale(s, weight, f);
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
                         "%.200s: tensor %.200s is %s and there is no %.200s that says how it is quantised, "
                         "which this version needs. Use a file with markers, or the bf16 model.",

@@ -584,6 +584,19 @@ static void lora_files_that_are_none_are_refused(void **state) {
         free(bytes);
 }
 
+/* The pairs of such a file are made for its heads. */
+static void lora_with_a_head_bank_is_not_supported(void **state) {
+        static const char *const names[] = {"final_layer.video_out.weight",
+                "diffusion_model.final_layer.audio_out.bias", "proj_out.weight"};
+
+        for (size_t i = 0; i < ELEMENTSOF(names); i++) {
+                CLEANUP(checkpoint_freep) Checkpoint *c = keys("lora_comfy");
+
+                checkpoint_add(c, names[i], ST_BF16, 2, 64, 64, NULL);
+                open_refused(c, -EOPNOTSUPP, "bank of output heads");
+        }
+}
+
 static int setup(void **state) {
         ops = lk_cpu_ops(LK_CPU_AUTO);
         return ops->context_new(2, &context);
@@ -610,6 +623,7 @@ int main(void) {
                 cmocka_unit_test(lora_adaln_of_the_full_model_is_refused_on_a_curve),
                 cmocka_unit_test(lora_bad_numbers_are_refused),
                 cmocka_unit_test(lora_files_that_are_none_are_refused),
+                cmocka_unit_test(lora_with_a_head_bank_is_not_supported),
         };
 
         return cmocka_run_group_tests(tests, setup, teardown);

@@ -15,12 +15,10 @@
 
 #include "service/shared/cleanup.h"
 #include "tests/unit/h3/golden.h"
-#include "tests/unit/h3/oracle.h"
+#include "tests/unit/h3/scene.h"
 
 /* Denoise masks and odd sizes, for which nothing is published: steps against the f64 model of oracle.c. The
  * rows are made here from the rules (h3.md 1.3, 1.4, 1.9, 1.11), not by service/h3. */
-
-DEFINE_CLEANUP(H3Layout *, h3_layout_free)
 
 #define F32_REL 5e-6
 #define F32_LARGEST 3e-5
@@ -32,168 +30,17 @@ static const H3Config config = {.video_channels = 24,
         .text_dim = 160,
         .rope_freqs = 16};
 
-/* What a step is made of. Sizes are the latents' own; keyframes have one frame. */
-typedef struct Scene {
-        uint64_t n_text, t, h, w, a;
-        const uint16_t *text; /* bf16 [n_text, 160] */
-        const uint8_t *tags;
-        const float *video, *audio;
-        float sigma_video, sigma_audio;
-        uint32_t n_keyframes;
-        const uint64_t *frames;
-        const float *const *keyframes;
-        const float *video_mask, *audio_mask; /* [t, h, w], [2, a]; NULL */
-} Scene;
-
-static double axis(uint64_t length, uint64_t other, uint64_t i) {
-        double extent = (double) length / sqrt((double) length * (double) other);
-
-        return 32 * ((1 - extent) / 2 + (double) i * extent / ((double) length / 2));
-}
-
-/* Part of a patch that is to be generated. */
-static double pooled(const Scene *s, uint64_t frame, uint64_t y, uint64_t x) {
-        double m = 0;
-
-        if (!s->video_mask)
-                return 1;
-        for (uint64_t i = 2 * y; i < 2 * y + 2 && i < s->h; i++)
-                for (uint64_t j = 2 * x; j < 2 * x + 2 && j < s->w; j++)
-                        m = fmax(m, (double) s->video_mask[(frame * s->h + i) * s->w + j]);
-        return ceil(m * 256) / 256;
-}
-
-static double time_of(double sigma, double m, double condition) {
-        return fmin(1 - m * sigma, fmax(1 - sigma, condition));
-}
-
-/* One frame of [24, n_frames, h, w] as rows. */
-static OracleRow *add_frame(const Scene *s, OracleRow *row, const float *latent, uint64_t n_frames,
-        uint64_t frame, double t, double condition) {
-        uint64_t rows_h = (s->h + 1) / 2, rows_w = (s->w + 1) / 2;
-
-        for (uint64_t y = 0; y < rows_h; y++)
-                for (uint64_t x = 0; x < rows_w; x++, row++) {
-                        *row = (OracleRow){.kind = ORACLE_VIDEO,
-                                .t = condition ? fmax(1 - (double) s->sigma_video, condition)
-                                               : time_of(s->sigma_video, pooled(s, frame, y, x), 0.999),
-                                .position = {t, axis(2 * rows_h, 2 * rows_w, y),
-                                        axis(2 * rows_w, 2 * rows_h, x)}};
-                        for (uint64_t i = 0; i < 96; i++) {
-                                uint64_t py = (2 * y + i / 2 % 2) % s->h, px = (2 * x + i % 2) % s->w;
-
-                                row->in[i] = (double)
-                                        latent[((i / 4 * n_frames + frame) * s->h + py) * s->w + px];
-                        }
-                }
-        return row;
-}
-
-static double audio_part(const Scene *s, uint64_t i) {
-        return s->audio_mask ? ceil((double) s->audio_mask[i] * 256) / 256 : 1;
-}
-
-static uint64_t n_rows(const Scene *s) {
-        return s->n_text + 2 * s->a + (s->t + s->n_keyframes) * ((s->h + 1) / 2) * ((s->w + 1) / 2);
-}
-
-static void make_rows(const Scene *s, OracleRow *row) {
-        uint64_t rows_h = (s->h + 1) / 2, rows_w = (s->w + 1) / 2;
-        double origin = (double) s->n_text, elapsed = 0;
-
-        for (uint64_t i = 0; i < s->n_text; i++, row++) {
-                *row = (OracleRow){.tag = s->tags ? s->tags[i] : 1,
-                        .t = 1 - (double) s->sigma_video,
-                        .position = {(double) i, 0, 0}};
-                for (uint64_t k = 0; k < 160; k++) {
-                        uint32_t bits = (uint32_t) s->text[i * 160 + k] << 16;
-                        float f;
-
-                        memcpy(&f, &bits, sizeof(f));
-                        row->in[k] = f;
-                }
-        }
-        for (uint32_t i = 0; i < s->n_keyframes; i++)
-                row = add_frame(
-                        s, row, s->keyframes[i], 1, 0, origin + 5.0 / 3.0 * (double) s->frames[i], 0.999);
-        for (uint64_t i = 0; i < 2 * s->a; i++, row++) {
-                *row = (OracleRow){.kind = ORACLE_AUDIO,
-                        .tag = 2,
-                        .t = time_of(s->sigma_audio, audio_part(s, i), 1),
-                        .position = {origin + (double) (i % s->a), 0,
-                                axis(2 * rows_w, 2 * rows_h, i < s->a ? 0 : rows_w - 1)}};
-                for (uint64_t k = 0; k < 32; k++)
-                        row->in[k] = (double) s->audio[k * 2 * s->a + i];
-        }
-        for (uint64_t k = 0; k < s->t; k++) {
-                row = add_frame(s, row, s->video, s->t, k, origin + elapsed, 0);
-                elapsed += 5.0 / 3.0 * (k % 5 == 0 ? 1 : 4);
-        }
-}
-
-/* The oracle's velocities as latents. */
 static void oracle_velocities(const Scene *s, float *video, float *audio) {
-        uint64_t n = n_rows(s), per_frame = ((s->h + 1) / 2) * ((s->w + 1) / 2);
-        uint64_t rows_w = (s->w + 1) / 2;
-        CLEANUP_FREE OracleRow *rows = calloc(n, sizeof(*rows));
-        const OracleRow *row;
+        CLEANUP(golden_freep) Golden *g = golden_open("comfy");
+        const OracleModel o = oracle_tiny(g);
 
-        assert_non_null(rows);
-        make_rows(s, rows);
-        oracle_run(rows, s->n_text, n);
-
-        row = rows + n - s->t * per_frame - 2 * s->a;
-        for (uint64_t i = 0; i < 2 * s->a; i++, row++)
-                for (uint64_t k = 0; k < 32; k++)
-                        audio[k * 2 * s->a + i] = (float) (row->out[k] * audio_part(s, i));
-        for (uint64_t frame = 0; frame < s->t; frame++)
-                for (uint64_t y = 0; y < s->h; y++)
-                        for (uint64_t x = 0; x < s->w; x++) {
-                                const OracleRow *r = row + frame * per_frame + y / 2 * rows_w + x / 2;
-
-                                for (uint64_t k = 0; k < 24; k++)
-                                        video[((k * s->t + frame) * s->h + y) * s->w + x] =
-                                                (float) (r->out[k * 4 + y % 2 * 2 + x % 2] *
-                                                         pooled(s, frame, y / 2, x / 2));
-                        }
+        scene_oracle(s, &o, ORACLE_EXACT, video, audio);
 }
 
-static H3Layout *scene_layout(const Scene *s) {
-        H3Condition conditions[4];
-        H3Shape shape = {s->n_text, s->t, s->h, s->w, s->a, s->n_keyframes, conditions};
-        H3Layout *l = NULL;
-        Fault f = {};
-
-        for (uint32_t i = 0; i < s->n_keyframes; i++)
-                conditions[i] = (H3Condition){
-                        .kind = H3_CONDITION_KEYFRAME, .frame = s->frames[i], .grid = {1, s->h, s->w}};
-        if (h3_layout_new(&config, &shape, s->tags, &l, &f) < 0 ||
-                h3_layout_set_masks(l, &config, s->video_mask, s->audio_mask, &f) < 0)
-                fail_msg("%s", f.text);
-        return l;
-}
-
-/* Our step of the scene. */
 static void our_velocities(const Scene *s, float **ret_video, float **ret_audio) {
         CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
-        CLEANUP(h3_layout_freep) H3Layout *l = scene_layout(s);
-        const GoldenCase text = {.layout = l, .text = s->text};
-        CLEANUP_FREE void *refined = golden_refine(m->model, &text, H3_COMPUTE_F32);
-        H3ConditionLatents conditions[4] = {};
-        H3StepInput in = {
-                .compute = H3_COMPUTE_F32,
-                .layout = l,
-                .refined_text = refined,
-                .video = s->video,
-                .audio = s->audio,
-                .conditions = conditions,
-                .sigma_video = s->sigma_video,
-                .sigma_audio = s->sigma_audio,
-        };
 
-        for (uint32_t i = 0; i < s->n_keyframes; i++)
-                conditions[i].video = s->keyframes[i];
-        golden_run(m->model, &in, NULL, 24 * s->t * s->h * s->w, 64 * s->a, ret_video, ret_audio);
+        scene_step(s, m->model, H3_COMPUTE_F32, ret_video, ret_audio);
 }
 
 static void check(const char *what, const float *got, const float *expected, uint64_t n) {
@@ -235,6 +82,54 @@ static GoldenCase *open_scene(const char *name, const float **keyframes, uint64_
 
         *ret = scene_of(k, keyframes, frames);
         return k;
+}
+
+static void check_rounded(
+        const char *what, const float *got, const float *exact, const float *published, uint64_t n) {
+        double ours = golden_distance(got, exact, n, NULL),
+               theirs = golden_distance(published, exact, n, NULL);
+
+        double between = golden_distance(got, published, n, NULL);
+
+        print_message(
+                "%s: %.2e from exact, the published %.2e, %.2e between\n", what, ours, theirs, between);
+        if (ours < theirs / 1.15 || ours > theirs * 1.15 || between > theirs)
+                fail_msg("%s: %.3g from exact, the published code %.3g, and %.3g between", what, ours,
+                        theirs, between);
+}
+
+/* The oracle's rounding is the published code's: as far from exact, and nearer to it than to exact. */
+static void run_rounded(const char *name) {
+        const float *keyframes[4];
+        uint64_t frames[4];
+        char file[64];
+        Scene s;
+        CLEANUP_FREE float *video = NULL, *audio = NULL;
+        CLEANUP(golden_case_freep) GoldenCase *k = NULL;
+        CLEANUP(golden_freep) Golden *g = golden_open("comfy"), *f32 = NULL, *bf16 = NULL;
+        const OracleModel o = oracle_tiny(g);
+
+        (void) snprintf(file, sizeof(file), "case_%s", name);
+        k = open_scene(file, keyframes, frames, &s);
+        (void) snprintf(file, sizeof(file), "expect_%s.f32", name);
+        f32 = golden_open(file);
+        (void) snprintf(file, sizeof(file), "expect_%s.bf16", name);
+        bf16 = golden_open(file);
+        video = malloc(k->n_video * sizeof(float));
+        audio = malloc(k->n_audio * sizeof(float));
+        assert_true(video && audio);
+        scene_oracle(&s, &o, ORACLE_BF16, video, audio);
+        check_rounded("video", video, golden_data(f32, "video_velocity", ST_F32, NULL),
+                golden_data(bf16, "video_velocity", ST_F32, NULL), k->n_video);
+        check_rounded("audio", audio, golden_data(f32, "audio_velocity", ST_F32, NULL),
+                golden_data(bf16, "audio_velocity", ST_F32, NULL), k->n_audio);
+}
+
+static void oracle_rounded_is_as_far_as_the_published(void **state) {
+        run_rounded("t2va_tiny");
+        run_rounded("t2va_odd");
+        run_rounded("fl2va_mid");
+        run_rounded("fl2va_first");
 }
 
 static void run_published(const char *name) {
@@ -436,6 +331,7 @@ static void mix_keeps_and_generates(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(oracle_published_steps_match),
+                cmocka_unit_test(oracle_rounded_is_as_far_as_the_published),
                 cmocka_unit_test(step_video_mask_matches),
                 cmocka_unit_test(step_audio_mask_matches),
                 cmocka_unit_test(step_masks_and_keyframes_match),

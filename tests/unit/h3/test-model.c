@@ -445,6 +445,10 @@ static void model_later_formats_are_not_supported(void **state) {
         } later[] = {
                 {"blocks.0.attn.to_gate_compress.weight", "sparse"},
                 {"control_proj_in.weight", "ControlNet"},
+                {"control_blocks.0.after_proj.weight", "ControlNet"},
+                {"control_blocks.4.attn.qkv_proj.weight", "ControlNet"},
+                {"blocks.0.mlp.fc1.weight.quant_state.bitsandbytes__nf4", "NF4"},
+                {"blocks.0.mlp.fc1.weight.quant_state.bitsandbytes__fp4", "FP4"},
                 {"diffusion_model.blocks.0.attn.qkv_proj.lora_A.weight", "LoRA"},
         };
 
@@ -455,6 +459,46 @@ static void model_later_formats_are_not_supported(void **state) {
                 refused(c, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
                         WORDS("m.safetensors", later[i].name, later[i].word));
         }
+}
+
+/* Heads of 32 times the rows, in original names and in diffusers'. */
+static void model_head_bank_is_not_supported(void **state) {
+        static const struct {
+                const char *name, *diffusers, *in, *in_diffusers;
+                uint64_t rows;
+        } heads[] = {{"final_layer.video_out.weight", "proj_out.weight", "video_patch_proj.weight",
+                             "proj_in.weight", 96},
+                {"final_layer.audio_out.weight", "audio_proj_out.weight", "audio_patch_proj.weight",
+                        "audio_proj_in.weight", 32}};
+        CLEANUP_FREE float *bank = calloc(32 * 96 * 64, sizeof(float));
+
+        for (size_t i = 0; i < ELEMENTSOF(heads); i++) {
+                CLEANUP(checkpoint_freep) Checkpoint *c = checkpoint_new(), *d = checkpoint_new();
+
+                checkpoint_replace(c, heads[i].name, ST_F32, 2, 32 * heads[i].rows, 64, bank);
+                refused(c, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        WORDS("m.safetensors", heads[i].name, "bank of 32 output heads"));
+                checkpoint_replace(d, heads[i].name, ST_F32, 2, 32 * heads[i].rows, 64, bank);
+                checkpoint_rename(d, heads[i].name, heads[i].diffusers);
+                checkpoint_rename(d, heads[i].in, heads[i].in_diffusers);
+                refused(d, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, WORDS(heads[i].diffusers, "bank of 32"));
+        }
+}
+
+static void model_gguf_is_refused_by_name(void **state) {
+        static const uint8_t gguf[64] = "GGUF\3";
+
+        refused_files(&(H3File){"m.safetensors", gguf, sizeof(gguf)}, 1, H3_QKV_AUTO, -EBADMSG,
+                FAULT_INVALID_FILE, WORDS("m.safetensors", "GGUF"));
+}
+
+/* fp8 with scales per group and no marker */
+static void model_mxfp8_is_refused_by_name(void **state) {
+        CLEANUP(checkpoint_freep) Checkpoint *c = checkpoint_new();
+
+        checkpoint_replace(c, "blocks.1.mlp.fc2.weight", ST_F8_E4M3, 2, 64, 96, NULL);
+        checkpoint_add(c, "blocks.1.mlp.fc2.weight_scale", ST_F8_E8M0, 2, 64, 3, NULL);
+        refused(c, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, WORDS("blocks.1.mlp.fc2.weight", "mxfp8"));
 }
 
 static void model_other_types_are_refused_by_name(void **state) {
@@ -702,6 +746,9 @@ int main(void) {
                 cmocka_unit_test(model_impossible_sizes_are_refused),
                 cmocka_unit_test(model_head_size_must_suit_rope_and_attention),
                 cmocka_unit_test(model_later_formats_are_not_supported),
+                cmocka_unit_test(model_head_bank_is_not_supported),
+                cmocka_unit_test(model_gguf_is_refused_by_name),
+                cmocka_unit_test(model_mxfp8_is_refused_by_name),
                 cmocka_unit_test(model_other_types_are_refused_by_name),
                 cmocka_unit_test(model_of_nothing_or_something_else_is_refused),
                 cmocka_unit_test(model_truncated_anywhere_is_refused),

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -208,11 +209,144 @@ static void taps_bf16_do_not_change_the_step(void **state) {
         }
 }
 
+/* A step of t2va_tiny with its stages. */
+typedef struct Run {
+        GoldenModel *m;
+        GoldenCase *k;
+        Taps taps;
+        float *video, *audio;
+} Run;
+
+static void run_of(H3Compute compute, Run *r) {
+        *r = (Run){.m = golden_comfy()};
+        r->k = golden_case_open("case_t2va_tiny", &r->m->model->config);
+        golden_step(r->m->model, r->k, compute, r->k->video, r->k->audio, r->k->sigma_video,
+                r->k->sigma_audio, &(H3StepHooks){.on_tap = record, .userdata = &r->taps}, &r->video,
+                &r->audio);
+}
+
+static void run_done(Run *r) {
+        taps_free(&r->taps);
+        (void) golden_case_free(r->k);
+        (void) golden_model_free(r->m);
+        free(r->video);
+        free(r->audio);
+}
+
+/* To nearest even, kept in f32. */
+static float rounded(double x) {
+        float f = (float) x;
+        uint32_t bits;
+
+        memcpy(&bits, &f, sizeof(bits));
+        bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+        memcpy(&f, &bits, sizeof(f));
+        return f;
+}
+
+static double number_of(const void *data, LkType type, uint64_t i) {
+        uint32_t bits = 0;
+        float f;
+
+        assert_true(type == LK_F32 || type == LK_BF16);
+        memcpy((uint8_t *) &bits + (type == LK_BF16 ? 2 : 0),
+                (const uint8_t *) data + i * lk_type_size(type), lk_type_size(type));
+        memcpy(&f, &bits, sizeof(f));
+        return f;
+}
+
+static double product(const LkMatrix *w, const LkVector *bias, uint64_t row, const float *x) {
+        double sum = number_of(bias->data, bias->type, row);
+
+        for (uint64_t k = 0; k < w->cols; k++)
+                sum += number_of((const uint8_t *) w->data + row * w->row_stride, w->type, k) *
+                       (double) x[k];
+        return sum;
+}
+
+/* Latents and their projections are f32 in a bf16 step, rounded once on their way in. */
+static void taps_bf16_latents_enter_in_f32(void **state) {
+        CLEANUP(run_done) Run f32 = {}, bf16 = {};
+        const Tap *a, *b;
+        uint64_t begin;
+
+        run_of(H3_COMPUTE_F32, &f32);
+        run_of(H3_COMPUTE_BF16, &bf16);
+        a = taps_find(&f32.taps, "packed_input");
+        b = taps_find(&bf16.taps, "packed_input");
+        begin = f32.k->layout->shape.text_rows * a->columns;
+        assert_true(begin < a->rows * a->columns);
+        for (uint64_t i = begin; i < a->rows * a->columns; i++)
+                assert_true(b->values[i] == rounded((double) a->values[i]));
+}
+
+/* Share of block 0's modulation that is the product of silu(temb), rounded once before and once after. */
+static double modulation_share(const Run *r, bool temb_rounded) {
+        const Tap *temb = taps_find(&r->taps, "temb"), *mod = taps_find(&r->taps, "block.0.mod");
+        const H3Block *b = r->m->model->blocks;
+        uint64_t n = temb->rows * b->adaln.rows, equal = 0;
+        float x[64];
+
+        assert_true(temb->columns <= ELEMENTSOF(x) && mod->rows * mod->columns == n);
+        for (uint64_t i = 0; i < n; i++) {
+                for (uint64_t k = 0; k < temb->columns; k++) {
+                        double t = (double) temb->values[i / b->adaln.rows * temb->columns + k];
+
+                        t = temb_rounded ? (double) rounded(t) : t;
+                        x[k] = rounded(t / (1 + exp(-t)));
+                }
+                equal += mod->values[i] == rounded(product(&b->adaln, &b->adaln_bias, i % b->adaln.rows, x));
+        }
+        return (double) equal / (double) n;
+}
+
+/* Embedding and silu are f32 in a bf16 step (as diffusers has it; ComfyUI rounds before silu). */
+static void taps_bf16_silu_of_the_time_is_f32(void **state) {
+        CLEANUP(run_done) Run r = {};
+        double share, other;
+
+        run_of(H3_COMPUTE_BF16, &r);
+        share = modulation_share(&r, false);
+        other = modulation_share(&r, true);
+        print_message("equal: %.4f; with temb rounded %.4f\n", share, other);
+        assert_true(share > 0.99 && other < 0.9);
+}
+
+/* The heads are f32 in a bf16 step: what they see is rounded, what they say is not. */
+static void taps_bf16_heads_speak_f32(void **state) {
+        CLEANUP(run_done) Run r = {};
+        const H3Model *m;
+        const H3Segment *s;
+        const Tap *last;
+        H3Grid grid;
+        uint64_t n;
+
+        run_of(H3_COMPUTE_BF16, &r);
+        m = r.m->model;
+        s = h3_layout_video(r.k->layout);
+        grid = h3_shape_grid(&r.k->layout->shape);
+        last = taps_find(&r.taps, "final_norm");
+        n = (s->end - s->begin) * 96;
+        {
+                CLEANUP_FREE float *rows = malloc(n * sizeof(float)), *expected = malloc(n * sizeof(float));
+
+                assert_true(rows && expected);
+                h3_video_to_rows(&m->config, &grid, r.video, 0, s->end - s->begin, rows);
+                for (uint64_t i = 0; i < n; i++)
+                        expected[i] = (float) product(&m->video_out, &m->video_out_bias, i % 96,
+                                last->values + (s->begin + i / 96) * last->columns);
+                assert_true(golden_distance(rows, expected, n, NULL) < 1e-6);
+        }
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(taps_tiny_f32_every_stage_matches),
                 cmocka_unit_test(taps_references_f32_every_stage_matches),
                 cmocka_unit_test(taps_bf16_do_not_change_the_step),
+                cmocka_unit_test(taps_bf16_latents_enter_in_f32),
+                cmocka_unit_test(taps_bf16_silu_of_the_time_is_f32),
+                cmocka_unit_test(taps_bf16_heads_speak_f32),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

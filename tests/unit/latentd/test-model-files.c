@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 
 #include "service/latentd/model-files.h"
+#include "service/latentd/model.h"
 #include "service/shared/cleanup.h"
 
 typedef struct Test {
@@ -377,6 +378,15 @@ static void model_files_open_without_openat2_follows_no_link(void **state) {
         assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* Nothing in a file says which requests it is for; the published names do. */
+static void model_partition_of_name_is_the_published_one(void **state) {
+        assert_string_equal(model_partition_of_name("minimax_h3_fl2va_pruned_int8_convrot.safetensors"), "fl2va");
+        assert_string_equal(model_partition_of_name("diffusion_models/minimax_h3_ref2va_bf16.safetensors"), "ref2va");
+        assert_string_equal(model_partition_of_name("FL2VA/transformer"), "fl2va");
+        assert_string_equal(model_partition_of_name("Ref2VA/transformer"), "ref2va");
+        assert_string_equal(model_partition_of_name("model.safetensors"), "");
+}
+
 int main(void) {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
         const struct CMUnitTest tests[] = {
@@ -395,6 +405,7 @@ int main(void) {
                 TEST(model_files_open_pipeline_means_its_transformer),
                 TEST(model_files_open_closes_what_it_opened),
                 TEST(model_files_open_without_openat2_follows_no_link),
+                cmocka_unit_test(model_partition_of_name_is_the_published_one),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);
