@@ -69,6 +69,8 @@ struct Job {
 
         /* worker-link.c: epoch of the worker that has the JOB_OPEN, the PLAN */
         uint64_t worker_epoch, plan_epoch;
+        WirePlan plan;            /* the last one sent */
+        uint64_t exchanged_bytes; /* between ranks, over the steps that this service ran */
 
         TAILQ_ENTRY(Job) entry;       /* manager's list, by id */
         TAILQ_ENTRY(Job) unfinished_entry;

@@ -455,6 +455,7 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
         j->step_usec = elapsed;
         elapsed += STEAL(j->open_took_usec, 0); /* the first one's time has the opening in it */
         j->compute_usec += m->compute_usec < elapsed ? m->compute_usec : elapsed;
+        j->exchanged_bytes += m->exchanged_bytes;
         j->retries = 0;
         j->step++;
         j->block = j->step < j->steps ? 0 : j->blocks;

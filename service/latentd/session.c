@@ -202,7 +202,7 @@ int session_new(
                 .owner = owner,
                 .uid = owner->uid,
                 .compute = o->compute,
-                .ranks = o->ranks,
+                .split = o->split,
                 .input_bytes = o->input_bytes,
                 .output_bytes = o->output_bytes,
                 .input_fd = -EBADF,

@@ -5,6 +5,7 @@
 
 #include "service/latentd/lora.h"
 #include "service/latentd/manager.h"
+#include "service/latentd/plan.h"
 
 typedef enum SessionState {
         SESSION_OPENING, /* its arenas are being populated */
@@ -27,7 +28,7 @@ struct Session {
         uint64_t merge_job; /* of that SetLoras */
         Fault lora_fault;   /* of that merge, if it failed: later requests fail with it */
         WireCompute compute;
-        uint32_t ranks;
+        PlanWishes split;
         char job_class[16];
         uint64_t input_bytes, output_bytes;
         int input_fd, output_fd;
@@ -49,7 +50,7 @@ typedef struct SessionOptions {
         Model *model;                       /* MODEL_READY */
         uint64_t input_bytes, output_bytes; /* multiples of the page size */
         WireCompute compute;
-        uint32_t ranks;
+        PlanWishes split;
         const char *job_class;
 } SessionOptions;
 

@@ -302,24 +302,9 @@ static void send_arenas(WorkerLink *w, Session *s) {
         s->arena_epoch = w->epoch;
 }
 
+/* Fills p behind its header, which stays. */
 static int fill_plan(const WorkerLink *w, const Job *j, WirePlan *p) {
-        uint32_t ranks = j->session->ranks;
-        int r;
-
-        if (ranks == 0 || ranks > w->ranks)
-                ranks = w->ranks;
-
-        r = plan_make(j->ready.rows, j->model->info.heads, ranks, w->row_tile, p);
-        if (r < 0)
-                return r;
-
-        /* The session uses fewer ranks than the worker has: the others take part with nothing to do. */
-        for (uint32_t i = p->ranks; i < w->ranks; i++) {
-                p->rows[i] = (WireRange){ j->ready.rows, j->ready.rows };
-                p->heads[i] = (WireHeads){ j->model->info.heads, j->model->info.heads };
-        }
-        p->ranks = w->ranks;
-        return 0;
+        return plan_make(j->ready.rows, j->model->info.heads, w->ranks, w->row_tile, &j->session->split, p);
 }
 
 /* with_step: JOB_RUN; j->ready is known. */
@@ -339,6 +324,7 @@ static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
                 r = fill_plan(w, j, &m.job_run.plan);
                 if (r < 0)
                         return r;
+                j->plan = m.job_run.plan;
         } else
                 send_closes(w); /* not more jobs open than the queue has in its window */
 
@@ -401,6 +387,7 @@ static int send_plan(WorkerLink *w, Job *j) {
         r = fill_plan(w, j, &m.plan);
         if (r < 0)
                 return r;
+        j->plan = m.plan;
 
         worker_send(w, &m, -EBADF);
         j->plan_epoch = w->epoch;
@@ -408,7 +395,6 @@ static int send_plan(WorkerLink *w, Job *j) {
 }
 
 int worker_link_plan_ranks(const WorkerLink *w, const Job *j, uint32_t *ret) {
-        uint32_t n = 0;
         WirePlan p = {};
         int r;
 
@@ -416,10 +402,7 @@ int worker_link_plan_ranks(const WorkerLink *w, const Job *j, uint32_t *ret) {
         if (r < 0)
                 return r;
 
-        for (uint32_t i = 0; i < p.ranks; i++)
-                n += p.rows[i].end > p.rows[i].begin;
-
-        *ret = n;
+        *ret = plan_ranks_used(&p);
         return 0;
 }
 

@@ -128,6 +128,10 @@ uint64_t worker_link_epoch(const WorkerLink *w) {
         return w->epoch;
 }
 
+uint32_t worker_link_ranks(const WorkerLink *w) {
+        return w->ranks;
+}
+
 uint64_t worker_link_starts(const WorkerLink *w) {
         return w->starts;
 }

@@ -19,6 +19,7 @@ WorkerLink *worker_link_free(WorkerLink *w);
 void worker_link_want(WorkerLink *w);
 bool worker_link_is_ready(const WorkerLink *w);
 uint64_t worker_link_epoch(const WorkerLink *w);
+uint32_t worker_link_ranks(const WorkerLink *w); /* of the last worker that was welcomed; 0 before */
 uint64_t worker_link_starts(const WorkerLink *w);
 const char *worker_link_numerics_id(const WorkerLink *w); /* of the last worker that said Hello; "" before */
 

@@ -335,11 +335,33 @@ typedef struct WireHeads {
         uint32_t begin, end;
 } WireHeads;
 
-/* Which rank does what, decided by the broker. Row cuts are multiples of row_tile; ranges are contiguous, ascending, cover
- * [0, rows) and [0, heads); a rank may have none of either. */
+/* What travels between ranks (service/h3/rank.h); the bits are the same. */
+typedef enum WirePlanKind {
+        WIRE_PLAN_AUTO, /* of a request only, never of a PLAN */
+        WIRE_PLAN_HIDDEN_GATHER,
+        WIRE_PLAN_KV_GATHER,
+        WIRE_PLAN_QKV_ALL_TO_ALL,
+        _WIRE_PLAN_MAX,
+} WirePlanKind;
+
+/* How it travels. */
+typedef enum WireExchange {
+        WIRE_EXCHANGE_AUTO, /* of a request only */
+        WIRE_EXCHANGE_HOST, /* through memory of the worker */
+        _WIRE_EXCHANGE_MAX,
+} WireExchange;
+
+/* A rank's rows are exchanged and computed in so many parts at most. */
+#define WIRE_CHUNKS_MAX 32
+
+/* Which rank does what, decided by the broker; ranks: at most those of the WELCOME, the others have no part. Row cuts are
+ * multiples of row_tile; ranges are contiguous, ascending, cover [0, rows) and [0, heads); a rank may have none of either. */
 typedef struct WirePlan {
         WireHeader header;
-        uint32_t ranks, row_tile, chunks, reserved;
+        uint32_t ranks, row_tile, chunks;
+        uint32_t kind;     /* WirePlanKind */
+        uint32_t exchange; /* WireExchange */
+        uint32_t reserved;
         WireRange rows[WIRE_RANKS_MAX];
         WireHeads heads[WIRE_RANKS_MAX];
 } WirePlan;
@@ -364,6 +386,7 @@ typedef struct WireStepDone {
         /* The step; with the first one since JOB_OPEN also the copying and checking of the inputs there, which goes by bytes too. */
         uint64_t compute_usec;
         uint64_t merged_bytes; /* MERGE: memory of the merged matrices, shared by all jobs of these adapters; else 0 */
+        uint64_t exchanged_bytes; /* that ranks received from each other, over all ranks */
 } WireStepDone;
 
 /* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a

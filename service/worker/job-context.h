@@ -4,7 +4,7 @@
 /* A job that was accepted: private copies of its inputs, its state, and where its results lie in the output
  * arena.
  *
- * Made by the link thread, stepped by rank 0's thread, freed by whoever has the last reference. */
+ * Made by the link thread, stepped by the steps' thread, freed by whoever has the last reference. */
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -9,6 +9,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 #include "service/worker/arena-map.h"
+#include "service/worker/exchange-test.h"
 #include "service/worker/job-context.h"
 #include "service/worker/link.h"
 #include "service/worker/model-table.h"
@@ -19,12 +20,12 @@
 #define SESSIONS_MAX 8192
 #define JOBS_MAX 4096
 
-/* All of it is the link thread's; jobs are shared with rank 0 as job-context.h says. */
+/* All of it is the link thread's; jobs are shared with the steps' thread as job-context.h says. */
 typedef struct Worker {
         const Backend *backend;
         Link *link;
         RankGroup *ranks; /* NULL before WELCOME */
-        StepRunner steps; /* rank 0's */
+        StepRunner steps; /* the steps' thread's */
         ModelTable models;
         ArenaPair *arenas[SESSIONS_MAX];
         Job *jobs[JOBS_MAX];
@@ -58,15 +59,15 @@ static Job **find_job(Worker *w, uint64_t id) {
         return NULL;
 }
 
-/* On rank 0's thread. */
-static void on_step(void *userdata, LkContext *context, Job *j, uint32_t step) {
+/* On the steps' thread, as the next one. */
+static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         Worker *w = userdata;
-        uint64_t usec = 0;
+        StepResult result;
         WireMessage m;
         Fault f = {};
         int r;
 
-        r = step_run(&w->steps, context, j, step, &usec, &f);
+        r = step_run(&w->steps, g, j, step, &result, &f);
 
         /* Before the answer: with it in hands the broker may send another PLAN. */
         j->n_pending--;
@@ -76,10 +77,21 @@ static void on_step(void *userdata, LkContext *context, Job *j, uint32_t step) {
                 return;
         }
         wire_init(&m, WIRE_STEP_DONE, j->epoch, j->id, step);
-        m.step_done.compute_usec = usec + STEAL(j->open_usec, 0);
+        m.step_done.compute_usec = result.usec + STEAL(j->open_usec, 0);
+        m.step_done.exchanged_bytes = result.exchanged_bytes;
         if (j->kind == WIRE_JOB_MERGE && j->merged)
                 m.step_done.merged_bytes = j->merged->h3->private_bytes;
         link_send(w->link, &m);
+}
+
+/* A thread that cannot be ended takes the process with it: the broker starts another. */
+static void on_stuck(void *userdata, const Job *j, uint32_t step, const Fault *f) {
+        Worker *w = userdata;
+
+        (void) log_error(0, "%s The worker ends.", f->text);
+        reply_error(w, j->id, step, -ETIMEDOUT, f);
+        link_flush(w->link);
+        reaper_kill_process();
 }
 
 static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
@@ -386,7 +398,16 @@ int worker_start(const Backend *backend, int socket, Fault *f) {
                 return fault_set(f, r, FAULT_INTERNAL, "The connection cannot be set up: %s.", strerror(-r));
 
         w->backend = backend;
-        w->steps = (StepRunner){.backend = backend, .link = w->link, .merged = MERGED_CACHE_INIT};
+        w->steps = (StepRunner){
+                .backend = backend,
+                .link = w->link,
+                .merged = MERGED_CACHE_INIT,
+                .on_stuck = on_stuck,
+                .userdata = w,
+        };
+#ifdef LATENT_TEST_HOOKS
+        exchange_test_read(&w->steps.hook, &w->steps.deadline_usec);
+#endif
 
         wire_init(&m, WIRE_HELLO, 0, 0, 0);
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", LATENTD_VERSION);

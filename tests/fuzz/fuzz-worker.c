@@ -205,6 +205,8 @@ static void fill(WireMessage *m, WireType type, uint64_t id, uint32_t step, uint
         case WIRE_PLAN:
                 m->plan.ranks = m->plan.chunks = 1;
                 m->plan.row_tile = 128;
+                m->plan.kind = WIRE_PLAN_HIDDEN_GATHER;
+                m->plan.exchange = WIRE_EXCHANGE_HOST;
                 m->plan.rows[0].end = variant; /* what JOB_READY says is 9 + 8 + 16 rows and the like */
                 m->plan.heads[0].end = 8;
                 break;

@@ -460,6 +460,8 @@ void broker_plan(Broker *b, uint64_t job, uint64_t rows) {
         m.plan.ranks = 1;
         m.plan.row_tile = 128;
         m.plan.chunks = 1;
+        m.plan.kind = WIRE_PLAN_HIDDEN_GATHER;
+        m.plan.exchange = WIRE_EXCHANGE_HOST;
         m.plan.rows[0].end = rows;
         m.plan.heads[0].end = TINY_HEADS;
         broker_send(b, &m, -EBADF);

@@ -549,6 +549,8 @@ static void step_out_of_order_refused(void **state) {
         wire_init(&plan, WIRE_PLAN, 1, 5, 0);
         plan.plan.ranks = 1;
         plan.plan.row_tile = 128;
+        plan.plan.kind = WIRE_PLAN_HIDDEN_GATHER;
+        plan.plan.exchange = WIRE_EXCHANGE_HOST;
         plan.plan.chunks = 1;
         plan.plan.rows[0].end = 32;
         plan.plan.heads[0].end = 8;
