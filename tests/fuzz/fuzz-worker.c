@@ -197,6 +197,8 @@ static void fill(WireMessage *m, WireType type, uint64_t id, uint32_t step, uint
                 if (type == WIRE_JOB_RUN) {
                         m->job_run.plan.ranks = m->job_run.plan.chunks = 1;
                         m->job_run.plan.row_tile = 128;
+                        m->job_run.plan.kind = WIRE_PLAN_HIDDEN_GATHER;
+                        m->job_run.plan.exchange = WIRE_EXCHANGE_HOST;
                         m->job_run.plan.rows[0].end = 33;
                         m->job_run.plan.heads[0].end = 8;
                 }

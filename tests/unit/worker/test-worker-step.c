@@ -74,6 +74,8 @@ static WireMessage run_of(const WireMessage *open, uint64_t rows) {
         memcpy(m.bytes + sizeof(WireHeader), open->bytes + sizeof(WireHeader), sizeof(WireJobOpen) - sizeof(WireHeader));
         m.job_run.plan.ranks = m.job_run.plan.chunks = 1;
         m.job_run.plan.row_tile = 128;
+        m.job_run.plan.kind = WIRE_PLAN_HIDDEN_GATHER;
+        m.job_run.plan.exchange = WIRE_EXCHANGE_HOST;
         m.job_run.plan.rows[0].end = rows;
         m.job_run.plan.heads[0].end = 8;
         return m;
