@@ -279,10 +279,25 @@ int latent_session_open(latent_client *client, latent_model *model, const latent
         latent_session **ret_session, latent_error *error);
 
 /* How much room a job's results take at most: the state of a step or trajectory with this many steps (1 for
- * a step), all kept or not. video and audio: type and shape of the inputs. UINT64_MAX if the numbers make no
- * sense. */
-uint64_t latent_output_bytes(
-        const latent_tensor *video, const latent_tensor *audio, uint32_t steps, int keep_steps);
+ * a step), all kept or not. video and audio: type and shape of the inputs; sampler: NULL for a step, else as
+ * in latent_sample_options (one that this library does not know counts as the largest). UINT64_MAX if the
+ * numbers make no sense. */
+uint64_t latent_output_bytes(const latent_tensor *video, const latent_tensor *audio, const char *sampler,
+        uint32_t steps, int keep_steps);
+
+/* A LoRA adapter and its strength. Of fixed size. */
+typedef struct latent_lora {
+        latent_model *model; /* loaded like any model; its Kind is "lora" */
+        double strength;     /* 0 changes no bit */
+} latent_lora;
+
+/* The adapters that later jobs of the session use, merged in this order, at most 16; n 0: none. The base
+ * model stays as it is. compute: NULL: the session's. *ret_job: latent_job_free(); it merges, and its result
+ * has "applied" (names of modules), "refused" (pairs of name and reason) and "bytes". A session that is
+ * opened again after a restart of the service gets them again, from the models' files. Errors:
+ * InvalidArgument, NotFound, Busy, NoService, Restarted; by the job: InvalidModel, DoesNotFit, Cancelled. */
+int latent_session_set_loras(latent_session *session, const latent_lora *loras, size_t n, const char *compute,
+        latent_job **ret_job, latent_error *error);
 
 /* Its object path; belongs to the handle. */
 const char *latent_session_path(const latent_session *session);
@@ -312,6 +327,14 @@ void latent_session_free(latent_session *session);
 
 /* ---- jobs ---- */
 
+/* A keyframe or a reference. Of fixed size. */
+typedef struct latent_condition {
+        const char *kind; /* "keyframe", "image", "video", "audio" */
+        uint64_t frame;   /* keyframe: pixel frame of the film, from 0 */
+        const latent_tensor *video; /* F32 [24, T, H, W]; NULL: no picture */
+        const latent_tensor *audio; /* F32 [32, 2, A]; NULL: no sound */
+} latent_condition;
+
 /* Tensors: from latent_session_allocate(); NULL where optional. */
 typedef struct latent_step_options {
         uint32_t struct_size;
@@ -325,6 +348,13 @@ typedef struct latent_step_options {
         const char *compute;    /* "auto", "f32", "bf16"; default: the session's */
         uint64_t output_offset; /* where results may start in the output arena: n * LATENT_ALIGNMENT */
         uint64_t output_bytes;  /* how many bytes they may take; 0: the rest of the arena */
+        const latent_condition *conditions; /* in packed order, at most 30 */
+        uint32_t n_conditions;
+        uint32_t has_seed;
+        const char *condition_noise; /* "given" (default), "comfy", "diffusers", "official": then with seed */
+        uint64_t seed;
+        const latent_tensor *mask_video; /* F32 [T, H, W]: 1 generate, 0 keep */
+        const latent_tensor *mask_audio; /* F32 [2, A] or [32, 2, A] */
 } latent_step_options;
 
 /* One evaluation of the model. *ret_job: latent_job_free(). Results: "video_velocity", "audio_velocity", in
@@ -343,9 +373,10 @@ typedef struct latent_sample_options {
         uint32_t flags;            /* LATENT_SAMPLE_* */
         const latent_tensor *text; /* as in latent_step_options */
         const latent_tensor *text_tags;
-        const latent_tensor *video; /* F32 [24, T, H, W], the noise */
+        const latent_tensor *video; /* F32 [24, T, H, W]: the noise; or, if noise is made, the clean latent */
         const latent_tensor *audio; /* F32 [32, 2, A] */
-        /* F32 [n + 1], strictly descending; both or none; they win over the next four. */
+        /* F32 [n + 1], strictly descending; both or none; they win over steps and schedule, and but for
+         * "res_multistep" over the shifts. */
         const latent_tensor *sigmas_video;
         const latent_tensor *sigmas_audio;
         uint32_t steps; /* 1 .. 1000: required without sigmas */
@@ -353,16 +384,33 @@ typedef struct latent_sample_options {
         const char *schedule; /* "simple" (default), "reference" */
         double shift_video;   /* > 0; 0: 12 */
         double shift_audio;   /* > 0; 0: 3 */
-        const char *sampler;  /* "euler" (default) */
+        const char *sampler;  /* "euler" (default), "res_multistep", "res_multistep_perstream" */
         const char *compute;  /* as in latent_step_options, and so on */
         uint64_t output_offset;
         uint64_t output_bytes;
+        const latent_condition *conditions;
+        uint32_t n_conditions;
+        uint32_t has_seed;
+        const char *condition_noise;
+        uint64_t seed;
+        const latent_tensor *mask_video;
+        const latent_tensor *mask_audio;
+        const char *noise;                /* "given" (default), "comfy", "diffusers": then with seed */
+        const latent_tensor *clean_video; /* what mask_video keeps; default where noise is made: video */
+        const latent_tensor *clean_audio;
 } latent_sample_options;
 
 /* A whole trajectory. *ret_job: latent_job_free(). Results: "video", "audio"; with KEEP_STEPS also
- * "step.I.video", "step.I.audio". Errors as latent_session_step(), and NotSupported. */
+ * "step.I.video", "step.I.audio", and for res_multistep "step.I.audio_carried". Errors as latent_session_step(), and NotSupported. */
 int latent_session_sample(latent_session *session, const latent_sample_options *options,
         latent_job **ret_job, latent_error *error);
+
+/* What such a job would take, without running it: a dictionary with rows, steps, output-bytes, ranks.
+ * *ret_value: latent_value_free(). Errors as those of the call and its job. */
+int latent_session_plan_step(
+        latent_session *session, const latent_step_options *options, latent_value **ret_value, latent_error *error);
+int latent_session_plan_sample(latent_session *session, const latent_sample_options *options,
+        latent_value **ret_value, latent_error *error);
 
 enum {
         LATENT_JOB_QUEUED = 0,
@@ -377,7 +425,7 @@ enum {
 typedef struct latent_progress {
         uint32_t struct_size;
         uint32_t state;         /* LATENT_JOB_* */
-        char phase[32];         /* "read", "check" (load); "queue", "sample"; "crash-wait" (CrashBudget= of the service);
+        char phase[32];         /* "read", "check" (load); "queue", "sample", "merge"; "crash-wait" (CrashBudget= of the service);
                                  "restart" (the service went away) */
         uint32_t step, steps;   /* finished, of; 0: not known yet */
         uint32_t block, blocks; /* of the current step; MiB read for a load */

@@ -69,6 +69,17 @@ static const Option *find_letter(const Option *options, size_t n, char letter) {
         return NULL;
 }
 
+static int add_string(Parser *p, const Option *o, const char *value) {
+        StringList *l = o->value;
+
+        if (l->n == STRINGS_MAX)
+                return ctl_error(p->error, -EINVAL, CTL_ERROR_USAGE, "--%s may be given at most %u times", o->name,
+                        STRINGS_MAX);
+
+        l->items[l->n++] = value;
+        return 0;
+}
+
 static int set_option(Parser *p, const Option *o, const char *value) {
         int r = 0;
 
@@ -85,6 +96,8 @@ static int set_option(Parser *p, const Option *o, const char *value) {
         case OPTION_DOUBLE:
                 r = parse_double(value, o->value);
                 break;
+        case OPTION_STRINGS:
+                return add_string(p, o, value);
         }
         if (r < 0)
                 return ctl_error(p->error, r, CTL_ERROR_USAGE, "--%s: \"%s\" is not a %s", o->name, value,

@@ -11,7 +11,15 @@ typedef enum OptionType {
         OPTION_STRING, /* const char *: the newest */
         OPTION_UINT,   /* uint64_t, decimal */
         OPTION_DOUBLE, /* double, finite */
+        OPTION_STRINGS, /* StringList: all, in their order */
 } OptionType;
+
+#define STRINGS_MAX 16u
+
+typedef struct StringList {
+        const char *items[STRINGS_MAX];
+        uint32_t n;
+} StringList;
 
 typedef struct Option {
         const char *name; /* without the dashes */

@@ -12,7 +12,8 @@
 #include "client/latentctl/report.h"
 #include "client/latentctl/run.h"
 
-void compute_done(ComputeJob *j) {
+static void compute_done(ComputeJob *j) {
+        loras_done(&j->loras);
         latent_job_free(j->job);
         latent_session_free(j->session);
         latent_model_free(j->model);
@@ -25,21 +26,42 @@ static uint64_t restart_sec(const ComputeJob *j) {
         return j->options->has_restart ? j->options->restart_sec : RESTART_SEC;
 }
 
-int compute_open_files(ComputeJob *j, bool with_sigmas, latent_error *e) {
+static bool is_made(const char *noise) {
+        return noise && strcmp(noise, "given") != 0;
+}
+
+static int check_options(const ComputeOptions *o, latent_error *e) {
+        bool made = is_made(o->noise) || is_made(o->condition_noise);
+
+        if (!o->output)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o OUT.safetensors is missing");
+        if (o->sparse)
+                return ctl_error(e, -EOPNOTSUPP, LATENT_ERROR_NOT_SUPPORTED, "--sparse is of a later version of latentd.");
+        if (made && !o->has_seed)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--seed N is missing: the service makes noise from it (%s %s)",
+                        is_made(o->noise) ? "--noise" : "--condition-noise", is_made(o->noise) ? o->noise : o->condition_noise);
+        if (!made && o->has_seed)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE,
+                        "--seed is for noise that the service makes, and nothing here asks for it");
+        return 0;
+}
+
+int compute_open_files(ComputeJob *j, bool is_sample, latent_error *e) {
         int r;
 
-        if (!j->options->output)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o OUT.safetensors is missing");
-        if (j->options->lora || j->options->sparse)
-                return ctl_error(e, -EOPNOTSUPP, LATENT_ERROR_NOT_SUPPORTED,
-                        "--%s is of a later version of latentd.", j->options->lora ? "lora" : "sparse");
+        r = check_options(j->options, e);
+        if (r < 0)
+                return r;
         if (restart_sec(j) > RESTART_SEC_MAX)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--restart-timeout must be at most %u", RESTART_SEC_MAX);
+        r = loras_parse(&j->options->loras, &j->loras, e);
+        if (r < 0)
+                return r;
 
         r = tensor_file_open(j->options->input, &j->file, e);
         if (r < 0)
                 return r;
-        r = inputs_find(&j->file, with_sigmas, &j->inputs, e);
+        r = inputs_find(&j->file, is_sample, &j->inputs, e);
         if (r < 0)
                 return r;
 
@@ -59,7 +81,7 @@ static int connect_once(ComputeJob *j, latent_error *e) {
         return latent_client_new(&o, &j->client, e);
 }
 
-static int open_session(ComputeJob *j, uint32_t steps, bool keep_steps, latent_error *e) {
+static int open_session(ComputeJob *j, const ComputeSize *size, latent_error *e) {
         latent_load_options load = {.struct_size = sizeof(load), .qkv_order = j->options->qkv_order};
         latent_session_options o = {.struct_size = sizeof(o), .compute = j->options->compute};
         CLEANUP(latent_job_freep) latent_job *loaded = NULL;
@@ -67,10 +89,10 @@ static int open_session(ComputeJob *j, uint32_t steps, bool keep_steps, latent_e
 
         o.input_bytes = inputs_bytes(&j->inputs);
         o.output_bytes = latent_output_bytes(
-                &j->inputs.tensor[INPUT_VIDEO], &j->inputs.tensor[INPUT_AUDIO], steps, keep_steps);
+                &j->inputs.tensor[INPUT_VIDEO], &j->inputs.tensor[INPUT_AUDIO], size->sampler, size->steps, size->keep_steps);
         if (o.output_bytes == UINT64_MAX)
                 return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
-                        "%u steps of this size are more than memory can hold.", steps);
+                        "%u steps of this size are more than memory can hold.", size->steps);
 
         r = connect_once(j, e);
         if (r < 0)
@@ -84,6 +106,9 @@ static int open_session(ComputeJob *j, uint32_t steps, bool keep_steps, latent_e
         r = latent_session_open(j->client, j->model, &o, &j->session, e);
         if (r < 0)
                 return r;
+        r = loras_set(&j->loras, j->ctl, j->client, j->session, e);
+        if (r < 0)
+                return r;
         return inputs_place(&j->file, &j->inputs, j->session, e);
 }
 
@@ -95,16 +120,15 @@ static uint64_t now_usec(void) {
 }
 
 /* A running job is taken up by the library; before that everything is done again here. */
-int compute_start(ComputeJob *j, uint32_t steps, bool keep_steps, ComputeStart start, const void *options,
-        latent_error *e) {
+int compute_start(ComputeJob *j, const ComputeSize *size, ComputeStart start, const void *userdata, latent_error *e) {
         uint64_t until = 0;
         int r;
 
         run_catch_signals();
         for (;;) {
-                r = open_session(j, steps, keep_steps, e);
+                r = open_session(j, size, e);
                 if (r >= 0)
-                        r = start(j, options, e);
+                        r = start(j, userdata, e);
                 if (r >= 0 || run_interrupted())
                         return r;
 
@@ -118,6 +142,7 @@ int compute_start(ComputeJob *j, uint32_t steps, bool keep_steps, ComputeStart s
                         until = now_usec() + restart_sec(j) * 1000000;
                 }
 
+                loras_forget(&j->loras);
                 latent_session_free(STEAL_PTR(j->session));
                 latent_model_free(STEAL_PTR(j->model));
                 (void) usleep(100000);
@@ -181,7 +206,8 @@ int compute_finish(ComputeJob *j, const char *label, latent_error *e) {
         return output_commit(&j->output, e);
 }
 
-void compute_report(const ComputeJob *j) {
+/* Says what was done. */
+static void compute_report(const ComputeJob *j) {
         CLEANUP(latent_value_freep) latent_value *v = NULL;
         const latent_value *result = latent_job_result(j->job);
         const char *numerics = get_string(result, "numerics");
@@ -204,8 +230,34 @@ void compute_report(const ComputeJob *j) {
                 json_writer_uint(&w, "queued_usec", get_uint(v, "QueuedUsec"));
                 json_writer_uint(&w, "retries", get_uint(v, "Retries"));
                 json_writer_uint(&w, "bytes_read", j->bytes_read);
+                loras_report(&j->loras, &w);
                 json_writer_line(&w);
         } else
                 (void) printf("%s: %" PRIu64 " rows in %s, %s, %s\n", j->options->output, rows,
                         format_usec(usec, buf), compute_used(j), numerics);
+}
+
+int compute_verb(Ctl *c, const Verb *verb, int argc, char *argv[], const Option *options, size_t n_options,
+        ComputeOptions *o, ComputeRun run, void *userdata) {
+        CLEANUP(compute_done) ComputeJob j = {.ctl = c, .options = o};
+        const char *operands[2];
+        latent_error e;
+        int r;
+
+        r = arguments_parse(c, argc, argv, options, n_options, 2, 2, operands, &e);
+        if (r < 0)
+                return report_error(c, verb, &e);
+        if (c->help) {
+                report_help(verb);
+                return STATUS_OK;
+        }
+
+        o->model = operands[0];
+        o->input = operands[1];
+        r = run_outcome(run(&j, userdata, &e), &e);
+        if (r < 0)
+                return report_error(c, verb, &e);
+
+        compute_report(&j);
+        return STATUS_OK;
 }

@@ -139,9 +139,25 @@ int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         return STATUS_OK;
 }
 
+/* What has no room in a table. */
+static void print_notes(const latent_value *models) {
+        char id[FORMAT_MAX];
+
+        for (size_t i = 0; i < latent_value_count(models); i++) {
+                const latent_value *m = latent_value_at(models, i);
+                const char *support = get_string(m, "Support"), *warning = get_string(m, "Warning");
+
+                (void) format_id(get_string(m, "path"), id);
+                if (support[0] != '\0')
+                        (void) printf("%s: %s\n", id, support);
+                if (warning[0] != '\0')
+                        (void) printf("%s: warning: %s\n", id, warning);
+        }
+}
+
 int verb_models(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         CLEANUP(latent_value_freep) latent_value *v = NULL;
-        CLEANUP(table_done) Table t = {.n_columns = 8};
+        CLEANUP(table_done) Table t = {.n_columns = 9};
         char id[FORMAT_MAX], size[FORMAT_MAX], resident[FORMAT_MAX];
         int status;
 
@@ -158,7 +174,7 @@ int verb_models(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         }
 
         table_add(&t, (const char *const[]){
-                              "MODEL", "STATE", "SIZE", "IN MEMORY", "TYPES", "LAYOUT", "SESSIONS", "NAME"});
+                              "MODEL", "KIND", "STATE", "SIZE", "IN MEMORY", "TYPES", "LAYOUT", "SESSIONS", "NAME"});
         for (size_t i = 0; i < latent_value_count(v); i++) {
                 const latent_value *m = latent_value_at(v, i);
                 char layout[64], users[FORMAT_MAX];
@@ -166,11 +182,12 @@ int verb_models(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 (void) snprintf(layout, sizeof(layout), "%s%s%s", get_string(m, "Layout"),
                         get_string(m, "QkvOrder")[0] != '\0' ? "/" : "", get_string(m, "QkvOrder"));
                 (void) snprintf(users, sizeof(users), "%" PRIu64, get_uint(m, "Users"));
-                table_add(&t, (const char *const[]){format_id(get_string(m, "path"), id),
+                table_add(&t, (const char *const[]){format_id(get_string(m, "path"), id), get_string(m, "Kind"),
                                       get_string(m, "State"), format_bytes(get_uint(m, "Bytes"), size),
                                       format_bytes(get_uint(m, "ResidentBytes"), resident),
                                       get_string(m, "Types"), layout, users, get_string(m, "Name")});
         }
         table_print(&t);
+        print_notes(v);
         return STATUS_OK;
 }

@@ -43,10 +43,15 @@ static int load_run(const Ctl *c, const char *name, const latent_load_options *o
                 return 0;
         }
 
-        (void) printf("%s: %s, %s, %s%s%s, %s read\n", get_string(v, "Name"),
-                format_bytes(get_uint(v, "Bytes"), size), get_string(v, "Types"), get_string(v, "Layout"),
+        (void) printf("%s: %s%s%s, %s, %s%s%s, %s read\n", get_string(v, "Name"), get_string(v, "Kind"),
+                get_string(v, "Kind")[0] != '\0' ? ", " : "", format_bytes(get_uint(v, "Bytes"), size),
+                get_string(v, "Types"), get_string(v, "Layout"),
                 get_string(v, "QkvOrder")[0] != '\0' ? "/" : "", get_string(v, "QkvOrder"),
                 format_bytes(bytes_read, read_size));
+        if (get_string(v, "Support")[0] != '\0')
+                (void) printf("Weights: %s\n", get_string(v, "Support"));
+        if (get_string(v, "Warning")[0] != '\0')
+                (void) fprintf(stderr, "latentctl: warning: %s\n", get_string(v, "Warning"));
         if (latent_value_as_bool(latent_value_get(v, "Private")) == 1)
                 (void) printf("The weights stay in memory until it is needed for others; name the same "
                               "files to use them.\n");

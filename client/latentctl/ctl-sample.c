@@ -5,19 +5,17 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/latentctl/arguments.h"
 #include "client/latentctl/compute-job.h"
 #include "client/latentctl/report.h"
-#include "client/latentctl/run.h"
 
 #define STEPS_MAX 1000u
 
 typedef struct SampleOptions {
         ComputeOptions compute;
-        const char *sampler, *schedule, *noise;
-        uint64_t steps, seed;
-        double shift_video, shift_audio;
-        bool has_steps, has_seed, has_shift_video, has_shift_audio, keep_steps;
+        const char *sampler, *schedule;
+        uint64_t steps;
+        double shift_video, shift_audio; /* 0: default */
+        bool has_steps, has_shift_video, has_shift_audio, keep_steps;
 } SampleOptions;
 
 static int check_options(const SampleOptions *o, latent_error *e) {
@@ -25,15 +23,6 @@ static int check_options(const SampleOptions *o, latent_error *e) {
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--steps must be 1 to %u", STEPS_MAX);
         if ((o->has_shift_video && o->shift_video <= 0) || (o->has_shift_audio && o->shift_audio <= 0))
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "a shift must be greater than 0");
-        if (o->noise && strcmp(o->noise, "given") != 0)
-                return ctl_error(e, -EOPNOTSUPP, LATENT_ERROR_NOT_SUPPORTED,
-                        "--noise %s is of a later version of latentd; this one takes the noise from the "
-                        "input file (--noise given).",
-                        o->noise);
-        if (o->has_seed)
-                return ctl_error(e, -EOPNOTSUPP, LATENT_ERROR_NOT_SUPPORTED,
-                        "--seed is for noise that the service makes, which is of a later version of "
-                        "latentd.");
         return 0;
 }
 
@@ -53,29 +42,64 @@ static int count_steps(const ComputeJob *j, const SampleOptions *o, uint32_t *re
         return 0;
 }
 
-static int sample_start(ComputeJob *j, const void *options, latent_error *e) {
-        latent_sample_options s = {.struct_size = sizeof(s)};
-        const SampleOptions *o = options;
+/* The schedule needs them, and with given noise levels this sampler: for how the two streams relate. */
+static bool needs_shifts(const ComputeJob *j, const SampleOptions *o) {
+        return !inputs_get(&j->inputs, INPUT_SIGMAS_VIDEO) || (o->sampler && strcmp(o->sampler, "res_multistep") == 0);
+}
 
+/* Those that the command line does not say. */
+static int find_shifts(const ComputeJob *j, SampleOptions *o, latent_error *e) {
+        int r = 0;
+
+        if (!needs_shifts(j, o))
+                return 0;
+        if (!o->has_shift_video)
+                r = inputs_shift(&j->file, "shift_video", &o->shift_video, e);
+        if (r >= 0 && !o->has_shift_audio)
+                r = inputs_shift(&j->file, "shift_audio", &o->shift_audio, e);
+        return r;
+}
+
+static void set_tensors(ComputeJob *j, latent_sample_options *s) {
+        s->text = inputs_get(&j->inputs, INPUT_TEXT);
+        s->text_tags = inputs_get(&j->inputs, INPUT_TEXT_TAGS);
+        s->video = inputs_get(&j->inputs, INPUT_VIDEO);
+        s->audio = inputs_get(&j->inputs, INPUT_AUDIO);
+        s->sigmas_video = inputs_get(&j->inputs, INPUT_SIGMAS_VIDEO);
+        s->sigmas_audio = inputs_get(&j->inputs, INPUT_SIGMAS_AUDIO);
+        s->mask_video = inputs_get(&j->inputs, INPUT_MASK_VIDEO);
+        s->mask_audio = inputs_get(&j->inputs, INPUT_MASK_AUDIO);
+        s->clean_video = inputs_get(&j->inputs, INPUT_CLEAN_VIDEO);
+        s->clean_audio = inputs_get(&j->inputs, INPUT_CLEAN_AUDIO);
+        s->conditions = inputs_conditions(&j->inputs);
+        s->n_conditions = j->inputs.n_conditions;
+}
+
+static int sample_start(ComputeJob *j, const void *userdata, latent_error *e) {
+        latent_sample_options s = {.struct_size = sizeof(s)};
+        const SampleOptions *o = userdata;
+
+        set_tensors(j, &s);
         s.flags = o->keep_steps ? LATENT_SAMPLE_KEEP_STEPS : 0;
-        s.text = inputs_get(&j->inputs, INPUT_TEXT);
-        s.text_tags = inputs_get(&j->inputs, INPUT_TEXT_TAGS);
-        s.video = inputs_get(&j->inputs, INPUT_VIDEO);
-        s.audio = inputs_get(&j->inputs, INPUT_AUDIO);
-        s.sigmas_video = inputs_get(&j->inputs, INPUT_SIGMAS_VIDEO);
-        s.sigmas_audio = inputs_get(&j->inputs, INPUT_SIGMAS_AUDIO);
         s.sampler = o->sampler;
+        s.noise = o->compute.noise;
+        s.condition_noise = o->compute.condition_noise;
+        s.has_seed = o->compute.has_seed;
+        s.seed = o->compute.seed;
         if (!s.sigmas_video) {
                 s.steps = (uint32_t) o->steps;
                 s.schedule = o->schedule;
+        }
+        if (needs_shifts(j, o)) {
                 s.shift_video = o->shift_video;
                 s.shift_audio = o->shift_audio;
         }
         return latent_session_sample(j->session, &s, &j->job, e);
 }
 
-static int sample_run(ComputeJob *j, const SampleOptions *o, latent_error *e) {
-        uint32_t steps = 0;
+static int sample_run(ComputeJob *j, void *userdata, latent_error *e) {
+        SampleOptions *o = userdata;
+        ComputeSize size = {.sampler = o->sampler, .keep_steps = o->keep_steps};
         int r;
 
         r = check_options(o, e);
@@ -84,10 +108,13 @@ static int sample_run(ComputeJob *j, const SampleOptions *o, latent_error *e) {
         r = compute_open_files(j, true, e);
         if (r < 0)
                 return r;
-        r = count_steps(j, o, &steps, e);
+        r = count_steps(j, o, &size.steps, e);
         if (r < 0)
                 return r;
-        r = compute_start(j, steps, o->keep_steps, sample_start, o, e);
+        r = find_shifts(j, o, e);
+        if (r < 0)
+                return r;
+        r = compute_start(j, &size, sample_start, o, e);
         if (r < 0)
                 return r;
 
@@ -97,40 +124,15 @@ static int sample_run(ComputeJob *j, const SampleOptions *o, latent_error *e) {
 int verb_sample(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         SampleOptions o = {};
         const Option options[] = {
-                {"output", OPTION_STRING, &o.compute.output, NULL, 'o'},
-                {"compute", OPTION_STRING, &o.compute.compute, NULL, '\0'},
-                {"qkv-order", OPTION_STRING, &o.compute.qkv_order, NULL, '\0'},
-                {"lora", OPTION_STRING, &o.compute.lora, NULL, '\0'},
-                {"sparse", OPTION_STRING, &o.compute.sparse, NULL, '\0'},
+                COMPUTE_OPTIONS(o.compute),
                 {"steps", OPTION_UINT, &o.steps, &o.has_steps, '\0'},
                 {"sampler", OPTION_STRING, &o.sampler, NULL, '\0'},
                 {"schedule", OPTION_STRING, &o.schedule, NULL, '\0'},
                 {"shift-video", OPTION_DOUBLE, &o.shift_video, &o.has_shift_video, '\0'},
                 {"shift-audio", OPTION_DOUBLE, &o.shift_audio, &o.has_shift_audio, '\0'},
-                {"noise", OPTION_STRING, &o.noise, NULL, '\0'},
-                {"seed", OPTION_UINT, &o.seed, &o.has_seed, '\0'},
-                {"restart-timeout", OPTION_UINT, &o.compute.restart_sec, &o.compute.has_restart, '\0'},
+                {"noise", OPTION_STRING, &o.compute.noise, NULL, '\0'},
                 {"keep-steps", OPTION_FLAG, &o.keep_steps, NULL, '\0'},
         };
-        CLEANUP(compute_done) ComputeJob j = {.ctl = c, .options = &o.compute};
-        const char *operands[2];
-        latent_error e;
-        int r;
 
-        r = arguments_parse(c, argc, argv, options, ELEMENTSOF(options), 2, 2, operands, &e);
-        if (r < 0)
-                return report_error(c, verb, &e);
-        if (c->help) {
-                report_help(verb);
-                return STATUS_OK;
-        }
-
-        o.compute.model = operands[0];
-        o.compute.input = operands[1];
-        r = run_outcome(sample_run(&j, &o, &e), &e);
-        if (r < 0)
-                return report_error(c, verb, &e);
-
-        compute_report(&j);
-        return STATUS_OK;
+        return compute_verb(c, verb, argc, argv, options, ELEMENTSOF(options), &o.compute, sample_run, &o);
 }

@@ -8,36 +8,23 @@
 #include "client/latentctl/arguments.h"
 #include "client/latentctl/report.h"
 
-static const char *const input_names[INPUT_MAX] = {
+static const char *const input_names[INPUT_CONDITIONS] = {
         [INPUT_TEXT] = "text",
         [INPUT_TEXT_TAGS] = "text_tags",
         [INPUT_VIDEO] = "video",
         [INPUT_AUDIO] = "audio",
+        [INPUT_MASK_VIDEO] = "mask_video",
+        [INPUT_MASK_AUDIO] = "mask_audio",
+        [INPUT_CLEAN_VIDEO] = "clean_video",
+        [INPUT_CLEAN_AUDIO] = "clean_audio",
         [INPUT_SIGMAS_VIDEO] = "sigmas_video",
         [INPUT_SIGMAS_AUDIO] = "sigmas_audio",
 };
 
-/* Text to video and audio is what this version does. */
-static int check_task(const TensorFile *f, latent_error *e) {
-        const char *task = st_header_meta(f->header, "task");
+#define CONDITION_PREFIX "cond."
 
-        for (size_t i = 0; i < f->header->n_tensors; i++)
-                if (strncmp(f->header->tensors[i].name, "cond.", 5) == 0)
-                        return ctl_error(e, -EOPNOTSUPP, LATENT_ERROR_NOT_SUPPORTED,
-                                "%s has conditions (%s%s%s): keyframes and references are of a later "
-                                "version; this one does t2va.",
-                                f->path, f->header->tensors[i].name, task ? ", task " : "",
-                                task ? task : "");
-        if (task && strcmp(task, "t2va") != 0)
-                return ctl_error(e, -EOPNOTSUPP, LATENT_ERROR_NOT_SUPPORTED,
-                        "%s is for the task %s, which is of a later version; this one does t2va.", f->path,
-                        task);
-
-        return 0;
-}
-
-static int take(const TensorFile *f, InputKind kind, Inputs *in, latent_error *e) {
-        const StTensor *s = st_header_find(f->header, input_names[kind]);
+static int take(const TensorFile *f, const char *name, unsigned kind, Inputs *in, latent_error *e) {
+        const StTensor *s = st_header_find(f->header, name);
         latent_tensor *t = &in->tensor[kind];
 
         if (!s)
@@ -54,18 +41,64 @@ static int take(const TensorFile *f, InputKind kind, Inputs *in, latent_error *e
         return 0;
 }
 
-int inputs_find(const TensorFile *f, bool with_sigmas, Inputs *ret, latent_error *e) {
-        Inputs in = {};
+static int take_condition(const TensorFile *f, uint32_t i, Inputs *in, latent_error *e) {
+        const latent_condition *c = &in->conditions[i];
+        unsigned video = INPUT_CONDITIONS + 2 * i, audio = video + 1;
+        char name[2][32];
         int r;
 
-        r = check_task(f, e);
+        (void) snprintf(name[0], sizeof(name[0]), CONDITION_PREFIX "%u.video", i);
+        (void) snprintf(name[1], sizeof(name[1]), CONDITION_PREFIX "%u.audio", i);
+        r = take(f, name[0], video, in, e);
+        if (r < 0)
+                return r;
+        r = take(f, name[1], audio, in, e);
         if (r < 0)
                 return r;
 
-        for (InputKind k = 0; k < INPUT_MAX; k++) {
-                if (k >= INPUT_SIGMAS_VIDEO && !with_sigmas)
-                        break;
-                r = take(f, k, &in, e);
+        if ((condition_needs_video(c) && !in->source[video]) || (condition_needs_audio(c) && !in->source[audio]))
+                return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_TENSOR,
+                        "%s has no tensor \"%s\", which the %s needs that its metadata lists (conds, entry %u).",
+                        f->path, name[condition_needs_video(c) ? 0 : 1], c->kind, i);
+        return 0;
+}
+
+/* A condition that the metadata does not list would silently not count. */
+static int check_unlisted(const TensorFile *f, const Inputs *in, latent_error *e) {
+        for (size_t i = 0; i < f->header->n_tensors; i++) {
+                const StTensor *t = &f->header->tensors[i];
+                bool known = strncmp(t->name, CONDITION_PREFIX, strlen(CONDITION_PREFIX)) != 0;
+
+                for (unsigned k = INPUT_CONDITIONS; k < INPUT_MAX && !known; k++)
+                        known = in->source[k] == t;
+                if (!known)
+                        return ctl_error(e, -EBADMSG, LATENT_ERROR_INVALID_FILE,
+                                "%s has the tensor %s, but its metadata lists %u conditions; expected cond.I.video and "
+                                "cond.I.audio for the entries of conds, from 0.",
+                                f->path, t->name, in->n_conditions);
+        }
+
+        return 0;
+}
+
+static int find_conditions(const TensorFile *f, Inputs *in, latent_error *e) {
+        int r;
+
+        r = conditions_parse(f, in->conditions, &in->n_conditions, e);
+        for (uint32_t i = 0; r >= 0 && i < in->n_conditions; i++)
+                r = take_condition(f, i, in, e);
+        if (r < 0)
+                return r;
+
+        return check_unlisted(f, in, e);
+}
+
+int inputs_find(const TensorFile *f, bool is_sample, Inputs *ret, latent_error *e) {
+        Inputs in = {};
+        int r;
+
+        for (unsigned k = 0; k < (is_sample ? INPUT_CONDITIONS : INPUT_CLEAN_VIDEO); k++) {
+                r = take(f, input_names[k], k, &in, e);
                 if (r < 0)
                         return r;
                 if (!in.source[k] && (k == INPUT_TEXT || k == INPUT_VIDEO || k == INPUT_AUDIO))
@@ -78,6 +111,10 @@ int inputs_find(const TensorFile *f, bool with_sigmas, Inputs *ret, latent_error
                 return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_TENSOR,
                         "%s has only one of sigmas_video and sigmas_audio; expected both or none.", f->path);
 
+        r = find_conditions(f, &in, e);
+        if (r < 0)
+                return r;
+
         *ret = in;
         return 0;
 }
@@ -86,11 +123,20 @@ const latent_tensor *inputs_get(const Inputs *in, InputKind kind) {
         return in->source[kind] ? &in->tensor[kind] : NULL;
 }
 
+const latent_condition *inputs_conditions(Inputs *in) {
+        for (uint32_t i = 0; i < in->n_conditions; i++) {
+                in->conditions[i].video = inputs_get(in, INPUT_CONDITIONS + 2 * i);
+                in->conditions[i].audio = inputs_get(in, INPUT_CONDITIONS + 2 * i + 1);
+        }
+
+        return in->n_conditions > 0 ? in->conditions : NULL;
+}
+
 uint64_t inputs_bytes(const Inputs *in) {
         uint64_t sum = 0;
 
         /* The tensors do not overlap in a file, whose size is a signed 64-bit number. */
-        for (InputKind k = 0; k < INPUT_MAX; k++)
+        for (unsigned k = 0; k < INPUT_MAX; k++)
                 if (in->source[k])
                         sum += in->source[k]->size + LATENT_ALIGNMENT;
         return sum < 4096 ? 4096 : sum;
@@ -100,7 +146,7 @@ int inputs_place(const TensorFile *f, Inputs *in, latent_session *s, latent_erro
         void *data;
         int r;
 
-        for (InputKind k = 0; k < INPUT_MAX; k++) {
+        for (unsigned k = 0; k < INPUT_MAX; k++) {
                 if (!in->source[k])
                         continue;
                 r = latent_session_allocate(s, &in->tensor[k], &data, e);
@@ -146,5 +192,17 @@ int inputs_sigma(const TensorFile *f, const char *key, double *ret, latent_error
                         "%s: the metadata %s is \"%s\"; expected %s.", f->path, bits ? bits_key : key,
                         bits ? bits : decimal,
                         bits ? "the 8 hexadecimal digits of an f32" : "a number from 0 to 1");
+        return 0;
+}
+
+int inputs_shift(const TensorFile *f, const char *key, double *ret, latent_error *e) {
+        const char *s = st_header_meta(f->header, key);
+        double v = 0;
+
+        if (s && (parse_double(s, &v) < 0 || v <= 0))
+                return ctl_error(e, -EBADMSG, LATENT_ERROR_INVALID_FILE,
+                        "%s: the metadata %s is \"%s\"; expected a number greater than 0.", f->path, key, s);
+
+        *ret = v;
         return 0;
 }

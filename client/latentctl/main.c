@@ -11,6 +11,18 @@
 #define LOAD_OPTIONS                                                                                        \
         "  --qkv-order auto|interleaved|stacked   row order of qkv_proj in files with original names\n"
 
+#define COMPUTE_HELP                                                                                        \
+        "  -o, --output FILE\n"                                                                             \
+        "  --compute auto|f32|bf16\n"                                                                       \
+        "  --lora FILE[:STRENGTH]                 an adapter, merged for this work only; at most 16 times\n" \
+        "  --condition-noise given|comfy|diffusers|official\n"                                              \
+        "                                         given: as the model sees them (default); else IN has them clean and they\n" \
+        "                                         get noise from --seed as this program draws it\n"         \
+        "  --seed N                               of noise that the service makes\n"                        \
+        "  --restart-timeout SECONDS              how long to wait for a service that went away; default: 60; 0: not\n" \
+        LOAD_OPTIONS                                                                                        \
+        "  --sparse METHOD                        of a later version\n"
+
 static const Verb verbs[] = {
         {"status", "[--json]", "Says how the service is and what it did since it started.", "", verb_status},
         {"devices", "[--json]", "Lists the devices that compute.", "", verb_devices},
@@ -32,32 +44,24 @@ static const Verb verbs[] = {
         {"jobs", "[--json]", "Lists your jobs.", "", verb_jobs},
         {"cancel", "JOB", "Cancels one of your jobs, by its number.", "", verb_cancel},
         {"step", "MODEL IN.safetensors -o OUT.safetensors [OPTION]...",
-                "Evaluates the model once. IN: text, video, audio, text_tags; OUT: video_velocity, "
-                "audio_velocity.",
-                "  -o, --output FILE\n"
-                "  --compute auto|f32|bf16\n"
-                "  --restart-timeout SECONDS              how long to wait for a service that went away; default: 60; "
-                "0: not\n"
+                "Evaluates the model once. IN: text, video, audio, text_tags, cond.I.video and cond.I.audio, mask_video, "
+                "mask_audio;\nOUT: video_velocity, audio_velocity.",
                 "  --sigma-video S, --sigma-audio S       noise levels, 0 to 1; default: from IN's "
-                "metadata\n" LOAD_OPTIONS "  --lora FILE[:STRENGTH], --sparse METHOD  of a later version\n",
+                "metadata\n" COMPUTE_HELP,
                 verb_step},
         {"sample", "MODEL IN.safetensors -o OUT.safetensors --steps N [OPTION]...",
-                "Runs a whole trajectory. IN: text, video, audio (noise), text_tags, and sigmas_video with "
-                "sigmas_audio if the schedule is given\n"
-                "there; OUT: video, audio.",
-                "  -o, --output FILE\n"
+                "Runs a whole trajectory. IN: as for step, video and audio being the noise (see --noise); sigmas_video with "
+                "sigmas_audio if the\nschedule is given there; clean_video, clean_audio: what masks keep. OUT: video, audio.",
                 "  --steps N                              evaluations, 1 to 1000; needed without sigmas in "
                 "IN\n"
                 "  --schedule simple|reference            default: simple\n"
-                "  --shift-video S, --shift-audio S       default: 12, 3\n"
-                "  --sampler euler\n"
-                "  --keep-steps                           OUT also has step.I.video, step.I.audio\n"
-                "  --compute auto|f32|bf16\n"
-                "  --restart-timeout SECONDS              how long to wait for a service that went away; default: 60; "
-                "0: not\n"
-                "  --noise given                          IN holds the noise; comfy and diffusers, with "
-                "--seed: of a later version\n" LOAD_OPTIONS
-                "  --lora FILE[:STRENGTH], --sparse METHOD  of a later version\n",
+                "  --shift-video S, --shift-audio S       default: from IN's metadata, else 12, 3\n"
+                "  --sampler euler|res_multistep|res_multistep_perstream  default: euler\n"
+                "  --keep-steps                           OUT also has step.I.video, step.I.audio, and for res_multistep "
+                "step.I.audio_carried\n"
+                "  --noise given|comfy|diffusers          given: IN holds it (default); else it is drawn from --seed as "
+                "this program does,\n"
+                "                                         and IN's video and audio are the clean latents\n" COMPUTE_HELP,
                 verb_sample},
         {"doctor", "[--json]",
                 "Checks this machine and the service, and says what to do. Exit status 1 if there is a "

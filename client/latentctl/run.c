@@ -153,6 +153,8 @@ int run_open_model(const Ctl *c, latent_client *client, const char *name, const 
         if (r < 0)
                 return r;
         model = find_model(models, name);
+        if (!model && name[0] == '/')
+                return ctl_error(e, -ENOENT, LATENT_ERROR_NOT_FOUND, "%s does not exist here.", name);
 
         /* Models of ModelPath= are asked for by name, which costs nothing if they are there and settles the
          * options. */

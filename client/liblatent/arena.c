@@ -51,10 +51,10 @@ int tensor_size(const latent_tensor *t, uint64_t *ret_size) {
         return 0;
 }
 
-/* As the worker lays a job out: a commit word, then the states, each in whole pages at most. */
-static int output_bytes(
-        const latent_tensor *video, const latent_tensor *audio, uint64_t slots, uint64_t *ret) {
-        uint64_t v, a, slot, sum;
+int slot_bytes(const latent_tensor *video, const latent_tensor *audio, const char *sampler, uint64_t *ret) {
+        bool is_euler = !sampler || strcmp(sampler, "euler") == 0;
+        bool is_perstream = sampler && strcmp(sampler, "res_multistep_perstream") == 0;
+        uint64_t v, a, n_video = is_euler ? 1 : 2, n_audio = is_euler ? 1 : is_perstream ? 2 : 3;
         int r;
 
         r = tensor_size(video, &v);
@@ -64,19 +64,23 @@ static int output_bytes(
         if (r < 0)
                 return r;
 
-        if (align_up(v, LATENT_ALIGNMENT, &v) < 0 || __builtin_add_overflow(v, a, &slot) ||
-                align_up(slot, 4096, &slot) < 0 || __builtin_mul_overflow(slot, slots, &sum) ||
-                __builtin_add_overflow(sum, 4096, &sum))
+        if (align_up(v, LATENT_ALIGNMENT, &v) < 0 || align_up(a, LATENT_ALIGNMENT, &a) < 0 ||
+                __builtin_mul_overflow(v, n_video, &v) || __builtin_mul_overflow(a, n_audio, &a) ||
+                __builtin_add_overflow(v, a, &v))
                 return -EOVERFLOW;
 
-        *ret = sum;
+        *ret = v;
         return 0;
 }
 
-LATENT_PUBLIC uint64_t latent_output_bytes(
-        const latent_tensor *video, const latent_tensor *audio, uint32_t steps, int keep_steps) {
-        /* The start is a state too; without KEEP_STEPS two slots take turns. */
+LATENT_PUBLIC uint64_t latent_output_bytes(const latent_tensor *video, const latent_tensor *audio, const char *sampler,
+        uint32_t steps, int keep_steps) {
+        /* The start is a state too; without KEEP_STEPS two slots take turns. In front of them lies the commit word. */
         uint64_t slots = keep_steps ? (uint64_t) steps + 1 : 2, size;
 
-        return output_bytes(video, audio, slots, &size) < 0 ? UINT64_MAX : size;
+        if (slot_bytes(video, audio, sampler, &size) < 0 || __builtin_mul_overflow(size, slots, &size) ||
+                __builtin_add_overflow(size, 4096, &size))
+                return UINT64_MAX;
+
+        return size;
 }

@@ -305,7 +305,7 @@ int client_message(latent_client *c, const char *owner, const char *path, const 
         return 0;
 }
 
-int client_call(latent_client *c, sd_bus_message *m, const char *doing, sd_bus_message **ret_reply,
+static int call(latent_client *c, sd_bus_message *m, uint64_t usec, const char *doing, sd_bus_message **ret_reply,
         latent_error *e) {
         CLEANUP(sd_bus_error_free) sd_bus_error b = SD_BUS_ERROR_NULL;
         const char *to;
@@ -313,7 +313,7 @@ int client_call(latent_client *c, sd_bus_message *m, const char *doing, sd_bus_m
         int r;
 
         /* sd-bus refuses to send under a lost connection; nothing else can end it here. */
-        r = sd_bus_call(c->bus, m, 0, &b, ret_reply);
+        r = sd_bus_call(c->bus, m, usec, &b, ret_reply);
         if (r >= 0)
                 return 0;
 
@@ -321,6 +321,16 @@ int client_call(latent_client *c, sd_bus_message *m, const char *doing, sd_bus_m
         to = sd_bus_message_get_destination(m);
         made = c->is_peer ? strcmp(sd_bus_message_get_path(m), BUS_ROOT) != 0 : to && to[0] == ':';
         return error_bus(e, r, &b, made, doing);
+}
+
+int client_call(latent_client *c, sd_bus_message *m, const char *doing, sd_bus_message **ret_reply,
+        latent_error *e) {
+        return call(c, m, 0, doing, ret_reply, e);
+}
+
+int client_call_patiently(latent_client *c, sd_bus_message *m, const char *doing, sd_bus_message **ret_reply,
+        latent_error *e) {
+        return call(c, m, UINT64_MAX, doing, ret_reply, e);
 }
 
 int client_call_simple(latent_client *c, const Object *o, const char *interface, const char *member,

@@ -58,6 +58,10 @@ int client_message(latent_client *c, const char *owner, const char *path, const 
 int client_call(
         latent_client *c, sd_bus_message *m, const char *doing, sd_bus_message **ret_reply, latent_error *e);
 
+/* Waits as long as the service takes: for a method that is answered behind other work. */
+int client_call_patiently(
+        latent_client *c, sd_bus_message *m, const char *doing, sd_bus_message **ret_reply, latent_error *e);
+
 /* A call without arguments whose answer does not matter. */
 int client_call_simple(latent_client *c, const Object *o, const char *interface, const char *member,
         const char *doing, latent_error *e);

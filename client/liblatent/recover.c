@@ -18,18 +18,13 @@
 #define SLOTS_BEGIN 64u
 
 typedef struct Slots {
-        uint64_t video, audio; /* bytes */
-        uint64_t audio_at, stride, n;
+        uint64_t stride, n;
 } Slots;
 
 DEFINE_CLEANUP(latent_model *, latent_model_free)
 
-static uint64_t align_up(uint64_t v) {
-        return (v + LATENT_ALIGNMENT - 1) / LATENT_ALIGNMENT * LATENT_ALIGNMENT;
-}
-
 static uint64_t output_offset(const Request *q) {
-        return q->is_sample ? q->sample.output_offset : q->step.output_offset;
+        return q->sample.output_offset;
 }
 
 static uint32_t count_steps(const Request *q) {
@@ -62,26 +57,36 @@ static void ask_numerics(latent_client *c, const char *owner, char ret[static 12
 }
 
 static bool can_be_taken_up(const latent_session *s) {
-        return s->source && !s->closed && !s->client->no_resume;
+        return s->source && adapters_known(s->adapters) && !s->closed && !s->client->no_resume;
 }
 
 int recover_before(latent_session *s, const Request *q, Before *ret, latent_error *e) {
         *ret = (Before){.word = read_word(s->output, q)};
-        if (q->is_sample && can_be_taken_up(s))
+        if (q->kind == REQUEST_SAMPLE && can_be_taken_up(s))
                 ask_numerics(s->client, s->object.owner, ret->numerics);
         return 0;
 }
 
+int recover_adapters(latent_session *s, const Request *q, latent_error *e) {
+        return adapters_same(s->in_force, q->adapters) ? 0 : session_send_adapters(s, q->adapters, NULL, e);
+}
+
 int recover_send(latent_session *s, const Request *q, const Resume *resume, sd_bus_message **ret_reply, latent_error *e) {
-        const char *doing = q->is_sample ? "Starting a trajectory" : "Starting a step";
+        const char *doing = q->kind == REQUEST_SAMPLE ? "Starting a trajectory" : "Starting a step";
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
         int r;
 
-        r = client_message(s->client, s->object.owner, s->object.path, BUS_INTERFACE("Session"),
-                q->is_sample ? "Sample" : "Step", &m, e);
+        if (q->kind == REQUEST_MERGE)
+                return session_send_adapters(s, q->adapters, ret_reply, e);
+
+        r = recover_adapters(s, q, e);
         if (r < 0)
                 return r;
-        r = q->is_sample ? request_append_sample(m, &q->sample, resume) : request_append_step(m, &q->step);
+        r = client_message(s->client, s->object.owner, s->object.path, BUS_INTERFACE("Session"),
+                q->kind == REQUEST_SAMPLE ? "Sample" : "Step", &m, e);
+        if (r < 0)
+                return r;
+        r = request_append(m, q, resume);
         if (r < 0)
                 return client_error_message(r, doing, e);
 
@@ -94,12 +99,10 @@ static bool find_slots(const Request *q, Slots *ret) {
         const latent_sample_options *o = &q->sample;
         Slots x = {.n = (o->flags & LATENT_SAMPLE_KEEP_STEPS) ? (uint64_t) count_steps(q) + 1 : 2};
 
-        if (!o->video || !o->audio || tensor_size(o->video, &x.video) < 0 || tensor_size(o->audio, &x.audio) < 0 ||
-                x.video > UINT64_MAX / 4096 || x.audio > UINT64_MAX / 4096)
+        if (!o->video || !o->audio || slot_bytes(o->video, o->audio, o->sampler, &x.stride) < 0 ||
+                x.stride > UINT64_MAX / 4096)
                 return false;
 
-        x.audio_at = align_up(x.video);
-        x.stride = x.audio_at + align_up(x.audio);
         *ret = x;
         return true;
 }
@@ -114,7 +117,7 @@ static uint32_t committed(const latent_job *j) {
         uint64_t word = read_word(j->output, j->request);
         Slots x;
 
-        if (!j->request->is_sample || word == j->before.word || wire_commit_unpack(word, &epoch, &done) < 0 || done > steps)
+        if (j->request->kind != REQUEST_SAMPLE || word == j->before.word || wire_commit_unpack(word, &epoch, &done) < 0 || done > steps)
                 return 0;
         if (done == steps)
                 done--; /* the state before is there too, in the other slot */
@@ -153,26 +156,17 @@ static uint32_t count_states(const latent_job *j, uint32_t step) {
 static uint64_t spare_bytes(const latent_job *j, uint32_t step) {
         Slots x;
 
-        return find_slots(j->request, &x) ? count_states(j, step) * (x.stride + 2 * LATENT_ALIGNMENT) : 0;
+        return step > 0 && find_slots(j->request, &x) ? count_states(j, step) * x.stride + 2 * LATENT_ALIGNMENT : 0;
 }
 
-/* n states of one stream, or the only one of shape `like`, packed. */
-static void place(Arena *spare, const latent_tensor *like, uint64_t bytes, uint32_t n, latent_tensor *ret) {
-        latent_tensor t = *like;
+static latent_tensor place(Arena *spare, uint32_t n_dims, uint64_t n, uint64_t stride) {
+        latent_tensor t = {.dtype = "U8", .n_dims = n_dims, .size = n * stride, .shape = {n_dims == 1 ? stride : n, stride}};
 
-        if (n > 0) {
-                memmove(t.shape + 1, t.shape, t.n_dims * sizeof(t.shape[0]));
-                t.shape[0] = n;
-                t.n_dims++;
-        } else
-                n = 1;
-        t.size = bytes * n;
         (void) arena_take(spare, t.size, &t.offset); /* spare_bytes() counted it */
-        *ret = t;
+        return t;
 }
 
 static void pass_states(latent_job *j, char *input) {
-        const latent_sample_options *o = &j->request->sample;
         Resume *to = &j->resume;
         Arena *spare = &j->session->spare;
         uint32_t kept = count_states(j, to->step) > 1 ? to->step : 0;
@@ -181,25 +175,20 @@ static void pass_states(latent_job *j, char *input) {
         if (to->step == 0 || !find_slots(j->request, &x))
                 return;
 
-        place(spare, o->video, x.video, 0, &to->video);
-        place(spare, o->audio, x.audio, 0, &to->audio);
-        memcpy(input + to->video.offset, slot_of(j, j->states, &x, to->step), x.video);
-        memcpy(input + to->audio.offset, slot_of(j, j->states, &x, to->step) + x.audio_at, x.audio);
+        to->slot = place(spare, 1, 1, x.stride);
+        memcpy(input + to->slot.offset, slot_of(j, j->states, &x, to->step), x.stride);
         if (kept == 0)
                 return;
 
-        place(spare, o->video, x.video, kept, &to->kept_video);
-        place(spare, o->audio, x.audio, kept, &to->kept_audio);
-        for (uint32_t k = 0; k < kept; k++) {
-                memcpy(input + to->kept_video.offset + k * x.video, slot_of(j, j->states, &x, k), x.video);
-                memcpy(input + to->kept_audio.offset + k * x.audio, slot_of(j, j->states, &x, k) + x.audio_at, x.audio);
-        }
+        /* Kept states lie one behind the other, that of step 0 first. */
+        to->kept = place(spare, 2, kept, x.stride);
+        memcpy(input + to->kept.offset, slot_of(j, j->states, &x, 0), kept * x.stride);
 }
 
 /* ---- from lost to running ---- */
 
 bool recover_begin(latent_job *j) {
-        if (!j->request || !client_can_return(j->client) || !can_be_taken_up(j->session))
+        if (!j->request || !client_can_return(j->client) || !can_be_taken_up(j->session) || !adapters_known(j->request->adapters))
                 return false;
         if (committed(j) > j->resume.step)
                 j->n_taken_up = 0;
@@ -265,6 +254,18 @@ static int reopen(latent_session *s, latent_error *e) {
         return open_again(s, model, e);
 }
 
+/* The job's adapters, and those that the session has by now. 0: all are in the service that has the session; 1: not yet. */
+static int load_adapters(latent_job *j, latent_error *e) {
+        latent_session *s = j->session;
+        int r, own;
+
+        r = adapters_load(s->adapters, j->client, s->object.owner, e);
+        if (r < 0)
+                return r;
+        own = adapters_load(j->request->adapters, j->client, s->object.owner, e);
+        return own < 0 ? own : r | own;
+}
+
 /* Where the service is that has the session: the job is sent there. */
 static int send_again(latent_job *j, latent_error *e) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *reply = NULL;
@@ -326,7 +327,9 @@ void recover_go_on(latent_job *j) {
                         r = reopen(s, &e);
         }
         if (r == 0) {
-                r = send_again(j, &e);
+                r = load_adapters(j, &e);
+                if (r == 0)
+                        r = send_again(j, &e);
                 if (is_transient(r) && follow_session(j) < 0)
                         r = -ENOMEM;
         }

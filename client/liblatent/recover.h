@@ -15,7 +15,10 @@ typedef struct Before {
 
 int recover_before(latent_session *s, const Request *q, Before *ret, latent_error *e);
 
-/* Step() or Sample(). resume may be NULL. */
+/* The adapters of the request are the session's from now on, if they were not. */
+int recover_adapters(latent_session *s, const Request *q, latent_error *e);
+
+/* Step(), Sample() or SetLoras(). resume may be NULL. */
 int recover_send(latent_session *s, const Request *q, const Resume *resume, sd_bus_message **ret_reply, latent_error *e);
 
 /* Its service is gone. False: it cannot be taken up. */

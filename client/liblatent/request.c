@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "service/shared/cleanup.h"
-
 int append_string(sd_bus_message *m, const char *key, const char *value) {
         return value ? sd_bus_message_append(m, "{sv}", key, "s", value) : 0;
 }
@@ -37,29 +35,78 @@ static int append_tensor(sd_bus_message *m, const char *key, const latent_tensor
         return r;
 }
 
-static int append_inputs(sd_bus_message *m, const latent_tensor *text, const latent_tensor *text_tags,
-        const latent_tensor *video, const latent_tensor *audio) {
+static int append_condition(sd_bus_message *m, const latent_condition *c) {
         int r;
 
-        r = append_tensor(m, "text", text);
+        r = sd_bus_message_open_container(m, 'a', "{sv}");
         if (r >= 0)
-                r = append_tensor(m, "text-tags", text_tags);
+                r = append_string(m, "kind", c->kind);
+        if (r >= 0 && c->frame > 0)
+                r = sd_bus_message_append(m, "{sv}", "frame", "u", (uint32_t) c->frame);
         if (r >= 0)
-                r = append_tensor(m, "video", video);
+                r = append_tensor(m, "video", c->video);
         if (r >= 0)
-                r = append_tensor(m, "audio", audio);
+                r = append_tensor(m, "audio", c->audio);
+        if (r >= 0)
+                r = sd_bus_message_close_container(m);
 
         return r;
 }
 
-static int append_output(sd_bus_message *m, const char *compute, uint64_t offset, uint64_t bytes) {
+static int append_conditions(sd_bus_message *m, const latent_condition *c, uint32_t n) {
         int r;
 
-        r = append_string(m, "compute", compute);
-        if (r >= 0 && offset > 0)
-                r = sd_bus_message_append(m, "{sv}", "output-offset", "t", offset);
-        if (r >= 0 && bytes > 0)
-                r = sd_bus_message_append(m, "{sv}", "output-bytes", "t", bytes);
+        if (n == 0)
+                return 0;
+
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", "conditions");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "aa{sv}");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'a', "a{sv}");
+        for (uint32_t i = 0; r >= 0 && i < n; i++)
+                r = append_condition(m, &c[i]);
+        for (unsigned i = 0; r >= 0 && i < 3; i++)
+                r = sd_bus_message_close_container(m);
+
+        return r;
+}
+
+/* What a step has as well. */
+static int append_inputs(sd_bus_message *m, const latent_sample_options *o) {
+        int r;
+
+        r = append_tensor(m, "text", o->text);
+        if (r >= 0)
+                r = append_tensor(m, "text-tags", o->text_tags);
+        if (r >= 0)
+                r = append_tensor(m, "video", o->video);
+        if (r >= 0)
+                r = append_tensor(m, "audio", o->audio);
+        if (r >= 0)
+                r = append_conditions(m, o->conditions, o->n_conditions);
+        if (r >= 0)
+                r = append_string(m, "condition-noise", o->condition_noise);
+        if (r >= 0 && o->has_seed)
+                r = sd_bus_message_append(m, "{sv}", "seed", "t", o->seed);
+        if (r >= 0)
+                r = append_tensor(m, "mask-video", o->mask_video);
+        if (r >= 0)
+                r = append_tensor(m, "mask-audio", o->mask_audio);
+
+        return r;
+}
+
+static int append_output(sd_bus_message *m, const latent_sample_options *o) {
+        int r;
+
+        r = append_string(m, "compute", o->compute);
+        if (r >= 0 && o->output_offset > 0)
+                r = sd_bus_message_append(m, "{sv}", "output-offset", "t", o->output_offset);
+        if (r >= 0 && o->output_bytes > 0)
+                r = sd_bus_message_append(m, "{sv}", "output-bytes", "t", o->output_bytes);
 
         return r;
 }
@@ -67,24 +114,6 @@ static int append_output(sd_bus_message *m, const char *compute, uint64_t offset
 static int append_positive(sd_bus_message *m, const char *key, double value) {
         /* Zero is "not set"; everything else, NaN too, is the service's to judge. */
         return value == 0 ? 0 : sd_bus_message_append(m, "{sv}", key, "d", value);
-}
-
-int request_append_step(sd_bus_message *m, const latent_step_options *o) {
-        int r;
-
-        r = sd_bus_message_open_container(m, 'a', "{sv}");
-        if (r >= 0)
-                r = append_inputs(m, o->text, o->text_tags, o->video, o->audio);
-        if (r >= 0)
-                r = sd_bus_message_append(m, "{sv}", "sigma-video", "d", o->sigma_video);
-        if (r >= 0)
-                r = sd_bus_message_append(m, "{sv}", "sigma-audio", "d", o->sigma_audio);
-        if (r >= 0)
-                r = append_output(m, o->compute, o->output_offset, o->output_bytes);
-        if (r >= 0)
-                r = sd_bus_message_close_container(m);
-
-        return r;
 }
 
 /* Where the noise levels come from: tables, or a schedule by name. */
@@ -106,38 +135,55 @@ static int append_schedule(sd_bus_message *m, const latent_sample_options *o) {
         return r;
 }
 
+static int append_trajectory(sd_bus_message *m, const latent_sample_options *o) {
+        int r;
+
+        r = append_schedule(m, o);
+        if (r >= 0)
+                r = append_string(m, "sampler", o->sampler);
+        if (r >= 0)
+                r = append_string(m, "noise", o->noise);
+        if (r >= 0)
+                r = append_tensor(m, "clean-video", o->clean_video);
+        if (r >= 0)
+                r = append_tensor(m, "clean-audio", o->clean_audio);
+        if (r >= 0 && (o->flags & LATENT_SAMPLE_KEEP_STEPS))
+                r = sd_bus_message_append(m, "{sv}", "keep-steps", "b", (int) true);
+
+        return r;
+}
+
 static int append_resume(sd_bus_message *m, const Resume *x, bool keep_steps) {
         int r;
 
         r = sd_bus_message_append(m, "{sv}", "resume-step", "u", x->step);
         if (r >= 0)
                 r = append_string(m, "numerics", x->numerics);
+        if (r >= 0)
+                r = append_tensor(m, "resume-slot", &x->slot);
         if (r >= 0 && keep_steps)
-                r = append_tensor(m, "kept-video", &x->kept_video);
-        if (r >= 0 && keep_steps)
-                r = append_tensor(m, "kept-audio", &x->kept_audio);
+                r = append_tensor(m, "kept-slots", &x->kept);
 
         return r;
 }
 
-int request_append_sample(sd_bus_message *m, const latent_sample_options *o, const Resume *resume) {
-        bool goes_on = resume && resume->step > 0;
+int request_append(sd_bus_message *m, const Request *q, const Resume *resume) {
+        const latent_sample_options *o = &q->sample;
         int r;
 
         r = sd_bus_message_open_container(m, 'a', "{sv}");
         if (r >= 0)
-                r = append_inputs(m, o->text, o->text_tags, goes_on ? &resume->video : o->video,
-                        goes_on ? &resume->audio : o->audio);
-        if (r >= 0 && goes_on)
+                r = append_inputs(m, o);
+        if (r >= 0 && q->kind == REQUEST_STEP)
+                r = sd_bus_message_append(m, "{sv}", "sigma-video", "d", q->sigma_video);
+        if (r >= 0 && q->kind == REQUEST_STEP)
+                r = sd_bus_message_append(m, "{sv}", "sigma-audio", "d", q->sigma_audio);
+        if (r >= 0 && q->kind == REQUEST_SAMPLE)
+                r = append_trajectory(m, o);
+        if (r >= 0 && resume && resume->step > 0)
                 r = append_resume(m, resume, (o->flags & LATENT_SAMPLE_KEEP_STEPS) != 0);
         if (r >= 0)
-                r = append_schedule(m, o);
-        if (r >= 0)
-                r = append_string(m, "sampler", o->sampler);
-        if (r >= 0 && (o->flags & LATENT_SAMPLE_KEEP_STEPS))
-                r = sd_bus_message_append(m, "{sv}", "keep-steps", "b", (int) true);
-        if (r >= 0)
-                r = append_output(m, o->compute, o->output_offset, o->output_bytes);
+                r = append_output(m, o);
         if (r >= 0)
                 r = sd_bus_message_close_container(m);
 
@@ -157,63 +203,139 @@ int copy_string(const char *s, char **ret) {
         return 0;
 }
 
-static const latent_tensor *keep_tensor(Request *r, unsigned i, const latent_tensor *t) {
-        if (!t)
-                return NULL;
-
-        r->tensors[i] = *t;
-        return &r->tensors[i];
-}
-
 Request *request_free(Request *r) {
         if (!r)
                 return NULL;
 
         for (size_t i = 0; i < ELEMENTSOF(r->strings); i++)
                 free(r->strings[i]);
+        for (size_t i = 0; i < ELEMENTSOF(r->condition_kinds); i++)
+                free(r->condition_kinds[i]);
+        (void) adapters_unref(r->adapters);
         free(r);
         return NULL;
 }
 
-DEFINE_CLEANUP(Request *, request_free)
+static latent_sample_options from_step(const latent_step_options *s) {
+        return (latent_sample_options){
+                .text = s->text,
+                .text_tags = s->text_tags,
+                .video = s->video,
+                .audio = s->audio,
+                .compute = s->compute,
+                .output_offset = s->output_offset,
+                .output_bytes = s->output_bytes,
+                .conditions = s->conditions,
+                .n_conditions = s->n_conditions,
+                .has_seed = s->has_seed,
+                .condition_noise = s->condition_noise,
+                .seed = s->seed,
+                .mask_video = s->mask_video,
+                .mask_audio = s->mask_audio,
+        };
+}
 
-int request_new(const latent_step_options *step, const latent_sample_options *sample, Request **ret) {
-        CLEANUP(request_freep) Request *r = NULL;
+/* Points *t to a copy of what it points to. */
+static void own_tensor(const latent_tensor **t, latent_tensor *copy) {
+        if (!*t)
+                return;
 
-        r = calloc(1, sizeof(*r));
-        if (!r)
-                return -ENOMEM;
+        *copy = **t;
+        *t = copy;
+}
 
-        if (step) {
-                latent_step_options *o = &r->step;
+static int own_string(const char **s, char **copy) {
+        int r;
 
-                *o = *step;
-                o->text = keep_tensor(r, 0, o->text);
-                o->text_tags = keep_tensor(r, 1, o->text_tags);
-                o->video = keep_tensor(r, 2, o->video);
-                o->audio = keep_tensor(r, 3, o->audio);
-                if (copy_string(o->compute, &r->strings[0]) < 0)
+        r = copy_string(*s, copy);
+        *s = *copy;
+        return r;
+}
+
+static int check_conditions(const latent_sample_options *o, latent_error *e) {
+        if (o->n_conditions > CONDITIONS_MAX || (o->n_conditions > 0 && !o->conditions))
+                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                        "%u conditions%s; expected an array of at most %u.", o->n_conditions,
+                        o->conditions ? "" : " at no place", CONDITIONS_MAX);
+
+        for (uint32_t i = 0; i < o->n_conditions; i++)
+                if (o->conditions[i].frame > UINT32_MAX)
+                        return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                                "Condition %u is at frame %llu, which no film has.", i,
+                                (unsigned long long) o->conditions[i].frame);
+
+        return 0;
+}
+
+static int own_conditions(Request *q) {
+        latent_sample_options *o = &q->sample;
+
+        for (uint32_t i = 0; i < o->n_conditions; i++) {
+                latent_condition *c = &q->conditions[i];
+
+                *c = o->conditions[i];
+                own_tensor(&c->video, &q->condition_video[i]);
+                own_tensor(&c->audio, &q->condition_audio[i]);
+                if (own_string(&c->kind, &q->condition_kinds[i]) < 0)
                         return -ENOMEM;
-                o->compute = r->strings[0];
-        } else {
-                latent_sample_options *o = &r->sample;
-
-                *o = *sample;
-                r->is_sample = true;
-                o->text = keep_tensor(r, 0, o->text);
-                o->text_tags = keep_tensor(r, 1, o->text_tags);
-                o->video = keep_tensor(r, 2, o->video);
-                o->audio = keep_tensor(r, 3, o->audio);
-                o->sigmas_video = keep_tensor(r, 4, o->sigmas_video);
-                o->sigmas_audio = keep_tensor(r, 5, o->sigmas_audio);
-                if (copy_string(o->compute, &r->strings[0]) < 0 || copy_string(o->schedule, &r->strings[1]) < 0 ||
-                        copy_string(o->sampler, &r->strings[2]) < 0)
-                        return -ENOMEM;
-                o->compute = r->strings[0];
-                o->schedule = r->strings[1];
-                o->sampler = r->strings[2];
         }
 
-        *ret = STEAL_PTR(r);
+        o->conditions = q->conditions;
+        return 0;
+}
+
+static int own_all(Request *q) {
+        latent_sample_options *o = &q->sample;
+        const latent_tensor **tensors[REQUEST_TENSORS] = {&o->text, &o->text_tags, &o->video, &o->audio, &o->sigmas_video,
+                &o->sigmas_audio, &o->mask_video, &o->mask_audio, &o->clean_video, &o->clean_audio};
+        const char **strings[REQUEST_STRINGS] = {&o->compute, &o->schedule, &o->sampler, &o->noise, &o->condition_noise};
+
+        for (size_t i = 0; i < REQUEST_TENSORS; i++)
+                own_tensor(tensors[i], &q->tensors[i]);
+        for (size_t i = 0; i < REQUEST_STRINGS; i++)
+                if (own_string(strings[i], &q->strings[i]) < 0)
+                        return -ENOMEM;
+
+        return own_conditions(q);
+}
+
+int request_new(const latent_step_options *step, const latent_sample_options *sample, AdapterSet *adapters,
+        Request **ret, latent_error *e) {
+        CLEANUP(request_freep) Request *q = NULL;
+        int r;
+
+        q = calloc(1, sizeof(*q));
+        if (!q)
+                return error_errno(e, -ENOMEM, "Starting a job");
+
+        q->kind = step ? REQUEST_STEP : REQUEST_SAMPLE;
+        q->adapters = adapters_ref(adapters);
+        q->sample = step ? from_step(step) : *sample;
+        if (step) {
+                q->sigma_video = step->sigma_video;
+                q->sigma_audio = step->sigma_audio;
+        }
+
+        r = check_conditions(&q->sample, e);
+        if (r < 0)
+                return r;
+        r = own_all(q);
+        if (r < 0)
+                return error_errno(e, r, "Starting a job");
+
+        *ret = STEAL_PTR(q);
+        return 0;
+}
+
+int request_new_merge(AdapterSet *adapters, Request **ret, latent_error *e) {
+        Request *q;
+
+        q = calloc(1, sizeof(*q));
+        if (!q)
+                return error_errno(e, -ENOMEM, "Setting adapters");
+
+        q->kind = REQUEST_MERGE;
+        q->adapters = adapters_ref(adapters);
+        *ret = q;
         return 0;
 }

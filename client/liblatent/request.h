@@ -7,9 +7,7 @@
 
 #include <stdbool.h>
 
-#include <systemd/sd-bus.h>
-
-#include "client/latent.h"
+#include "client/liblatent/adapters.h"
 
 /* {key: string} unless value is NULL. */
 int append_string(sd_bus_message *m, const char *key, const char *value);
@@ -19,24 +17,43 @@ int copy_string(const char *s, char **ret);
 
 /* Where a trajectory goes on that an earlier run of the service began. */
 typedef struct Resume {
-        uint32_t step;             /* 0: it starts at its beginning */
-        latent_tensor video, audio; /* the state */
-        latent_tensor kept_video, kept_audio; /* with KEEP_STEPS: the states before */
+        uint32_t step;      /* 0: it starts at its beginning */
+        latent_tensor slot; /* the state, U8 [bytes of a slot] */
+        latent_tensor kept; /* with KEEP_STEPS: the states before, U8 [step, bytes of a slot] */
         const char *numerics;
 } Resume;
 
-int request_append_step(sd_bus_message *m, const latent_step_options *o);
-int request_append_sample(sd_bus_message *m, const latent_sample_options *o, const Resume *resume); /* resume may be NULL */
+typedef enum RequestKind {
+        REQUEST_STEP,
+        REQUEST_SAMPLE,
+        REQUEST_MERGE, /* SetLoras(): only `adapters` counts */
+} RequestKind;
 
-/* A request as the caller made it, with copies of all that it points to. */
+#define CONDITIONS_MAX 30u
+#define REQUEST_TENSORS 10u
+#define REQUEST_STRINGS 5u
+
+/* A request as the caller made it, with copies of all that it points to: it may be sent again much later. */
 typedef struct Request {
-        bool is_sample;
-        latent_step_options step;
+        RequestKind kind;
+        AdapterSet *adapters; /* reference; NULL: none were ever set */
+        /* A step is put here too: of its fields only the sigmas are not of a trajectory as well. */
         latent_sample_options sample;
-        latent_tensor tensors[6];
-        char *strings[3];
+        double sigma_video, sigma_audio;
+
+        latent_tensor tensors[REQUEST_TENSORS];
+        latent_condition conditions[CONDITIONS_MAX];
+        latent_tensor condition_video[CONDITIONS_MAX], condition_audio[CONDITIONS_MAX];
+        char *strings[REQUEST_STRINGS], *condition_kinds[CONDITIONS_MAX];
 } Request;
 
-/* One of step and sample is NULL. -ENOMEM. */
-int request_new(const latent_step_options *step, const latent_sample_options *sample, Request **ret);
+/* One of step and sample is NULL. adapters may be NULL. InvalidArgument: what cannot even be sent. */
+int request_new(const latent_step_options *step, const latent_sample_options *sample, AdapterSet *adapters,
+        Request **ret, latent_error *e);
+int request_new_merge(AdapterSet *adapters, Request **ret, latent_error *e);
 Request *request_free(Request *r);
+
+/* The dictionary of a STEP or SAMPLE. resume may be NULL. */
+int request_append(sd_bus_message *m, const Request *q, const Resume *resume);
+
+DEFINE_CLEANUP(Request *, request_free)

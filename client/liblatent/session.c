@@ -13,11 +13,12 @@
 #include "client/liblatent/options.h"
 #include "client/liblatent/recover.h"
 #include "client/liblatent/request.h"
+#include "client/liblatent/value.h"
 #include "service/shared/memfd.h"
 
 _Static_assert(sizeof(latent_session_options) == 40, "public layout changed: add fields, never alter");
-_Static_assert(sizeof(latent_step_options) == 80, "public layout changed: add fields, never alter");
-_Static_assert(sizeof(latent_sample_options) == 120, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_step_options) == 128, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_sample_options) == 192, "public layout changed: add fields, never alter");
 #define SESSION_OPTIONS_SIZE_V1 40u
 #define STEP_OPTIONS_SIZE_V1 80u
 #define SAMPLE_OPTIONS_SIZE_V1 120u
@@ -36,6 +37,8 @@ latent_session *session_unref(latent_session *s) {
         (void) output_unref(s->output);
         latent_job_free(s->load);
         (void) source_unref(s->source);
+        (void) adapters_unref(s->adapters);
+        (void) adapters_unref(s->in_force);
         free(s->compute);
         free(s->job_class);
         object_done(&s->object);
@@ -46,7 +49,6 @@ latent_session *session_unref(latent_session *s) {
 
 DEFINE_CLEANUP(latent_session *, latent_session_free)
 DEFINE_CLEANUP(Output *, output_unref)
-DEFINE_CLEANUP(Request *, request_free)
 
 Output *output_ref(Output *o) {
         o->n_ref++;
@@ -257,6 +259,7 @@ int session_reopen(
         s->output = STEAL_PTR(x.output);
         s->output_bytes = s->output->size;
         s->spare = (Arena){.size = x.input_bytes, .used = s->input_bytes};
+        s->in_force = adapters_unref(s->in_force);
         *ret_spare = STEAL_PTR(x.input);
         return 0;
 }
@@ -346,55 +349,163 @@ LATENT_PUBLIC void latent_session_free(latent_session *session) {
         (void) session_unref(session);
 }
 
-/* What step and sample have in common. */
-static int session_start(latent_session *s, const latent_step_options *step, const latent_sample_options *sample,
-        latent_job **ret, latent_error *e) {
+/* Sends the request, which is taken over on success. */
+static int session_start(latent_session *s, Request **q, latent_job **ret, latent_error *e) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *reply = NULL;
-        CLEANUP(request_freep) Request *q = NULL;
         Before before;
         int r;
 
-        r = request_new(step, sample, &q);
-        if (r < 0)
-                return error_errno(e, r, "Starting a job");
-        r = recover_before(s, q, &before, e);
+        r = recover_before(s, *q, &before, e);
         if (r < 0)
                 return r;
-        r = recover_send(s, q, NULL, &reply, e);
+        r = recover_send(s, *q, NULL, &reply, e);
         if (r < 0)
                 return r;
         r = job_new_from_reply(s->client, s, reply, ret, e);
         if (r < 0)
                 return r;
 
-        (*ret)->request = STEAL_PTR(q);
+        (*ret)->request = STEAL_PTR(*q);
         (*ret)->before = before;
         return 0;
 }
 
-LATENT_PUBLIC int latent_session_step(latent_session *session, const latent_step_options *options,
-        latent_job **ret_job, latent_error *error) {
+/* *ret: of the session as it is now. options as the caller gave them. */
+static int request_step(latent_session *s, const latent_step_options *options, Request **ret, latent_error *e) {
         latent_step_options o;
         int r;
 
-        r = options_read(options, STEP_OPTIONS_SIZE_V1, &o, sizeof(o), error);
+        r = options_read(options, STEP_OPTIONS_SIZE_V1, &o, sizeof(o), e);
         if (r < 0)
                 return r;
 
-        return session_start(session, &o, NULL, ret_job, error);
+        return request_new(&o, NULL, s->adapters, ret, e);
+}
+
+static int request_sample(latent_session *s, const latent_sample_options *options, Request **ret, latent_error *e) {
+        latent_sample_options o;
+        int r;
+
+        r = options_read(options, SAMPLE_OPTIONS_SIZE_V1, &o, sizeof(o), e);
+        if (r < 0)
+                return r;
+        if (o.flags & ~(uint32_t) LATENT_SAMPLE_KEEP_STEPS)
+                return error_set(e, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT,
+                        "Unknown flags %#x; expected LATENT_SAMPLE_*.", o.flags);
+
+        return request_new(NULL, &o, s->adapters, ret, e);
+}
+
+LATENT_PUBLIC int latent_session_step(latent_session *session, const latent_step_options *options,
+        latent_job **ret_job, latent_error *error) {
+        CLEANUP(request_freep) Request *q = NULL;
+        int r;
+
+        r = request_step(session, options, &q, error);
+        if (r < 0)
+                return r;
+
+        return session_start(session, &q, ret_job, error);
 }
 
 LATENT_PUBLIC int latent_session_sample(latent_session *session, const latent_sample_options *options,
         latent_job **ret_job, latent_error *error) {
-        latent_sample_options o;
+        CLEANUP(request_freep) Request *q = NULL;
         int r;
 
-        r = options_read(options, SAMPLE_OPTIONS_SIZE_V1, &o, sizeof(o), error);
+        r = request_sample(session, options, &q, error);
         if (r < 0)
                 return r;
-        if (o.flags & ~(uint32_t) LATENT_SAMPLE_KEEP_STEPS)
-                return error_set(error, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT,
-                        "Unknown flags %#x; expected LATENT_SAMPLE_*.", o.flags);
 
-        return session_start(session, NULL, &o, ret_job, error);
+        return session_start(session, &q, ret_job, error);
+}
+
+int session_send_adapters(latent_session *s, AdapterSet *a, sd_bus_message **ret_reply, latent_error *e) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        int r;
+
+        r = adapters_check(a, s->object.owner, e);
+        if (r < 0)
+                return r;
+        r = client_message(s->client, s->object.owner, s->object.path, BUS_INTERFACE("Session"), "SetLoras", &m, e);
+        if (r < 0)
+                return r;
+        r = adapters_append(m, a);
+        if (r < 0)
+                return client_error_message(r, "Setting adapters", e);
+        r = client_call(s->client, m, "Setting adapters", ret_reply, e);
+        if (r < 0)
+                return r;
+
+        (void) adapters_unref(s->in_force);
+        s->in_force = adapters_ref(a);
+        return 0;
+}
+
+LATENT_PUBLIC int latent_session_set_loras(latent_session *session, const latent_lora *loras, size_t n,
+        const char *compute, latent_job **ret_job, latent_error *error) {
+        CLEANUP(adapters_unrefp) AdapterSet *a = NULL;
+        CLEANUP(request_freep) Request *q = NULL;
+        int r;
+
+        r = adapters_new(loras, n, compute, session->client, session->object.owner, &a, error);
+        if (r < 0)
+                return r;
+        r = request_new_merge(a, &q, error);
+        if (r < 0)
+                return r;
+        r = session_start(session, &q, ret_job, error);
+        if (r < 0)
+                return r;
+
+        (void) adapters_unref(session->adapters);
+        session->adapters = STEAL_PTR(a);
+        return 0;
+}
+
+static int session_plan(latent_session *s, const Request *q, latent_value **ret, latent_error *e) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL, *reply = NULL;
+        int r;
+
+        r = recover_adapters(s, q, e);
+        if (r < 0)
+                return r;
+        r = client_message(s->client, s->object.owner, s->object.path, BUS_INTERFACE("Session"), "Plan", &m, e);
+        if (r < 0)
+                return r;
+        r = sd_bus_message_append(m, "s", q->kind == REQUEST_SAMPLE ? "sample" : "step");
+        if (r >= 0)
+                r = request_append(m, q, NULL);
+        if (r < 0)
+                return client_error_message(r, "Planning", e);
+        r = client_call_patiently(s->client, m, "Planning", &reply, e);
+        if (r < 0)
+                return r;
+
+        r = sd_bus_message_has_signature(reply, "a{sv}") ? value_read(reply, ret) : -EBADMSG;
+        return r < 0 ? client_error_message(r, "Planning", e) : 0;
+}
+
+LATENT_PUBLIC int latent_session_plan_step(latent_session *session, const latent_step_options *options,
+        latent_value **ret_value, latent_error *error) {
+        CLEANUP(request_freep) Request *q = NULL;
+        int r;
+
+        r = request_step(session, options, &q, error);
+        if (r < 0)
+                return r;
+
+        return session_plan(session, q, ret_value, error);
+}
+
+LATENT_PUBLIC int latent_session_plan_sample(latent_session *session, const latent_sample_options *options,
+        latent_value **ret_value, latent_error *error) {
+        CLEANUP(request_freep) Request *q = NULL;
+        int r;
+
+        r = request_sample(session, options, &q, error);
+        if (r < 0)
+                return r;
+
+        return session_plan(session, q, ret_value, error);
 }

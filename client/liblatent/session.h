@@ -3,9 +3,8 @@
 
 /* A session's arenas in this process. */
 
+#include "client/liblatent/adapters.h"
 #include "client/liblatent/arena.h"
-#include "client/liblatent/client.h"
-#include "client/liblatent/source.h"
 
 /* An output arena, read-only. After a restart of the service a session has another one; jobs that are done keep theirs. */
 typedef struct Output {
@@ -30,6 +29,9 @@ struct latent_session {
         char *compute, *job_class;
         latent_job *load; /* of the model, when it is being opened again */
         Arena spare;      /* behind the input: states of trajectories that go on */
+
+        AdapterSet *adapters; /* reference: of jobs from now on; NULL: none were ever set */
+        AdapterSet *in_force; /* reference: what the service was told last */
 };
 
 latent_session *session_ref(latent_session *s);
@@ -39,6 +41,9 @@ Output *output_ref(Output *o);
 Output *output_unref(Output *o);
 /* NULL if the range does not lie in it. */
 const void *output_at(const Output *o, uint64_t offset, uint64_t size);
+
+/* SetLoras(): tells the service. a may be NULL: none. ret_reply may be NULL. */
+int session_send_adapters(latent_session *s, AdapterSet *a, sd_bus_message **ret_reply, latent_error *e);
 
 /* Opens it again with the same model, inputs and sizes, and `spare` bytes more of input; *ret_spare: where they are, until
  * session_spare_done(). */

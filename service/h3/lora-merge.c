@@ -250,18 +250,49 @@ static int merge_rows(Merge *g, const LoraDelta *deltas, size_t n, Fault *f) {
         return 0;
 }
 
+/* Whole blocks of rows. */
+static uint64_t chunk_of(const LkMatrix *base) {
+        uint64_t block = base->block_rows < base->rows ? base->block_rows : 1;
+        uint64_t chunk = block >= CHUNK_ROWS ? block : CHUNK_ROWS / block * block;
+
+        return chunk < base->rows ? chunk : base->rows;
+}
+
+static uint64_t largest_rank(const LoraDelta *deltas, size_t n) {
+        uint64_t rank = 0;
+
+        for (size_t i = 0; i < n; i++)
+                rank = deltas[i].module->a->entry->shape[0] > rank ? deltas[i].module->a->entry->shape[0]
+                                                                   : rank;
+        return rank;
+}
+
+int lora_merge_size(
+        const LoraDelta *deltas, size_t n, H3Compute compute, uint64_t *ret_kept, uint64_t *ret_work) {
+        const LkMatrix *base = deltas[0].slot.matrix;
+        LkType type = merged_type(base->type, compute);
+        uint64_t chunk = chunk_of(base), rank = largest_rank(deltas, n), cell, factors, kept;
+
+        /* on the host: sum, product, B and A; on the device the same and the quantised rows (merge_memory())
+         */
+        if (__builtin_mul_overflow(chunk * sizeof(float), base->cols, &cell) ||
+                __builtin_mul_overflow(rank * sizeof(float), chunk + base->cols, &factors) ||
+                __builtin_mul_overflow(lk_row_size(type, base->cols), base->rows, &kept) ||
+                cell > UINT64_MAX / 16 || factors > UINT64_MAX / 16)
+                return -EOVERFLOW;
+        *ret_kept = kept + (type == LK_I8 ? base->rows * sizeof(float) : 0);
+        *ret_work = 5 * cell + 2 * factors;
+        return 0;
+}
+
 int lora_merge(H3Model *m, const LoraDelta *deltas, size_t n, H3Compute compute, const LkOps *ops,
         LkContext *context, Fault *f) {
         LkMatrix *slot = deltas[0].slot.matrix;
         Merge g = {.ops = ops, .context = context, .base = *slot, .type = merged_type(slot->type, compute)};
-        uint64_t block = g.base.block_rows < g.base.rows ? g.base.block_rows : 1, rank = 0;
+        uint64_t rank = largest_rank(deltas, n);
         int r;
 
-        g.chunk = block >= CHUNK_ROWS ? block : CHUNK_ROWS / block * block;
-        g.chunk = g.chunk < g.base.rows ? g.chunk : g.base.rows;
-        for (size_t i = 0; i < n; i++)
-                rank = deltas[i].module->a->entry->shape[0] > rank ? deltas[i].module->a->entry->shape[0]
-                                                                   : rank;
+        g.chunk = chunk_of(&g.base);
 
         g.data = malloc(g.base.rows * lk_row_size(g.type, g.base.cols));
         g.scale = g.type == LK_I8 ? malloc(g.base.rows * sizeof(float)) : NULL;

@@ -77,3 +77,7 @@ typedef struct LoraDelta {
 /* lora-merge.c: merges deltas, all of one slot, into a copy of its matrix that m owns from then on. */
 int lora_merge(H3Model *m, const LoraDelta *deltas, size_t n, H3Compute compute, const LkOps *ops,
         LkContext *context, Fault *f);
+
+/* Bytes that lora_merge() leaves with the model, and those it takes for its work besides. -EOVERFLOW. */
+int lora_merge_size(
+        const LoraDelta *deltas, size_t n, H3Compute compute, uint64_t *ret_kept, uint64_t *ret_work);

@@ -14,11 +14,11 @@
 #include "service/shared/cleanup.h"
 
 #define RANK_MAX 65536u
-#define STRENGTH_MAX 1000.0
+#define TENSORS_MAX 16384u /* three for each module of fifty blocks are 1500 */
 
 DEFINE_CLEANUP(H3Lora *, h3_lora_free)
 DEFINE_CLEANUP(H3Model *, h3_model_free)
-DEFINE_CLEANUP(H3LoraReport *, h3_lora_report_free)
+DEFINE_CLEANUP(H3TensorSet *, h3_tensor_set_free)
 
 static int no_memory(Fault *f) {
         return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
@@ -101,6 +101,42 @@ static int read_alpha(H3Lora *l, Fault *f) {
         return 0;
 }
 
+bool h3_lora_recognises(const H3File *files, size_t n_files) {
+        CLEANUP(h3_tensor_set_freep) H3TensorSet *s = NULL;
+        Fault ignored = {};
+
+        if (h3_tensor_set_new(files, n_files, &s, &ignored) < 0)
+                return false;
+        for (size_t i = 0; i < s->n_tensors; i++) {
+                size_t n;
+                bool named;
+                LoraRole role = lora_key_split(s->tensors[i].entry->name, &n, &named);
+
+                if (role == LORA_A || role == LORA_B)
+                        return true;
+        }
+        return false;
+}
+
+void h3_lora_describe(const H3Lora *l, H3LoraInfo *ret) {
+        const H3TensorSet *s = l->set;
+        size_t n = 0;
+
+        *ret = (H3LoraInfo){.n_tensors = (uint32_t) s->n_tensors,
+                .private_bytes = sizeof(*l) + s->n_tensors * (sizeof(*l->modules) + sizeof(*s->tensors))};
+        for (size_t i = 0; i < s->n_tensors; i++)
+                ret->weight_bytes += s->tensors[i].entry->size;
+        for (StType t = 0; t < ST_TYPE_MAX; t++) {
+                bool there = false;
+
+                for (size_t i = 0; i < s->n_tensors && !there; i++)
+                        there = s->tensors[i].entry->type == t;
+                if (there && n < sizeof(ret->types))
+                        n += (size_t) snprintf(ret->types + n, sizeof(ret->types) - n, "%s%s", n ? ", " : "",
+                                st_type_name(t));
+        }
+}
+
 int h3_lora_open(const H3File *files, size_t n_files, const H3LoraOptions *options, H3Lora **ret, Fault *f) {
         CLEANUP(h3_lora_freep) H3Lora *l = NULL;
         size_t pairs = 0;
@@ -116,6 +152,9 @@ int h3_lora_open(const H3File *files, size_t n_files, const H3LoraOptions *optio
         r = h3_tensor_set_new(files, n_files, &l->set, f);
         if (r < 0)
                 return r;
+        if (l->set->n_tensors > TENSORS_MAX)
+                return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
+                        "The adapter has %zu tensors; expected at most %u.", l->set->n_tensors, TENSORS_MAX);
         l->modules = calloc(l->set->n_tensors ? l->set->n_tensors : 1, sizeof(*l->modules));
         if (!l->modules)
                 return no_memory(f);
@@ -315,10 +354,10 @@ static int plan_module(Plan *p, uint32_t index, const H3LoraUse *use, const Lora
 static int plan_use(Plan *p, uint32_t index, const H3LoraUse *use, Fault *f) {
         size_t applied = p->report->n_applied, refused = p->report->n_refused;
 
-        if (!isfinite(use->strength) || fabs(use->strength) > STRENGTH_MAX)
+        if (!isfinite(use->strength) || fabs(use->strength) > H3_LORA_STRENGTH_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The strength of adapter %u is %g; expected a number from -%g to %g.", index,
-                        use->strength, STRENGTH_MAX, STRENGTH_MAX);
+                        use->strength, H3_LORA_STRENGTH_MAX, H3_LORA_STRENGTH_MAX);
         for (size_t i = 0; i < use->lora->n_modules; i++) {
                 int r = plan_module(p, index, use, use->lora->modules + i, f);
 
@@ -363,44 +402,88 @@ static H3Model *copy_model(const H3Model *base) {
         return STEAL_PTR(m);
 }
 
-int h3_model_with_loras(const H3Model *base, const H3LoraUse *uses, size_t n_uses, H3Compute compute,
-        const LkOps *ops, LkContext *context, H3Model **ret, H3LoraReport **ret_report, Fault *f) {
-        CLEANUP(h3_lora_report_freep) H3LoraReport *report = NULL;
-        CLEANUP(h3_model_freep) H3Model *m = NULL;
-        CLEANUP_FREE LoraDelta *deltas = NULL;
+static void plan_done(Plan *p) {
+        (void) h3_model_free(p->model);
+        free(p->deltas);
+        (void) h3_lora_report_free(p->report);
+}
+
+/* What is to be merged, by matrix; nothing is merged yet. The caller calls plan_done(), also on failure. */
+static int plan_uses(const H3Model *base, const H3LoraUse *uses, size_t n_uses, Plan *p, Fault *f) {
         size_t modules = 1;
-        Plan p;
         int r;
 
         for (size_t i = 0; i < n_uses; i++)
                 modules += uses[i].lora->n_modules;
-        m = copy_model(base);
-        report = calloc(1, sizeof(*report));
-        deltas = calloc(3 * modules, sizeof(*deltas));
-        if (!m || !report || !deltas)
+        p->model = copy_model(base);
+        p->report = calloc(1, sizeof(*p->report));
+        p->deltas = calloc(3 * modules, sizeof(*p->deltas));
+        if (!p->model || !p->report || !p->deltas)
                 return no_memory(f);
-        report->applied = calloc(modules, sizeof(*report->applied));
-        report->refused = calloc(modules, sizeof(*report->refused));
-        if (!report->applied || !report->refused)
+        p->report->applied = calloc(modules, sizeof(*p->report->applied));
+        p->report->refused = calloc(modules, sizeof(*p->report->refused));
+        if (!p->report->applied || !p->report->refused)
                 return no_memory(f);
 
-        p = (Plan){.model = m, .deltas = deltas, .report = report};
         for (size_t i = 0; i < n_uses; i++) {
-                r = plan_use(&p, (uint32_t) i, uses + i, f);
+                r = plan_use(p, (uint32_t) i, uses + i, f);
                 if (r < 0)
                         return r;
         }
-        qsort(deltas, p.n_deltas, sizeof(*deltas), compare_deltas);
-        for (size_t i = 0, n; i < p.n_deltas; i += n) {
-                for (n = 1; i + n < p.n_deltas && deltas[i + n].slot.matrix == deltas[i].slot.matrix; n++)
-                        ;
-                r = lora_merge(m, deltas + i, n, compute, ops, context, f);
-                if (r < 0)
-                        return r;
-        }
-        h3_model_note_matrices(m);
+        qsort(p->deltas, p->n_deltas, sizeof(*p->deltas), compare_deltas);
+        return 0;
+}
 
-        *ret = STEAL_PTR(m);
-        *ret_report = STEAL_PTR(report);
+/* Deltas from `first` on that are of the same matrix. */
+static size_t count_equal(const Plan *p, size_t first) {
+        size_t n = 1;
+
+        while (first + n < p->n_deltas && p->deltas[first + n].slot.matrix == p->deltas[first].slot.matrix)
+                n++;
+        return n;
+}
+
+int h3_lora_memory(const H3Model *base, const H3LoraUse *uses, size_t n_uses, H3Compute compute,
+        uint64_t *ret_bytes, uint64_t *ret_kept, Fault *f) {
+        CLEANUP(plan_done) Plan p = {};
+        uint64_t all = 0, largest = 0;
+        int r;
+
+        r = plan_uses(base, uses, n_uses, &p, f);
+        if (r < 0)
+                return r;
+        for (size_t i = 0, n; i < p.n_deltas; i += n) {
+                uint64_t kept, work;
+
+                n = count_equal(&p, i);
+                r = lora_merge_size(p.deltas + i, n, compute, &kept, &work);
+                if (r < 0 || __builtin_add_overflow(all, kept, &all))
+                        return fault_set(f, -EOVERFLOW, FAULT_DOES_NOT_FIT,
+                                "The merged copies have more bytes than can be counted.");
+                largest = work > largest ? work : largest;
+        }
+        *ret_bytes = all + largest;
+        *ret_kept = all;
+        return 0;
+}
+
+int h3_model_with_loras(const H3Model *base, const H3LoraUse *uses, size_t n_uses, H3Compute compute,
+        const LkOps *ops, LkContext *context, H3Model **ret, H3LoraReport **ret_report, Fault *f) {
+        CLEANUP(plan_done) Plan p = {};
+        int r;
+
+        r = plan_uses(base, uses, n_uses, &p, f);
+        if (r < 0)
+                return r;
+        for (size_t i = 0, n; i < p.n_deltas; i += n) {
+                n = count_equal(&p, i);
+                r = lora_merge(p.model, p.deltas + i, n, compute, ops, context, f);
+                if (r < 0)
+                        return r;
+        }
+        h3_model_note_matrices(p.model);
+
+        *ret = STEAL_PTR(p.model);
+        *ret_report = STEAL_PTR(p.report);
         return 0;
 }

@@ -141,21 +141,65 @@ int h3_noise_condition_comfy(const H3Config *c, const H3Grid *g, uint64_t seed, 
         return 0;
 }
 
-int h3_noise_condition_official(
+static void skip_words(H3Noise *g, uint64_t n) {
+        while (n > 0) {
+                uint64_t left;
+
+                if (g->at == WORDS)
+                        renew(g);
+                left = WORDS - g->at < n ? WORDS - g->at : n;
+                g->at += (uint32_t) left;
+                n -= left;
+        }
+}
+
+/* Numbers first .. first + BLOCK - 1 of a draw of which the first `part` of every `period` are wanted. */
+static void keep_block(const float *block, uint64_t first, uint64_t period, uint64_t part, float *ret) {
+        for (uint64_t i = 0; i < BLOCK; i++) {
+                uint64_t at = first + i;
+
+                if (at % period < part)
+                        ret[at / period * part + at % period] = block[i];
+        }
+}
+
+/* h3_noise_draw(n) of at least BLOCK numbers from a new generator, the first `part` of every `period` kept.
+ * Words are cheap, logarithms are not: of a long film's noise a condition has little. */
+static void draw_parts(H3Noise *g, uint64_t n, uint64_t period, uint64_t part, float *ret) {
+        uint64_t whole = n / BLOCK * BLOCK;
+        double uniforms[BLOCK];
+        float block[BLOCK];
+
+        for (uint64_t i = 0; i < whole; i += BLOCK) {
+                uint64_t at = i % period;
+
+                if (at >= part && at + BLOCK <= period) {
+                        skip_words(g, BLOCK);
+                        continue;
+                }
+                for (uint32_t j = 0; j < BLOCK; j++)
+                        uniforms[j] = next_uniform(g);
+                draw_block(uniforms, block);
+                keep_block(block, i, period, part, ret);
+        }
+        if (whole == n)
+                return;
+        skip_words(g, n - whole);
+        for (uint32_t j = 0; j < BLOCK; j++)
+                uniforms[j] = next_uniform(g);
+        draw_block(uniforms, block);
+        keep_block(block, n - BLOCK, period, part, ret);
+}
+
+void h3_noise_condition_official(
         const H3Config *c, const H3Grid *g, uint64_t full_frames, uint64_t seed, float *ret) {
         uint64_t per_frame = g->height * g->width;
         uint64_t full = full_frames > g->frames ? full_frames : g->frames;
-        CLEANUP_FREE float *all = malloc(c->video_channels * full * per_frame * sizeof(float));
         H3Noise generator;
 
-        if (!all)
-                return -ENOMEM;
         h3_noise_init(&generator, seed);
-        h3_noise_draw(&generator, c->video_channels * full * per_frame, all);
-        for (uint64_t channel = 0; channel < c->video_channels; channel++)
-                for (uint64_t i = 0; i < g->frames * per_frame; i++)
-                        ret[channel * g->frames * per_frame + i] = all[channel * full * per_frame + i];
-        return 0;
+        draw_parts(&generator, c->video_channels * full * per_frame, full * per_frame, g->frames * per_frame,
+                ret);
 }
 
 void h3_noise_mix(const float *z, const float *noise, uint64_t n, float *ret) {

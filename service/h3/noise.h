@@ -39,10 +39,11 @@ int h3_noise_target(H3Noise *g, H3NoiseOrder order, const H3Config *c, const H3S
  *             h3_noise_draw(g, 24 * T * H * W, ret).
  *  comfy:     a new generator for each, drawn as rows [rows, 96].
  *  official:  a new generator for each draws `full_frames` frames, the first ones count. full_frames is
- *             T of the target + the number of condition frames of the task, and at least the grid's.
- * -ENOMEM. */
+ *             T of the target + the number of condition frames of the task, and at least the grid's. Takes
+ *             time for all of them, 3 ns for each number that does not count.
+ * -ENOMEM (comfy). */
 int h3_noise_condition_comfy(const H3Config *c, const H3Grid *g, uint64_t seed, float *ret);
-int h3_noise_condition_official(
+void h3_noise_condition_official(
         const H3Config *c, const H3Grid *g, uint64_t full_frames, uint64_t seed, float *ret);
 
 /* ret = 0.999 * z + 0.001 * noise: a visual condition as the model sees it, and what is kept of a video

@@ -7,6 +7,7 @@
 #include "service/latentd/manager.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/safetensors.h"
+#include "service/shared/utf8.h"
 
 #define TENSOR_SIGNATURE "(tsat)"
 
@@ -38,6 +39,7 @@ static const char *type_description(const char *type) {
                 { "o",              "an object path"                                        },
                 { "as",             "an array of strings"                                   },
                 { "ad",             "an array of floating-point numbers"                    },
+                { "aa{sv}",         "an array of dictionaries"                              },
                 { TENSOR_SIGNATURE, "a tensor: offset, type name, array of dimensions"      },
         };
 
@@ -153,7 +155,9 @@ static int read_value(sd_bus_message *m, const BusKey *k, Fault *f) {
         if (r < 0)
                 return r;
 
-        if (strcmp(k->type, TENSOR_SIGNATURE) == 0)
+        if (k->read)
+                r = k->read(m, k, f);
+        else if (strcmp(k->type, TENSOR_SIGNATURE) == 0)
                 r = read_tensor(m, k, f);
         else
                 r = sd_bus_message_read_basic(m, k->type[0], k->value);
@@ -219,6 +223,19 @@ int bus_read_dictionary(sd_bus_message *m, const BusKey *keys, size_t n_keys, Fa
 
         r = sd_bus_message_exit_container(m);
         return r < 0 ? r : 0;
+}
+
+void bus_text(char *s) {
+        size_t n = strlen(s);
+        uint32_t c;
+
+        for (size_t i = 0; i < n;) {
+                size_t len = utf8_decode(s + i, n - i, &c);
+
+                if (len == 0)
+                        s[i] = '?';
+                i += len > 0 ? len : 1;
+        }
 }
 
 int bus_path_id(const char *path, const char *prefix, uint64_t *ret) {

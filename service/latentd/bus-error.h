@@ -15,19 +15,24 @@
 int bus_error_fault(sd_bus_error *error, int r, const Fault *f);
 
 /* One expected key. `type` is the D-Bus signature of the value ("s", "t", "u", "d", "b", "o", "(tsat)"); value points to const char *,
- * uint64_t, uint32_t, double, int, const char *, WireTensor; valid as long as the message. seen is set. */
-typedef struct BusKey {
+ * uint64_t, uint32_t, double, int, const char *, WireTensor; valid as long as the message. seen is set. Other types: read() does it. */
+typedef struct BusKey BusKey;
+struct BusKey {
         const char *key;
         const char *type;
         void *value;
         bool *seen; /* may be NULL */
         bool later; /* a key of a later version: NotSupported if given */
-} BusKey;
+        int (*read)(sd_bus_message *m, const BusKey *k, Fault *f); /* from inside of the variant */
+};
 
 /* Reads the a{sv} at the message's read position; InvalidArgument names the key and the expected type (unknown keys: the known ones).
  * For "(tsat)": offset, type name, shape; size is computed with overflow checks, at most WIRE_DIMS_MAX dimensions, none of them 0
  * (InvalidTensor). At most 64 keys. Values read before an error stay written: look at them on success only. */
 int bus_read_dictionary(sd_bus_message *m, const BusKey *keys, size_t n_keys, Fault *f);
+
+/* Replaces by '?' what a D-Bus string cannot carry: s comes from a worker. */
+void bus_text(char *s);
 
 /* The number behind prefix (BUS_ROOT "/job/") in a path: decimal, no leading zero. -ENOENT if path is no such path. */
 int bus_path_id(const char *path, const char *prefix, uint64_t *ret);

@@ -88,6 +88,14 @@ static int append_result(sd_bus_message *m, const Job *j) {
                 r = sd_bus_message_append(m, "{sv}", "bytes-read", "t", j->bytes_read);
                 if (r < 0)
                         return r;
+        } else if (j->state == JOB_DONE && j->kind == JOB_MERGE) {
+                r = lora_notes_append(m, &j->notes);
+                if (r < 0)
+                        return r;
+
+                r = sd_bus_message_append(m, "{sv}", "bytes", "t", j->merged_bytes);
+                if (r < 0)
+                        return r;
         } else if (j->state == JOB_DONE) {
                 r = append_tensors(m, j);
                 if (r < 0)
@@ -228,7 +236,7 @@ static int find_job(sd_bus *bus, const char *path, const char *interface, void *
 
         p = peer_of_call(m, bus);
         j = p ? job_find(m, id) : NULL;
-        if (!j || j->uid != p->uid)
+        if (!j || j->uid != p->uid || j->kind == JOB_PLAN)
                 return 0;
 
         *ret_found = j;

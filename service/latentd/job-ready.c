@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/latentd/job-ready.h"
 
-#include <string.h>
+#include <errno.h>
+
+#define SLOT_ALIGN UINT64_C(64)
 
 static uint32_t steps_of(const WireJobOpen *q) {
         if (q->kind == WIRE_JOB_STEP)
@@ -11,15 +13,66 @@ static uint32_t steps_of(const WireJobOpen *q) {
         return q->steps;
 }
 
-/* A result has the type and shape of its input. offset is relative to the slot. */
-static bool tensor_fits(const WireTensor *t, const WireTensor *input, uint64_t stride) {
+/* Adds size, rounded up to a multiple of 64, to *at. */
+static bool advance(uint64_t *at, uint64_t size) {
+        if (__builtin_add_overflow(size, SLOT_ALIGN - 1, &size))
+                return false;
+
+        return !__builtin_add_overflow(*at, size & ~(SLOT_ALIGN - 1), at);
+}
+
+int job_slot_place(const WireJobOpen *q, JobSlot *ret) {
+        bool sample = q->kind == WIRE_JOB_SAMPLE;
+        bool carries = sample && q->sampler == WIRE_SAMPLER_RES_MULTISTEP;
+        bool remembers = sample && q->sampler != WIRE_SAMPLER_EULER;
+        uint64_t video = q->video.size, audio = q->audio.size;
+        JobSlot x = {};
+
+        if (!advance(&x.stride, video))
+                return -EOVERFLOW;
+
+        x.audio = x.stride;
+        if (!advance(&x.stride, audio))
+                return -EOVERFLOW;
+
+        if (carries) {
+                x.carried = x.stride;
+                if (!advance(&x.stride, audio))
+                        return -EOVERFLOW;
+        }
+
+        if (remembers && (!advance(&x.stride, video) || !advance(&x.stride, audio)))
+                return -EOVERFLOW;
+
+        *ret = x;
+        return 0;
+}
+
+/* A result has the type and shape of its input and lies where it belongs in its slot. */
+static bool tensor_fits(const WireTensor *t, const WireTensor *input, uint64_t offset) {
         if (t->dtype != input->dtype || t->n_dims != input->n_dims || t->size != input->size)
                 return false;
         for (uint32_t i = 0; i < input->n_dims; i++)
                 if (t->shape[i] != input->shape[i])
                         return false;
 
-        return t->offset % sizeof(float) == 0 && t->size <= stride && t->offset <= stride - t->size;
+        return t->offset == offset;
+}
+
+static const char *check_slot(const WireJobOpen *q, const WireJobReady *m) {
+        JobSlot place;
+
+        if (job_slot_place(q, &place) < 0 || m->slot_stride != place.stride)
+                return "JOB_READY with slots of another size";
+
+        if (!tensor_fits(&m->video, &q->video, 0) || !tensor_fits(&m->audio, &q->audio, place.audio))
+                return "JOB_READY with results of another shape or place";
+
+        if (place.carried > 0 ? !tensor_fits(&m->carried, &q->audio, place.carried) :
+                                m->carried.size != 0 || m->carried.n_dims != 0)
+                return "JOB_READY with another carried audio than its sampler has";
+
+        return NULL;
 }
 
 static bool overlap(uint64_t a, uint64_t a_size, uint64_t b, uint64_t b_size) {
@@ -41,7 +94,7 @@ static const char *check_slots(const WireJobOpen *q, const WireJobReady *m) {
                 return "JOB_READY with a number of slots that cannot hold its states";
 
         if (__builtin_mul_overflow(m->slot_stride, (uint64_t) m->n_slots, &slots) ||
-                m->slot_stride % 8 != 0 || !in_range(q, m->slot_offset, slots) ||
+                !in_range(q, m->slot_offset, slots) ||
                 !in_range(q, m->commit_offset, sizeof(uint64_t)) ||
                 overlap(m->commit_offset, sizeof(uint64_t), m->slot_offset, slots))
                 return "JOB_READY with slots or a commit word outside the output range";
@@ -55,6 +108,11 @@ static const char *check_slots(const WireJobOpen *q, const WireJobReady *m) {
 const char *job_ready_check(const Job *j, const WireJobReady *m) {
         const WireJobOpen *q = &j->request;
         const char *why;
+
+        if (q->kind == WIRE_JOB_MERGE) /* everything else is of no use to it */
+                return m->steps == 1 && m->committed == 0 && m->blocks <= JOB_BLOCKS_MAX ?
+                               NULL :
+                               "JOB_READY for a MERGE with more than one step";
 
         if (m->rows == 0 || m->rows > JOB_ROWS_MAX || m->blocks == 0 || m->blocks > JOB_BLOCKS_MAX)
                 return "JOB_READY with impossible rows or blocks";
@@ -71,10 +129,5 @@ const char *job_ready_check(const Job *j, const WireJobReady *m) {
         if (why)
                 return why;
 
-        if (!tensor_fits(&m->video, &q->video, m->slot_stride) ||
-                !tensor_fits(&m->audio, &q->audio, m->slot_stride) ||
-                overlap(m->video.offset, m->video.size, m->audio.offset, m->audio.size))
-                return "JOB_READY with results of another shape or place";
-
-        return NULL;
+        return check_slot(q, m);
 }

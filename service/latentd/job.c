@@ -66,14 +66,25 @@ static void drop_references(Job *j) {
                 session_job_finished(session);
         if (model && j->kind != JOB_LOAD)
                 model_user_remove(model);
+        lora_list_done(&j->loras);
+}
+
+/* Whoever waits for it hears of its end, whatever that is. */
+static void tell_end(Job *j) {
+        JobDoneFn fn = STEAL_PTR(j->done_fn);
+
+        if (fn)
+                fn(j->done_userdata, j);
 }
 
 Job *job_free(Job *j) {
         if (!j)
                 return NULL;
 
+        tell_end(j);
         drop_references(j);
         TAILQ_REMOVE(&j->manager->jobs, j, entry);
+        lora_notes_done(&j->notes);
         free(j->result_model);
         free(j);
         return NULL;
@@ -91,7 +102,8 @@ Job *job_find(Manager *m, uint64_t id) {
 
 const char *job_kind_to_string(JobKind k) {
         static const char *const names[] = {
-                [JOB_LOAD] = "load", [JOB_STEP] = "step", [JOB_SAMPLE] = "sample"
+                [JOB_LOAD] = "load", [JOB_STEP] = "step", [JOB_SAMPLE] = "sample",
+                [JOB_MERGE] = "merge", [JOB_PLAN] = "plan",
         };
 
         return names[k];
@@ -155,7 +167,7 @@ void job_progress(Job *j) {
         uint64_t due = j->progress_sent_usec + PROGRESS_INTERVAL_USEC;
         int enabled;
 
-        if (job_is_finished(j) || !j->owner)
+        if (job_is_finished(j) || !j->owner || j->kind == JOB_PLAN)
                 return;
 
         if (j->progress_sent_usec == 0 || job_clock_usec() >= due) {
@@ -217,9 +229,12 @@ void job_finish(Job *j, JobState state, const Fault *f) {
                                 j->model, &j->result_model); /* no memory: the result has no model */
         }
 
+        if (j->kind == JOB_MERGE && j->session)
+                session_merge_finished(j->session, j);
+        tell_end(j);
         drop_references(j);
 
-        if (!j->owner) {
+        if (!j->owner || j->kind == JOB_PLAN) {
                 (void) job_free(j);
                 return;
         }
@@ -265,24 +280,26 @@ void job_peer_gone(Peer *p) {
         }
 }
 
-/* names[2 * state + stream] of a SAMPLE that keeps its steps come behind the end state. */
+/* The end state comes first; of a SAMPLE that keeps its steps then every state, with what its sampler carries. */
 int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTensor *ret) {
+        static const char *const names[] = { "video", "audio", "audio_carried" };
         const WireJobReady *y = &j->ready;
-        bool audio = i % 2 == 1;
-        uint32_t state = j->ready.steps, index = i / 2;
+        uint32_t per_state = y->carried.size > 0 ? 3 : 2, which = i, state = y->steps;
 
-        if (index > ((j->request.flags & WIRE_JOB_KEEP_STEPS) ? y->steps : 0))
+        if (j->kind != JOB_STEP && j->kind != JOB_SAMPLE)
                 return -ENOENT;
 
-        *ret = audio ? y->audio : y->video;
-        if (index > 0) {
-                /* step.I is the state after step I, I from 0: state I + 1. */
-                state = index;
-                (void) snprintf(ret_name, 32, "step.%" PRIu32 ".%s", index - 1, audio ? "audio" : "video");
-        } else
-                (void) snprintf(ret_name, 32, "%s%s", audio ? "audio" : "video",
-                        j->kind == JOB_STEP ? "_velocity" : "");
+        if (i < 2)
+                (void) snprintf(ret_name, 32, "%s%s", names[i], j->kind == JOB_STEP ? "_velocity" : "");
+        else {
+                which = (i - 2) % per_state;
+                state = (i - 2) / per_state + 1; /* step.I is the state after step I, I from 0: state I + 1 */
+                if (!(j->request.flags & WIRE_JOB_KEEP_STEPS) || state > y->steps)
+                        return -ENOENT;
+                (void) snprintf(ret_name, 32, "step.%" PRIu32 ".%s", state - 1, names[which]);
+        }
 
+        *ret = which == 0 ? y->video : which == 1 ? y->audio : y->carried;
         ret->offset += y->slot_offset + (state % y->n_slots) * y->slot_stride;
         return 0;
 }

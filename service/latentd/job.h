@@ -3,13 +3,19 @@
 
 /* One request and its states. Logic only; job-bus.c is its face. */
 
+#include "service/latentd/lora.h"
 #include "service/latentd/manager.h"
 
 typedef enum JobKind {
         JOB_LOAD,
         JOB_STEP,
         JOB_SAMPLE,
+        JOB_MERGE,
+        JOB_PLAN, /* the answer to Session.Plan: no object on the bus */
 } JobKind;
+
+/* The end of a JOB_PLAN, once; j goes right after it. */
+typedef void (*JobDoneFn)(void *userdata, const Job *j);
 
 typedef enum JobState {
         JOB_QUEUED,
@@ -37,12 +43,18 @@ struct Job {
         uint64_t progress_sent_usec;
         sd_event_source *progress_timer; /* a newer value waits for its tenth of a second */
         Fault fault;
-        Model *model;       /* LOAD: being loaded; STEP, SAMPLE: counted user; NULL once finished */
+        Model *model;       /* LOAD: being loaded; others: counted user; NULL once finished */
+        LoraList loras;     /* held until finished; in request too */
+        LoraNotes notes;    /* MERGE: of this attempt */
+        uint64_t merged_bytes;  /* MERGE */
+        uint32_t plan_ranks;    /* PLAN: that would have rows */
+        JobDoneFn done_fn;      /* PLAN */
+        void *done_userdata;
         char *result_model; /* LOAD: its path, once finished */
-        Session *session;   /* STEP, SAMPLE; NULL once finished */
+        Session *session;   /* all but LOAD; NULL once finished */
         uint64_t session_id;
         uint64_t bytes_read; /* LOAD */
-        WireJobOpen request; /* STEP, SAMPLE */
+        WireJobOpen request; /* all but LOAD */
         WireJobReady ready;  /* valid once opened; kept over a worker's death */
         bool opened;         /* JOB_READY seen from the current worker */
         char numerics_id[128];

@@ -123,7 +123,7 @@ static int append_jobs(Manager *m, sd_bus_message *reply, uid_t uid) {
         int r;
 
         TAILQ_FOREACH(j, &m->jobs, entry) {
-                if (j->uid != uid || !j->owner)
+                if (j->uid != uid || !j->owner || j->kind == JOB_PLAN)
                         continue;
 
                 r = append_job(reply, j);
@@ -354,7 +354,8 @@ static int property_get_text(sd_bus *bus, const char *path, const char *interfac
 
 static int property_get_features(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
                                  void *userdata, sd_bus_error *error) {
-        return sd_bus_message_append(reply, "as", 4, "step", "sample", "f32", "bf16");
+        return sd_bus_message_append(reply, "as", 10, "step", "sample", "f32", "bf16", "conditions", "masks", "noise",
+                                     "res_multistep", "lora", "plan");
 }
 
 static int property_get_api_version(sd_bus *bus, const char *path, const char *interface, const char *property,

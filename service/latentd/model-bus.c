@@ -168,6 +168,14 @@ static int method_pin(sd_bus_message *message, void *userdata, sd_bus_error *err
         return sd_bus_reply_method_return(message, NULL);
 }
 
+/* Empty until ready. */
+static const char *kind_text(const Model *m) {
+        if (m->state != MODEL_READY)
+                return "";
+
+        return m->info.kind == WIRE_MODEL_LORA ? "lora" : "denoiser";
+}
+
 static int property_get_text(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
                              void *userdata, sd_bus_error *error) {
         const Model *m = userdata;
@@ -176,6 +184,9 @@ static int property_get_text(sd_bus *bus, const char *path, const char *interfac
         } table[] = {
                 { "Name",      m->name                          },
                 { "State",     model_state_to_string(m->state)  },
+                { "Kind",      kind_text(m)                     },
+                { "Support",   m->info.support                  },
+                { "Warning",   m->info.warning                  },
                 { "Partition", m->state == MODEL_READY ? m->info.partition : m->partition },
                 { "Layout",    m->info.layout                   },
                 { "QkvOrder",  m->info.qkv_order                },
@@ -279,7 +290,7 @@ static int property_get_users(sd_bus *bus, const char *path, const char *interfa
         uint32_t n = 0;
 
         TAILQ_FOREACH(s, &m->manager->sessions, entry)
-                if (s->model == m && s->state == SESSION_OPEN)
+                if ((s->model == m || lora_list_has(&s->loras, m)) && s->state == SESSION_OPEN)
                         n++;
 
         return sd_bus_message_append(reply, "u", n);
@@ -294,6 +305,9 @@ static const sd_bus_vtable model_vtable[] = {
         SD_BUS_PROPERTY("Name", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("State", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_EMITS_CHANGE),
         SD_BUS_PROPERTY("Private", "b", property_get_flag, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Kind", "s", property_get_text, 0, 0),
+        SD_BUS_PROPERTY("Support", "s", property_get_text, 0, 0),
+        SD_BUS_PROPERTY("Warning", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("Partition", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("Layout", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("QkvOrder", "s", property_get_text, 0, 0),

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "service/latentd/bus-error.h"
 #include "service/latentd/file-source.h"
 #include "service/latentd/job.h"
 #include "service/latentd/loader.h"
@@ -111,9 +112,17 @@ static void on_worker_model(void *userdata, Model *model, const WireModelReady *
 
         m->timer = sd_event_source_disable_unref(m->timer);
         m->info = *info;
+        bus_text(m->info.layout);
+        bus_text(m->info.qkv_order);
+        bus_text(m->info.partition);
+        bus_text(m->info.types);
+        bus_text(m->info.support);
+        bus_text(m->info.warning);
         m->last_used_usec = job_clock_usec();
         log_info("model %" PRIu64 " is ready: %zu files, %" PRIu64 " bytes, %" PRIu64 " read", m->id, m->n_parts, m->bytes,
                  m->bytes_read);
+        if (m->info.warning[0] != '\0')
+                log_warning("model %" PRIu64 ": %s", m->id, m->info.warning);
         model_set_state(m, MODEL_READY);
         finish_waiters(m, m, JOB_DONE, NULL);
 

@@ -129,9 +129,13 @@ void queue_dispatch(Queue *q) {
         (void) sd_event_source_set_enabled(q->dispatch_source, SD_EVENT_ONESHOT);
 }
 
+static const char *running_phase(const Job *j) {
+        return j->kind == JOB_MERGE ? "merge" : "sample";
+}
+
 /* Says so in its Phase, and that it is over. */
 static void set_waiting(Job *j, bool waiting) {
-        const char *phase = waiting ? "crash-wait" : j->state == JOB_QUEUED ? "queue" : "sample";
+        const char *phase = waiting ? "crash-wait" : j->state == JOB_QUEUED ? "queue" : running_phase(j);
 
         if (j->phase == phase || strcmp(j->phase, phase) == 0)
                 return;
@@ -199,12 +203,13 @@ static void start(Queue *q, Job *j) {
                 j->turn = ++q->turns;
                 j->step_started_usec = job_clock_usec();
                 j->block = 0;
+                lora_notes_done(&j->notes); /* of an attempt that was lost */
                 estimate(q, j);
                 job_progress(j);
                 r = worker_link_step(w, j, j->step);
         } else {
                 q->activity = ACTIVITY_OPEN;
-                job_start(j, "sample");
+                job_start(j, running_phase(j));
                 if (j->resume && strcmp(j->numerics_id, worker_link_numerics_id(w)) != 0) {
                         /* This worker computes other bits than the one that began: all steps or none from
                          * one of them. */
@@ -274,6 +279,17 @@ static uint64_t commit_word(const Job *j) {
                 (const uint64_t *) (const void *) (map + j->ready.commit_offset), __ATOMIC_ACQUIRE);
 }
 
+/* Nothing of it will run. */
+static void finish_plan(const WorkerLink *w, Job *j) {
+        Fault f = {};
+        int r;
+
+        r = worker_link_plan_ranks(w, j, &j->plan_ranks);
+        if (r < 0)
+                (void) fault_set(&f, r, FAULT_INTERNAL, "The split over ranks cannot be made: %s.", strerror(-r));
+        job_finish(j, r < 0 ? JOB_FAILED : JOB_DONE, r < 0 ? &f : NULL);
+}
+
 void queue_on_job_ready(Queue *q, const WireJobReady *m) {
         WorkerLink *w = q->manager->worker;
         Job *j = expect(q, &m->header, ACTIVITY_OPEN);
@@ -299,7 +315,23 @@ void queue_on_job_ready(Queue *q, const WireJobReady *m) {
 
         if (j->state == JOB_CANCELLING)
                 job_finish(j, JOB_CANCELLED, NULL);
+        else if (j->kind == JOB_PLAN)
+                finish_plan(w, j);
         queue_dispatch(q);
+}
+
+void queue_on_lora_notes(Queue *q, const WireLoraNotes *m) {
+        Job *j = expect(q, &m->header, ACTIVITY_STEP);
+        int r;
+
+        if (!j)
+                return;
+
+        r = j->kind == JOB_MERGE ? lora_notes_add(&j->notes, m, j->request.n_loras) : -EPROTO;
+        if (r == -EPROTO)
+                lie(q, "LORA_NOTES that nobody asked for");
+        else if (r < 0)
+                worker_link_drop(q->manager->worker, "cannot be served: out of memory");
 }
 
 void queue_on_progress(Queue *q, const WireProgress *m) {
@@ -328,7 +360,9 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
         if (!j)
                 return;
 
-        if (wire_commit_unpack(commit_word(j), &epoch, &done) < 0 || done != j->step + 1 ||
+        if (j->kind == JOB_MERGE)
+                j->merged_bytes = m->merged_bytes;
+        else if (wire_commit_unpack(commit_word(j), &epoch, &done) < 0 || done != j->step + 1 ||
                 epoch != (uint32_t) worker_link_epoch(q->manager->worker)) {
                 lie(q, "STEP_DONE without its commit word");
                 return;
@@ -340,7 +374,7 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
         j->retries = 0;
         j->step++;
         j->block = j->step < j->steps ? 0 : j->blocks;
-        q->manager->steps_done++;
+        q->manager->steps_done += j->kind != JOB_MERGE;
         q->active = NULL;
 
         if (j->state == JOB_CANCELLING)
@@ -438,9 +472,13 @@ static void lost_worker(Queue *q, Job *j, bool active, bool ran, const char *rea
                 return;
         }
 
+        if (j->kind == JOB_MERGE || j->kind == JOB_PLAN)
+                (void) fault_set(&f, -EIO, FAULT_WORKER_CRASHED,
+                        "The %s was tried %d times and the worker died each time: it %s.", job_kind_to_string(j->kind),
+                        DEATHS_MAX, reason);
         (void) fault_set(&f, -EIO, FAULT_WORKER_CRASHED,
                 "Step %" PRIu32 " was tried %d times and the worker died each time: it %s.", step,
-                DEATHS_MAX, reason);
+                DEATHS_MAX, reason); /* one that is there stays */
         job_finish(j, JOB_FAILED, &f);
 }
 

@@ -23,6 +23,7 @@ void queue_dispatch(Queue *q);
 
 /* The worker's news, by worker-link. What was not asked for or does not fit is a lie: worker_link_drop(). */
 void queue_on_job_ready(Queue *q, const WireJobReady *m);
+void queue_on_lora_notes(Queue *q, const WireLoraNotes *m);
 void queue_on_progress(Queue *q, const WireProgress *m);
 void queue_on_step_done(Queue *q, const WireStepDone *m);
 void queue_on_job_error(Queue *q, const WireError *m);

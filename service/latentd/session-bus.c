@@ -110,7 +110,7 @@ static int method_step(sd_bus_message *message, void *userdata, sd_bus_error *er
         Fault f = {};
         int r;
 
-        r = session_request_step(message, s, &request, &f);
+        r = session_request_step(message, s, 0, &request, &f);
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 
@@ -123,7 +123,7 @@ static int method_sample(sd_bus_message *message, void *userdata, sd_bus_error *
         Fault f = {};
         int r;
 
-        r = session_request_sample(message, s, &request, &f);
+        r = session_request_sample(message, s, 0, &request, &f);
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 
@@ -184,7 +184,7 @@ static int property_get_jobs(sd_bus *bus, const char *path, const char *interfac
         TAILQ_FOREACH(j, &s->manager->jobs, entry) {
                 CLEANUP_FREE char *job = NULL;
 
-                if (j->session != s)
+                if (j->session != s || j->kind == JOB_PLAN)
                         continue;
 
                 r = job_path(j, &job);
@@ -211,9 +211,10 @@ static const sd_bus_vtable session_vtable[] = {
         JOB_METHOD("EncodeMedia", method_later),
         JOB_METHOD("Decode", method_later),
         JOB_METHOD("Render", method_later),
-        SD_BUS_METHOD_WITH_ARGS("Plan", SD_BUS_ARGS("s", kind, "a{sv}", request), SD_BUS_RESULT("a{sv}", plan), method_later,
-                                SD_BUS_VTABLE_UNPRIVILEGED),
-        SD_BUS_METHOD_WITH_ARGS("SetLoras", SD_BUS_ARGS("a(hda{sv})", loras), SD_BUS_NO_RESULT, method_later, SD_BUS_VTABLE_UNPRIVILEGED),
+        SD_BUS_METHOD_WITH_ARGS("Plan", SD_BUS_ARGS("s", kind, "a{sv}", request), SD_BUS_RESULT("a{sv}", plan),
+                                session_method_plan, SD_BUS_VTABLE_UNPRIVILEGED),
+        SD_BUS_METHOD_WITH_ARGS("SetLoras", SD_BUS_ARGS("a(od)", loras, "a{sv}", options), SD_BUS_RESULT("o", job),
+                                session_method_set_loras, SD_BUS_VTABLE_UNPRIVILEGED),
         SD_BUS_METHOD_WITH_ARGS("ReleaseFrames", SD_BUS_ARGS("t", up_to), SD_BUS_NO_RESULT, method_later, SD_BUS_VTABLE_UNPRIVILEGED),
         SD_BUS_METHOD("Close", NULL, NULL, method_close, SD_BUS_VTABLE_UNPRIVILEGED),
         SD_BUS_PROPERTY("Model", "o", property_get_model, 0, SD_BUS_VTABLE_PROPERTY_CONST),
@@ -222,6 +223,7 @@ static const sd_bus_vtable session_vtable[] = {
         SD_BUS_PROPERTY("Class", "s", property_get_class, 0, SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("InputBytes", "t", NULL, offsetof(Session, input_bytes), SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("OutputBytes", "t", NULL, offsetof(Session, output_bytes), SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Loras", "a(od)", session_property_loras, 0, 0),
         SD_BUS_PROPERTY("Jobs", "ao", property_get_jobs, 0, 0),
         SD_BUS_VTABLE_END
 };

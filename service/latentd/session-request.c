@@ -1,22 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "service/latentd/session-request.h"
+#include "service/latentd/session-request-internal.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "service/latentd/bus-error.h"
-#include "service/latentd/job-ready.h"
 #include "service/latentd/model.h"
 #include "service/shared/cleanup.h"
-#include "service/shared/safetensors.h"
 
 #define ARENA_DEFAULT (UINT64_C(64) << 20)
 #define ARENA_MIN UINT64_C(4096)
-#define SHIFT_VIDEO 12.0
-#define SHIFT_AUDIO 3.0
 
 static const char *const compute_names[] = {
         [WIRE_COMPUTE_AUTO] = "auto",
@@ -28,18 +24,35 @@ const char *session_compute_to_string(WireCompute c) {
         return compute_names[c];
 }
 
-static int parse_compute(const char *s, WireCompute *ret, Fault *f) {
-        for (size_t i = 0; i < ELEMENTSOF(compute_names); i++)
-                if (strcmp(s, compute_names[i]) == 0) {
-                        *ret = (WireCompute) i;
+/* "a, b or c". */
+static void list_names(const char *const *names, size_t n, char ret[static 128]) {
+        size_t used = 0;
+
+        for (size_t i = 0; i < n && used < 128; i++)
+                used += (size_t) snprintf(ret + used, 128 - used, "%s%s",
+                        i == 0 ? "" : i + 1 < n ? ", " : " or ", names[i]);
+}
+
+int request_choice(
+        const char *key, const char *value, const char *const *names, size_t n, uint32_t *ret, Fault *f) {
+        char known[128] = "";
+
+        for (size_t i = 0; i < n; i++)
+                if (strcmp(value, names[i]) == 0) {
+                        *ret = (uint32_t) i;
                         return 0;
                 }
 
-        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                "\"compute\" is \"%.32s\", expected auto, f32 or bf16.", s);
+        list_names(names, n, known);
+        return fault_set(
+                f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"%s\" is \"%.32s\", expected %s.", key, value, known);
 }
 
-static int missing(const char *key, const char *what, Fault *f) {
+int request_compute(const char *value, uint32_t *ret, Fault *f) {
+        return request_choice("compute", value, compute_names, ELEMENTSOF(compute_names), ret, f);
+}
+
+int request_missing(const char *key, const char *what, Fault *f) {
         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The key \"%s\" (%s) is required.", key, what);
 }
 
@@ -95,7 +108,7 @@ static int check_class(const char *s, Fault *f) {
 int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, SessionOptions *ret, Fault *f) {
         SessionOptions o = { .input_bytes = ARENA_DEFAULT, .output_bytes = ARENA_DEFAULT };
         const char *model = NULL, *compute = "auto", *job_class = "normal";
-        uint32_t ranks = 0;
+        uint32_t ranks = 0, compute_index;
         const BusKey keys[] = {
                 { "model", "o", &model },
                 { "input-bytes", "t", &o.input_bytes },
@@ -119,7 +132,7 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
                 return r;
 
         if (!model)
-                return missing("model", "the path of a loaded model", f);
+                return request_missing("model", "the path of a loaded model", f);
 
         r = arena_size("input-bytes", &o.input_bytes, f);
         if (r < 0)
@@ -129,9 +142,10 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
         if (r < 0)
                 return r;
 
-        r = parse_compute(compute, &o.compute, f);
+        r = request_compute(compute, &compute_index, f);
         if (r < 0)
                 return r;
+        o.compute = (WireCompute) compute_index;
 
         if (ranks > WIRE_RANKS_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
@@ -145,77 +159,149 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
         if (r < 0)
                 return r;
 
+        if (o.model->info.kind == WIRE_MODEL_LORA)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"model\" is a LoRA adapter: open the session on the model that it was made for and give the "
+                        "adapter to SetLoras.");
+
         o.ranks = ranks;
         o.job_class = job_class; /* as long as the message */
         *ret = o;
         return 0;
 }
 
-static int check_tensor(const char *key, const WireTensor *t, bool seen, bool required, StType type,
-        uint32_t n_dims, const char *what, Fault *f) {
+/* "F32 [24, 2, 4, 4]". */
+static void describe(const WireTensor *t, char ret[static 160]) {
+        const char *name = st_type_name((StType) t->dtype);
+        int used = snprintf(ret, 160, "%s [", name ? name : "?");
+
+        for (uint32_t i = 0; i < t->n_dims && used < 160; i++)
+                used += snprintf(
+                        ret + used, 160 - (size_t) used, "%s%" PRIu64, i > 0 ? ", " : "", t->shape[i]);
+        if (used < 160)
+                (void) snprintf(ret + used, 160 - (size_t) used, "]");
+}
+
+int request_check_tensor(
+        const char *key, const WireTensor *t, bool seen, bool required, const TensorRule *rule, Fault *f) {
+        char given[160];
+        bool fits;
+
         if (!seen)
-                return required ? missing(key, what, f) : 0;
+                return required ? request_missing(key, rule->text, f) : 0;
 
-        if (t->dtype != (uint32_t) type || t->n_dims != n_dims) {
-                const char *name = st_type_name((StType) t->dtype);
+        fits = t->dtype == (uint32_t) rule->type && t->n_dims == rule->n_dims;
+        for (uint32_t i = 0; fits && i < rule->n_dims; i++)
+                fits = rule->shape[i] == 0 || t->shape[i] == rule->shape[i];
+        if (fits)
+                return 0;
 
-                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                        "\"%s\" is %s with %" PRIu32 " dimensions, expected %s.", key, name ? name : "?",
-                        t->n_dims, what);
+        describe(t, given);
+        return fault_set(
+                f, -EINVAL, FAULT_INVALID_TENSOR, "\"%s\" is %s, expected %s.", key, given, rule->text);
+}
+
+static int check_text(const Request *c, Fault *f) {
+        const TensorRule text = { ST_BF16, 2, "BF16 [L, text_dim]", {} };
+        const TensorRule tags = { ST_U8, 1, "U8 [L], one for each row of \"text\"", { c->q.text.shape[0] } };
+        int r;
+
+        r = request_check_tensor("text", &c->q.text, c->text, true, &text, f);
+        if (r < 0)
+                return r;
+
+        return request_check_tensor("text-tags", &c->q.text_tags, c->text_tags, false, &tags, f);
+}
+
+/* Masks cover the film. */
+static int check_masks(const Request *c, Fault *f) {
+        const WireTensor *v = &c->q.video, *a = &c->q.audio, *mask = &c->q.mask_audio;
+        const TensorRule video = { ST_F32, 3, "F32 [T, H, W] with those of \"video\"",
+                { v->shape[1], v->shape[2], v->shape[3] } };
+        TensorRule audio = { ST_F32, 2, "F32 [2, A] or [32, 2, A] with the A of \"audio\"", { 2, a->shape[2] } };
+        int r;
+
+        r = request_check_tensor("mask-video", &c->q.mask_video, c->mask_video, false, &video, f);
+        if (r < 0)
+                return r;
+
+        if (c->mask_audio && mask->n_dims == 3) {
+                audio.n_dims = 3;
+                memcpy(audio.shape, a->shape, 3 * sizeof(a->shape[0]));
         }
+        return request_check_tensor("mask-audio", mask, c->mask_audio, false, &audio, f);
+}
+
+/* Who draws noise, and from what. */
+static int finish_noise(Request *c, Fault *f) {
+        static const char *const names[] = {
+                [WIRE_NOISE_GIVEN] = "given",
+                [WIRE_NOISE_COMFY] = "comfy",
+                [WIRE_NOISE_DIFFUSERS] = "diffusers",
+                [WIRE_NOISE_OFFICIAL] = "official",
+        };
+        WireJobOpen *q = &c->q;
+        bool made;
+        int r;
+
+        if (c->condition_noise) {
+                r = request_choice("condition-noise", c->condition_noise, names, ELEMENTSOF(names),
+                        &q->condition_noise, f);
+                if (r < 0)
+                        return r;
+        }
+
+        if (q->condition_noise != WIRE_NOISE_GIVEN && q->n_conditions == 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"condition-noise\" is \"%s\", but there are no \"conditions\" to make noise for.",
+                        names[q->condition_noise]);
+
+        made = q->noise != WIRE_NOISE_GIVEN || q->condition_noise != WIRE_NOISE_GIVEN;
+        if (made && !c->seed)
+                return request_missing("seed", "of the noise that is to be made", f);
+        if (!made && c->seed)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"seed\" is for noise that the service makes: give %s\"condition-noise\" too, or leave it out.",
+                        q->kind == WIRE_JOB_SAMPLE ? "\"noise\" or " : "");
 
         return 0;
 }
 
-/* What Step and Sample have in common. */
-typedef struct Common {
-        WireJobOpen q;
-        const char *compute;
-        bool text, text_tags, video, audio, output_bytes;
-} Common;
-
-#define COMMON_KEYS(c)                                                                                      \
-        { "text", "(tsat)", &(c)->q.text, &(c)->text },                                                     \
-                { "text-tags", "(tsat)", &(c)->q.text_tags, &(c)->text_tags },                              \
-                { "video", "(tsat)", &(c)->q.video, &(c)->video },                                          \
-                { "audio", "(tsat)", &(c)->q.audio, &(c)->audio }, { "compute", "s", &(c)->compute },       \
-                { "output-offset", "t", &(c)->q.output_offset }, {                                          \
-                "output-bytes", "t", &(c)->q.output_size, &(c)->output_bytes                                \
-        }
-
-static int finish_common(Common *c, const Session *s, Fault *f) {
+int request_finish(Request *c, const Session *s, Fault *f) {
+        const TensorRule video = RULE_VIDEO, audio = RULE_AUDIO;
         WireJobOpen *q = &c->q;
-        WireCompute compute = s->compute;
         int r;
 
-        r = check_tensor("text", &q->text, c->text, true, ST_BF16, 2, "BF16 [L, text_dim]", f);
+        r = check_text(c, f);
         if (r < 0)
                 return r;
 
-        r = check_tensor("text-tags", &q->text_tags, c->text_tags, false, ST_U8, 1, "U8 [L]", f);
+        r = request_check_tensor("video", &q->video, c->video, true, &video, f);
         if (r < 0)
                 return r;
 
-        if (c->text_tags && q->text_tags.shape[0] != q->text.shape[0])
-                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                        "\"text-tags\" has %" PRIu64 " elements, expected one for each of the %" PRIu64
-                        " rows of \"text\".",
-                        q->text_tags.shape[0], q->text.shape[0]);
-
-        r = check_tensor("video", &q->video, c->video, true, ST_F32, 4, "F32 [24, T, H, W]", f);
+        r = request_check_tensor("audio", &q->audio, c->audio, true, &audio, f);
         if (r < 0)
                 return r;
 
-        r = check_tensor("audio", &q->audio, c->audio, true, ST_F32, 3, "F32 [32, 2, A]", f);
+        r = check_masks(c, f);
         if (r < 0)
                 return r;
 
+        r = request_check_conditions(q, f);
+        if (r < 0)
+                return r;
+
+        r = finish_noise(c, f);
+        if (r < 0)
+                return r;
+
+        q->compute = s->compute;
         if (c->compute) {
-                r = parse_compute(c->compute, &compute, f);
+                r = request_compute(c->compute, &q->compute, f);
                 if (r < 0)
                         return r;
         }
-        q->compute = compute;
 
         /* An offset behind the arena is refused by session_check_request(). */
         if (!c->output_bytes && q->output_offset < s->output_bytes)
@@ -227,7 +313,7 @@ static int finish_common(Common *c, const Session *s, Fault *f) {
 /* Sigmas are taken as f32 and must be in range as such too. */
 static int sigma(const char *key, bool seen, double value, float *ret, Fault *f) {
         if (!seen)
-                return missing(key, "0 to 1", f);
+                return request_missing(key, "0 to 1", f);
 
         if (!(value >= 0.0 && value <= 1.0))
                 return fault_set(
@@ -237,12 +323,13 @@ static int sigma(const char *key, bool seen, double value, float *ret, Fault *f)
         return 0;
 }
 
-int session_request_step(sd_bus_message *message, const Session *s, WireJobOpen *ret, Fault *f) {
-        Common c = {};
+int session_request_step(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f) {
+        Request c = { .q = { .kind = WIRE_JOB_STEP, .flags = flags } };
         double video = 0, audio = 0;
         bool video_seen = false, audio_seen = false;
         const BusKey keys[] = {
-                COMMON_KEYS(&c),
+                REQUEST_KEYS(&c),
                 { "sigma-video", "d", &video, &video_seen },
                 { "sigma-audio", "d", &audio, &audio_seen },
         };
@@ -252,8 +339,7 @@ int session_request_step(sd_bus_message *message, const Session *s, WireJobOpen 
         if (r < 0)
                 return r;
 
-        c.q.kind = WIRE_JOB_STEP;
-        r = finish_common(&c, s, f);
+        r = request_finish(&c, s, f);
         if (r < 0)
                 return r;
 
@@ -273,188 +359,85 @@ int session_request_step(sd_bus_message *message, const Session *s, WireJobOpen 
         return 0;
 }
 
-typedef struct Sample {
-        Common c;
-        const char *noise, *sampler, *schedule;
-        double shift_video, shift_audio;
-        uint32_t steps;
-        int keep_steps;
-        const char *numerics;
-        bool sigmas_video, sigmas_audio, steps_seen, kept_video, kept_audio;
-} Sample;
+/* The adapter, and nothing but one. */
+static int find_lora(Manager *m, const char *path, double strength, uid_t uid, Model **ret, Fault *f) {
+        Model *model;
+        int r;
 
-static int check_names(const Sample *x, Fault *f) {
-        if (strcmp(x->noise, "comfy") == 0 || strcmp(x->noise, "diffusers") == 0)
-                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "\"noise\" \"%s\" is of a later version: give the noise in \"video\" and \"audio\".",
-                        x->noise);
-        if (strcmp(x->noise, "given") != 0)
+        r = find_model(m, path, uid, &model, f);
+        if (r < 0)
+                return r;
+
+        if (model->info.kind != WIRE_MODEL_LORA)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"noise\" is \"%.32s\", expected given.", x->noise);
+                        "\"%.128s\" is a model and no LoRA adapter (its Kind is denoiser).", path);
 
-        if (strcmp(x->sampler, "res_multistep") == 0 || strcmp(x->sampler, "res_multistep_perstream") == 0)
-                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "\"sampler\" \"%s\" is of a later version: use euler.", x->sampler);
-        if (strcmp(x->sampler, "euler") != 0)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"sampler\" is \"%.32s\", expected euler.", x->sampler);
+        if (!isfinite(strength))
+                return fault_set(
+                        f, -EINVAL, FAULT_INVALID_ARGUMENT, "The strength is %g, expected a finite number.", strength);
 
-        if (strcmp(x->schedule, "simple") != 0 && strcmp(x->schedule, "reference") != 0)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"schedule\" is \"%.32s\", expected simple or reference.", x->schedule);
-
+        *ret = model;
         return 0;
 }
 
-static int given_sigmas(Sample *x, Fault *f) {
-        WireJobOpen *q = &x->c.q;
+static int read_loras(sd_bus_message *message, const Session *s, LoraList *ret, Fault *f) {
+        LoraList list = {};
+        const char *path;
+        double strength;
         int r;
 
-        if (!x->sigmas_video || !x->sigmas_audio)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"sigmas-video\" and \"sigmas-audio\" go together: \"%s\" is missing.",
-                        x->sigmas_video ? "sigmas-audio" : "sigmas-video");
-
-        r = check_tensor("sigmas-video", &q->sigmas_video, true, true, ST_F32, 1, "F32 [steps + 1]", f);
+        r = sd_bus_message_enter_container(message, 'a', "(od)");
         if (r < 0)
                 return r;
 
-        r = check_tensor("sigmas-audio", &q->sigmas_audio, true, true, ST_F32, 1, "F32 [steps + 1]", f);
+        while ((r = sd_bus_message_read(message, "(od)", &path, &strength)) > 0) {
+                Fault inner = {};
+
+                if (list.n == WIRE_LORAS_MAX)
+                        return fault_set(f, -E2BIG, FAULT_INVALID_ARGUMENT,
+                                "\"loras\" has more than %d entries, the most that a session may have.",
+                                WIRE_LORAS_MAX);
+
+                r = find_lora(s->manager, path, strength, s->uid, &list.models[list.n], &inner);
+                if (r < 0)
+                        return fault_set(f, r, inner.name, "\"loras\"[%" PRIu32 "]: %s", list.n, inner.text);
+
+                list.strengths[list.n++] = strength;
+        }
         if (r < 0)
                 return r;
 
-        if (q->sigmas_video.shape[0] != q->sigmas_audio.shape[0] || q->sigmas_video.shape[0] < 2 ||
-                q->sigmas_video.shape[0] > JOB_STEPS_MAX + 1)
-                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                        "\"sigmas-video\" and \"sigmas-audio\" have %" PRIu64 " and %" PRIu64
-                        " values, expected the same number, 2 to %d.",
-                        q->sigmas_video.shape[0], q->sigmas_audio.shape[0], JOB_STEPS_MAX + 1);
+        r = sd_bus_message_exit_container(message);
+        if (r < 0)
+                return r;
 
-        q->schedule = WIRE_SCHEDULE_GIVEN;
+        *ret = list;
         return 0;
 }
 
-static int shift(const char *key, double value, float *ret, Fault *f) {
-        float narrow = (float) value;
-
-        if (!isfinite(value) || !isfinite(narrow) || !(narrow > 0.0f))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"%s\" is %g, expected a number above 0.", key, value);
-
-        *ret = narrow;
-        return 0;
-}
-
-static int made_sigmas(Sample *x, Fault *f) {
-        WireJobOpen *q = &x->c.q;
+int session_request_loras(
+        sd_bus_message *message, const Session *s, LoraList *ret, WireCompute *ret_compute, Fault *f) {
+        uint32_t compute = s->compute;
+        const char *name = NULL;
+        const BusKey keys[] = { { "compute", "s", &name } };
+        LoraList list;
         int r;
 
-        if (!x->steps_seen)
-                return missing("steps", "1 to 1000, or else sigmas-video and sigmas-audio", f);
-
-        if (x->steps < 1 || x->steps > JOB_STEPS_MAX)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"steps\" is %" PRIu32 ", expected 1 to %d.", x->steps, JOB_STEPS_MAX);
-
-        r = shift("shift-video", x->shift_video, &q->shift_video, f);
+        r = read_loras(message, s, &list, f);
         if (r < 0)
                 return r;
-
-        r = shift("shift-audio", x->shift_audio, &q->shift_audio, f);
-        if (r < 0)
-                return r;
-
-        q->steps = x->steps;
-        q->schedule = strcmp(x->schedule, "reference") == 0 ? WIRE_SCHEDULE_REFERENCE : WIRE_SCHEDULE_SIMPLE;
-        return 0;
-}
-
-/* A trajectory that another run of the service began. */
-static int resumed(Sample *x, Fault *f) {
-        WireJobOpen *q = &x->c.q;
-        uint64_t steps = q->schedule == WIRE_SCHEDULE_GIVEN ? q->sigmas_video.shape[0] - 1 : q->steps;
-        bool kept = q->start_step > 0 && (q->flags & WIRE_JOB_KEEP_STEPS);
-        int r;
-
-        if (q->start_step >= steps)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"resume-step\" is %" PRIu32 ", expected less than the %" PRIu64 " steps.", q->start_step,
-                        steps);
-
-        if (x->numerics && (q->start_step == 0 || strlen(x->numerics) >= sizeof(q->numerics)))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"numerics\" is for a trajectory with \"resume-step\" and has less than %zu bytes.",
-                        sizeof(q->numerics));
-        if (x->numerics)
-                memcpy(q->numerics, x->numerics, strlen(x->numerics) + 1);
-
-        if (!kept && (x->kept_video || x->kept_audio))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"kept-video\" and \"kept-audio\" are for \"keep-steps\" with \"resume-step\".");
-
-        r = check_tensor("kept-video", &q->kept_video, x->kept_video, kept, ST_F32, 5,
-                "F32 [resume-step, 24, T, H, W]", f);
-        if (r < 0)
-                return r;
-
-        return check_tensor(
-                "kept-audio", &q->kept_audio, x->kept_audio, kept, ST_F32, 4, "F32 [resume-step, 32, 2, A]", f);
-}
-
-int session_request_sample(sd_bus_message *message, const Session *s, WireJobOpen *ret, Fault *f) {
-        Sample x = {
-                .noise = "given",
-                .sampler = "euler",
-                .schedule = "simple",
-                .shift_video = SHIFT_VIDEO,
-                .shift_audio = SHIFT_AUDIO,
-        };
-        const BusKey keys[] = {
-                COMMON_KEYS(&x.c),
-                { "noise", "s", &x.noise },
-                { "sampler", "s", &x.sampler },
-                { "sigmas-video", "(tsat)", &x.c.q.sigmas_video, &x.sigmas_video },
-                { "sigmas-audio", "(tsat)", &x.c.q.sigmas_audio, &x.sigmas_audio },
-                { "steps", "u", &x.steps, &x.steps_seen },
-                { "schedule", "s", &x.schedule },
-                { "shift-video", "d", &x.shift_video },
-                { "shift-audio", "d", &x.shift_audio },
-                { "keep-steps", "b", &x.keep_steps },
-                { "seed", "t", NULL, NULL, true },
-                { "resume-step", "u", &x.c.q.start_step },
-                { "numerics", "s", &x.numerics },
-                { "kept-video", "(tsat)", &x.c.q.kept_video, &x.kept_video },
-                { "kept-audio", "(tsat)", &x.c.q.kept_audio, &x.kept_audio },
-        };
-        int r;
 
         r = bus_read_dictionary(message, keys, ELEMENTSOF(keys), f);
         if (r < 0)
                 return r;
 
-        x.c.q.kind = WIRE_JOB_SAMPLE;
-        x.c.q.sampler = WIRE_SAMPLER_EULER;
-        x.c.q.flags = x.keep_steps ? WIRE_JOB_KEEP_STEPS : 0;
-        r = finish_common(&x.c, s, f);
-        if (r < 0)
-                return r;
+        if (name) {
+                r = request_compute(name, &compute, f);
+                if (r < 0)
+                        return r;
+        }
 
-        r = check_names(&x, f);
-        if (r < 0)
-                return r;
-
-        r = x.sigmas_video || x.sigmas_audio ? given_sigmas(&x, f) : made_sigmas(&x, f);
-        if (r < 0)
-                return r;
-
-        r = resumed(&x, f);
-        if (r < 0)
-                return r;
-
-        r = session_check_request(s, &x.c.q, f);
-        if (r < 0)
-                return r;
-
-        *ret = x.c.q;
+        *ret = list;
+        *ret_compute = (WireCompute) compute;
         return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Reading the dictionaries of OpenSession, Step and Sample (dbus/org.latentd.Latent1.Session.xml) into
+/* Reading the arguments of OpenSession, Step, Sample and SetLoras (dbus/org.latentd.Latent1.Session.xml) into
  * numbers that are in range. What the arenas hold and whether shapes fit the model is the worker's to check.
  */
 
@@ -11,7 +11,13 @@
 
 /* The caller's model is looked up: NotFound; Busy while it loads. */
 int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, SessionOptions *ret, Fault *f);
-int session_request_step(sd_bus_message *message, const Session *s, WireJobOpen *ret, Fault *f);
-int session_request_sample(sd_bus_message *message, const Session *s, WireJobOpen *ret, Fault *f);
+/* flags: WIRE_JOB_PLAN_ONLY or 0. */
+int session_request_step(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+int session_request_sample(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+/* Both arguments. The models are those of the caller's user and not counted yet. */
+int session_request_loras(
+        sd_bus_message *message, const Session *s, LoraList *ret, WireCompute *ret_compute, Fault *f);
 
 const char *session_compute_to_string(WireCompute c);

@@ -57,6 +57,7 @@ Session *session_free(Session *s) {
                 worker_link_forget_session(m->worker, s);
         if (s->model)
                 model_user_remove(s->model);
+        lora_list_done(&s->loras);
 
         x = malloc(sizeof(*x));
         if (x) {
@@ -271,10 +272,13 @@ static int check_output(const Session *s, const WireJobOpen *q, Fault *f) {
                         " is empty or outside the output arena of %" PRIu64 " bytes.",
                         q->output_size, q->output_offset, s->output_bytes);
 
+        if (q->flags & WIRE_JOB_PLAN_ONLY)
+                return 0;
+
         TAILQ_FOREACH(j, &s->manager->jobs, entry) {
                 const WireJobOpen *o = &j->request;
 
-                if (j->session != s || job_is_finished(j))
+                if (j->session != s || job_is_finished(j) || (j->kind != JOB_STEP && j->kind != JOB_SAMPLE))
                         continue;
 
                 if (q->output_offset < o->output_offset + o->output_size &&
@@ -285,6 +289,32 @@ static int check_output(const Session *s, const WireJobOpen *q, Fault *f) {
                                 " bytes from %" PRIu64
                                 "): wait for it or use output-offset and output-bytes.",
                                 q->output_size, q->output_offset, j->id, o->output_size, o->output_offset);
+        }
+
+        return 0;
+}
+
+static int check_condition(const Session *s, const WireCondition *c, Fault *f) {
+        WireTensor video = { .offset = c->video_offset, .dtype = ST_F32, .n_dims = 4 };
+        WireTensor audio = { .offset = c->audio_offset, .dtype = ST_F32, .n_dims = 3 };
+        int r;
+
+        if (c->frames > 0) {
+                if (__builtin_mul_overflow(sizeof(float) * 24, c->frames, &video.size) ||
+                        __builtin_mul_overflow(video.size, c->height, &video.size) ||
+                        __builtin_mul_overflow(video.size, c->width, &video.size))
+                        video.size = UINT64_MAX; /* larger than any arena */
+
+                r = check_input(s, "video", &video, f);
+                if (r < 0)
+                        return r;
+        }
+
+        if (c->audio > 0) {
+                if (__builtin_mul_overflow(sizeof(float) * 32 * 2, c->audio, &audio.size))
+                        audio.size = UINT64_MAX;
+
+                return check_input(s, "audio", &audio, f);
         }
 
         return 0;
@@ -301,32 +331,56 @@ int session_check_request(const Session *s, const WireJobOpen *q, Fault *f) {
                 { "audio", &q->audio },
                 { "sigmas-video", &q->sigmas_video },
                 { "sigmas-audio", &q->sigmas_audio },
-                { "kept-video", &q->kept_video },
-                { "kept-audio", &q->kept_audio },
+                { "mask-video", &q->mask_video },
+                { "mask-audio", &q->mask_audio },
+                { "clean-video", &q->clean_video },
+                { "clean-audio", &q->clean_audio },
+                { "resume-slot", &q->slot },
+                { "kept-slots", &q->kept },
         };
+        int r;
 
         for (size_t i = 0; i < ELEMENTSOF(inputs); i++) {
-                int r;
-
                 r = check_input(s, inputs[i].name, inputs[i].tensor, f);
                 if (r < 0)
                         return r;
         }
 
+        for (uint32_t i = 0; i < q->n_conditions; i++) {
+                Fault inner = {};
+
+                r = check_condition(s, &q->conditions[i], &inner);
+                if (r < 0)
+                        return fault_set(f, r, inner.name, "\"conditions\"[%" PRIu32 "]: %s", i, inner.text);
+        }
+
         return check_output(s, q, f);
 }
 
-int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **ret, Fault *f) {
+static JobKind kind_of(const WireJobOpen *q) {
+        if (q->flags & WIRE_JOB_PLAN_ONLY)
+                return JOB_PLAN;
+
+        return q->kind == WIRE_JOB_MERGE ? JOB_MERGE : q->kind == WIRE_JOB_STEP ? JOB_STEP : JOB_SAMPLE;
+}
+
+static int submit(
+        Session *s, Peer *owner, const WireJobOpen *request, const LoraList *loras, Job **ret, Fault *f) {
         Job *j;
         int r;
 
-        r = job_new(s->manager, owner, request->kind == WIRE_JOB_STEP ? JOB_STEP : JOB_SAMPLE, &j, f);
+        r = job_new(s->manager, owner, kind_of(request), &j, f);
         if (r < 0)
                 return r;
 
         j->request = *request;
         j->request.model = s->model->id;
         j->request.session = s->id;
+        j->request.n_loras = loras->n;
+        for (uint32_t i = 0; i < loras->n; i++)
+                j->request.loras[i] = (WireLora){ loras->models[i]->id, loras->strengths[i] };
+        j->loras = *loras;
+        lora_list_hold(&j->loras);
         j->step = j->request.start_step;
         j->session = s;
         j->session_id = s->id;
@@ -336,6 +390,38 @@ int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **re
         queue_add(s->manager->queue, j);
         *ret = j;
         return 0;
+}
+
+int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **ret, Fault *f) {
+        if (s->lora_fault.name[0] != '\0')
+                return fault_set(f, -EIO, s->lora_fault.name, "%s", s->lora_fault.text);
+
+        return submit(s, owner, request, &s->loras, ret, f);
+}
+
+int session_set_loras(
+        Session *s, Peer *owner, const LoraList *loras, WireCompute compute, Job **ret, Fault *f) {
+        const WireJobOpen request = { .kind = WIRE_JOB_MERGE, .compute = compute };
+        LoraList old = s->loras;
+        Job *j;
+        int r;
+
+        r = submit(s, owner, &request, loras, &j, f);
+        if (r < 0)
+                return r;
+
+        s->loras = *loras;
+        lora_list_hold(&s->loras);
+        lora_list_done(&old);
+        s->merge_job = j->id;
+        s->lora_fault = (Fault){};
+        *ret = j;
+        return 0;
+}
+
+void session_merge_finished(Session *s, const Job *j) {
+        if (s->merge_job == j->id && j->state == JOB_FAILED)
+                s->lora_fault = j->fault;
 }
 
 static Job *first_uncancelled(const Session *s) {

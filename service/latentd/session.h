@@ -3,6 +3,7 @@
 
 /* A client's session on a model: two arenas and their jobs. */
 
+#include "service/latentd/lora.h"
 #include "service/latentd/manager.h"
 
 typedef enum SessionState {
@@ -22,6 +23,9 @@ struct Session {
         Peer *owner; /* NULL once it left */
         uid_t uid;
         Model *model; /* counted user */
+        LoraList loras;    /* of SetLoras, held: later jobs get them */
+        uint64_t merge_job; /* of that SetLoras */
+        Fault lora_fault;   /* of that merge, if it failed: later requests fail with it */
         WireCompute compute;
         uint32_t ranks;
         char job_class[16];
@@ -55,12 +59,18 @@ int session_path(const Session *s, char **ret); /* malloc'ed object path */
 
 /* Checks a request's places against the arenas: inputs inside the input arena and aligned to their elements
  * (InvalidTensor), the output range inside the output arena (InvalidArgument) and not one that an unfinished
- * job of the session may still write (Busy). `name` of each tensor as the client knows it is for the
- * message. A tensor that is not there has n_dims 0 and size 0. */
+ * job of the session may still write (Busy; not for WIRE_JOB_PLAN_ONLY, which writes nothing). A tensor that
+ * is not there has n_dims 0 and size 0. */
 int session_check_request(const Session *s, const WireJobOpen *request, Fault *f);
 
-/* Makes a job of it and queues it. request is complete but for header, model and session. LimitExceeded. */
+/* Makes a job of it and queues it: a STEP or SAMPLE, or with WIRE_JOB_PLAN_ONLY a plan. request is complete
+ * but for header, model, session and loras. LimitExceeded; the fault of the session's last merge, if it failed. */
 int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **ret, Fault *f);
+
+/* These adapters for later jobs, and a job that merges them. On failure the session keeps what it had. */
+int session_set_loras(
+        Session *s, Peer *owner, const LoraList *loras, WireCompute compute, Job **ret, Fault *f);
+void session_merge_finished(Session *s, const Job *j);
 
 /* Cancels its jobs at once for the client, waits for none of them: arenas live until the worker has answered
  * ARENA_CLOSE or is gone. */
@@ -75,3 +85,9 @@ Session *session_free(Session *s);
 
 /* Manager.OpenSession; userdata is the Manager. Replies when the arenas are populated. */
 int session_open(sd_bus_message *message, void *userdata, sd_bus_error *error);
+
+/* session-loras.c, session-plan.c: methods and a property of the Session interface. */
+int session_method_set_loras(sd_bus_message *message, void *userdata, sd_bus_error *error);
+int session_property_loras(sd_bus *bus, const char *path, const char *interface, const char *property,
+        sd_bus_message *reply, void *userdata, sd_bus_error *error);
+int session_method_plan(sd_bus_message *message, void *userdata, sd_bus_error *error);

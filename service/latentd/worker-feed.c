@@ -69,14 +69,22 @@ static void send_model(WorkerLink *w, const Model *model) {
         send_simple(w, WIRE_MODEL_COMMIT, model->id, 0);
 }
 
+static bool job_uses(const Job *j, uint64_t model) {
+        for (uint32_t i = 0; i < j->request.n_loras; i++)
+                if (j->request.loras[i].model == model)
+                        return true;
+
+        return j->request.model == model;
+}
+
 static bool model_has_jobs(const WorkerLink *w, const LinkModel *x) {
         const Job *j;
 
         TAILQ_FOREACH(j, &w->manager->jobs, entry)
-                if (j->worker_epoch == w->epoch && j->request.model == x->id)
+                if (j->worker_epoch == w->epoch && job_uses(j, x->id))
                         return true;
 
-        return w->opening && w->opening->request.model == x->id;
+        return w->opening && job_uses(w->opening, x->id);
 }
 
 /* Its worker maps every region of a model: keep the number of them bounded. */
@@ -274,6 +282,21 @@ static void send_job(WorkerLink *w, Job *j, bool resume) {
         worker_link_watch(w);
 }
 
+/* Sends the job that is opening, if the worker has all of its models. */
+static void send_opening(WorkerLink *w) {
+        const Job *j = w->opening;
+        const LinkModel *x = find_model(w, j->request.model);
+        bool ready = x && x->ready;
+
+        for (uint32_t i = 0; i < j->request.n_loras; i++) {
+                x = find_model(w, j->request.loras[i].model);
+                ready = ready && x && x->ready;
+        }
+
+        if (ready)
+                send_job(w, STEAL_PTR(w->opening), w->opening_resume);
+}
+
 int worker_link_open_job(WorkerLink *w, Job *j, bool resume) {
         LinkModel *x;
         int r;
@@ -281,30 +304,27 @@ int worker_link_open_job(WorkerLink *w, Job *j, bool resume) {
         if (w->state != LINK_READY)
                 return -ENOTCONN;
 
+        w->opening = j; /* before: none of its models gives way to another of them */
+        w->opening_resume = resume;
         r = ensure_model(w, j->model, &x);
-        if (r < 0)
+        for (uint32_t i = 0; r >= 0 && i < j->loras.n; i++)
+                r = ensure_model(w, j->loras.models[i], &x);
+        if (r < 0) {
+                w->opening = NULL;
                 return r;
-
-        if (x->ready) {
-                send_job(w, j, resume);
-                return 0;
         }
 
-        w->opening = j;
-        w->opening_resume = resume;
+        send_opening(w);
         return 0;
 }
 
-static int send_plan(WorkerLink *w, Job *j) {
+static int make_plan(const WorkerLink *w, const Job *j, WirePlan *p) {
         uint32_t ranks = j->session->ranks;
-        WireMessage m;
-        WirePlan *p = &m.plan;
         int r;
 
         if (ranks == 0 || ranks > w->ranks)
                 ranks = w->ranks;
 
-        wire_init(&m, WIRE_PLAN, w->epoch, j->id, 0);
         r = plan_make(j->ready.rows, j->model->info.heads, ranks, w->row_tile, p);
         if (r < 0)
                 return r;
@@ -315,9 +335,36 @@ static int send_plan(WorkerLink *w, Job *j) {
                 p->heads[i] = (WireHeads){ j->model->info.heads, j->model->info.heads };
         }
         p->ranks = w->ranks;
+        return 0;
+}
+
+static int send_plan(WorkerLink *w, Job *j) {
+        WireMessage m;
+        int r;
+
+        wire_init(&m, WIRE_PLAN, w->epoch, j->id, 0);
+        r = make_plan(w, j, &m.plan);
+        if (r < 0)
+                return r;
 
         worker_send(w, &m, -EBADF);
         j->plan_epoch = w->epoch;
+        return 0;
+}
+
+int worker_link_plan_ranks(const WorkerLink *w, const Job *j, uint32_t *ret) {
+        uint32_t n = 0;
+        WirePlan p = {};
+        int r;
+
+        r = make_plan(w, j, &p);
+        if (r < 0)
+                return r;
+
+        for (uint32_t i = 0; i < p.ranks; i++)
+                n += p.rows[i].end > p.rows[i].begin;
+
+        *ret = n;
         return 0;
 }
 
@@ -326,6 +373,9 @@ static int send_plan(WorkerLink *w, Job *j) {
 static uint64_t step_patience(const WorkerLink *w, const Job *j) {
         uint64_t pace = strcmp(w->hello.backend, "cpu") == 0 ? PACE_CPU : PACE_GPU, usec, limit;
         double block;
+
+        if (j->kind == JOB_MERGE)
+                return w->open_usec; /* goes over the weights, as the opening of a model does */
 
         if (j->step_usec > 0)
                 usec = j->step_usec;
@@ -345,7 +395,7 @@ int worker_link_step(WorkerLink *w, Job *j, uint32_t step) {
         if (w->state != LINK_READY)
                 return -ENOTCONN;
 
-        if (j->plan_epoch != w->epoch) {
+        if (j->plan_epoch != w->epoch && j->kind != JOB_MERGE) {
                 r = send_plan(w, j);
                 if (r < 0)
                         return r;
@@ -408,12 +458,19 @@ void worker_link_forget_model(WorkerLink *w, Model *model) {
                 y->model = NULL; /* its answer is still to come */
 }
 
+/* model: as it was known before, or NULL. */
+static bool info_is_possible(const Model *model, const WireModelReady *m) {
+        if (model && model->state == MODEL_READY && m->kind != model->info.kind)
+                return false;
+
+        return m->kind == WIRE_MODEL_LORA || (m->kind == WIRE_MODEL_DENOISER && m->heads > 0 && m->layers > 0);
+}
+
 void worker_feed_on_model_ready(WorkerLink *w, const WireModelReady *m) {
         LinkModel *x = find_model(w, m->header.job);
         Model *model;
-        Job *j;
 
-        if (!x || !x->sent || x->ready || m->heads == 0 || m->layers == 0) {
+        if (!x || !x->sent || x->ready || !info_is_possible(x->model, m)) {
                 worker_link_drop(w, "broke the protocol: MODEL_READY for nothing that was asked");
                 return;
         }
@@ -426,10 +483,8 @@ void worker_feed_on_model_ready(WorkerLink *w, const WireModelReady *m) {
         }
 
         x->ready = true;
-        if (w->opening && w->opening->model == model) {
-                j = STEAL_PTR(w->opening);
-                send_job(w, j, w->opening_resume);
-        }
+        if (w->opening)
+                send_opening(w);
         while (answer_one(w, model, m, NULL))
                 ;
 }
@@ -458,7 +513,7 @@ static void on_model_error(WorkerLink *w, LinkModel *x, const Fault *f) {
         if (!model)
                 return;
 
-        if (w->opening && w->opening->model == model)
+        if (w->opening && job_uses(w->opening, model->id))
                 refuse_opening(w, &copy);
         while (answer_one(w, model, NULL, &copy))
                 ;

@@ -68,7 +68,7 @@ struct WorkerLink {
         TAILQ_HEAD(, ModelRequest) requests;
         sd_event_source *answer_source; /* requests of models that are there already */
 
-        Job *opening; /* waits for its model; its JOB_OPEN is not sent */
+        Job *opening; /* waits for its models; its JOB_OPEN is not sent */
         bool opening_resume;
         uint64_t asked_job; /* JOB_OPEN or STEP that the worker has not answered; 0: none */
         bool asked_step;

@@ -446,6 +446,10 @@ static void on_work_message(WorkerLink *w, const WireMessage *m) {
                 queue_on_progress(q, &m->progress);
                 break;
 
+        case WIRE_LORA_NOTES:
+                queue_on_lora_notes(q, &m->lora_notes);
+                break;
+
         case WIRE_STEP_DONE:
                 if (take_answer(w, &m->header, true))
                         queue_on_step_done(q, &m->step_done);

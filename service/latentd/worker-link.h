@@ -40,10 +40,12 @@ void worker_link_forget_model(
         WorkerLink *w, Model *model); /* MODEL_CLOSE; drops pending requests without calling fn */
 void worker_link_forget_session(WorkerLink *w, Session *s); /* ARENA_CLOSE */
 
-/* Makes sure that this worker has the job's model and arenas, then JOB_OPEN (resume: flag RESUME). Answer:
+/* Makes sure that this worker has the job's model, adapters and arenas, then JOB_OPEN (resume: flag RESUME). Answer:
  * queue_on_job_ready or _error, never from inside. -ENOTCONN if it is not ready. */
 int worker_link_open_job(WorkerLink *w, Job *j, bool resume);
 int worker_link_step(
-        WorkerLink *w, Job *j, uint32_t step); /* PLAN first where the worker has none for this job */
+        WorkerLink *w, Job *j, uint32_t step); /* PLAN first where the worker has none for this job; never for a MERGE */
+/* How many ranks would have rows of the job, which the worker has opened. */
+int worker_link_plan_ranks(const WorkerLink *w, const Job *j, uint32_t *ret);
 void worker_link_close_job(WorkerLink *w, Job *j);
 void worker_link_cancel(WorkerLink *w, Job *j);

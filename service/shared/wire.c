@@ -27,6 +27,7 @@ static const TypeInfo types[WIRE_TYPE_MAX] = {
         [WIRE_JOB_READY] = {"JOB_READY", sizeof(WireJobReady), false},
         [WIRE_PROGRESS] = {"PROGRESS", sizeof(WireProgress), false},
         [WIRE_STEP_DONE] = {"STEP_DONE", sizeof(WireStepDone), false},
+        [WIRE_LORA_NOTES] = {"LORA_NOTES", sizeof(WireLoraNotes), false},
         [WIRE_ERROR] = {"ERROR", sizeof(WireError), false},
         [WIRE_WELCOME] = {"WELCOME", sizeof(WireWelcome), false},
         [WIRE_MODEL_OPEN] = {"MODEL_OPEN", sizeof(WireModelOpen), false},
@@ -219,6 +220,17 @@ static void normalise(WireMessage *m) {
                 TERMINATE(m->model_ready.qkv_order);
                 TERMINATE(m->model_ready.partition);
                 TERMINATE(m->model_ready.types);
+                TERMINATE(m->model_ready.support);
+                TERMINATE(m->model_ready.warning);
+                m->model_ready.reserved = 0;
+                break;
+
+        case WIRE_LORA_NOTES:
+                for (size_t i = 0; i < WIRE_LORA_NOTES_MAX; i++) {
+                        TERMINATE(m->lora_notes.notes[i].name);
+                        TERMINATE(m->lora_notes.notes[i].reason);
+                }
+                m->lora_notes.reserved = 0;
                 break;
 
         case WIRE_ERROR:
@@ -233,6 +245,8 @@ static void normalise(WireMessage *m) {
         case WIRE_JOB_OPEN:
                 TERMINATE(m->job_open.numerics);
                 m->job_open.reserved = 0;
+                for (size_t i = 0; i < WIRE_CONDITIONS_MAX; i++)
+                        m->job_open.conditions[i].reserved = 0;
                 break;
 
         case WIRE_REGION:

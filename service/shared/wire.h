@@ -22,7 +22,9 @@
  * What the worker does beyond this: a REGION or ARENA that cannot be used is no protocol error, the fault answers MODEL_COMMIT or
  * JOB_OPEN; a PLAN that is wrong answers STEP. A refused model or job is gone; closing what is not there is no error. The
  * ACK of a close says that nothing of it is in use any more; ARENA_CLOSE ends the session's jobs. A PLAN may only come
- * while no STEP of its job waits for an answer. A cancelled job answers every STEP with "Cancelled". */
+ * while no STEP of its job waits for an answer. A cancelled job answers every STEP with "Cancelled". A MERGE needs no PLAN
+ * (one is ignored), takes no flags and touches no arena. What a STEP makes is finite: NaN or Inf answers it with
+ * "InvalidTensor" and nothing is committed, so that a run goes on from a committed state as it would have undisturbed. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -35,6 +37,8 @@
 #define WIRE_DIMS_MAX 5
 #define WIRE_RANKS_MAX 64
 #define WIRE_DEVICES_MAX 8
+#define WIRE_CONDITIONS_MAX 30
+#define WIRE_LORAS_MAX 16
 
 typedef enum WireType {
         WIRE_INVALID = 0,
@@ -45,6 +49,7 @@ typedef enum WireType {
         WIRE_JOB_READY,
         WIRE_PROGRESS,
         WIRE_STEP_DONE,
+        WIRE_LORA_NOTES,
         WIRE_ERROR,
         /* broker to worker */
         WIRE_WELCOME = 32,
@@ -139,16 +144,25 @@ typedef struct WireModelCommit {
         WireHeader header;
 } WireModelCommit;
 
+typedef enum WireModelKind {
+        WIRE_MODEL_DENOISER,
+        WIRE_MODEL_LORA, /* its files hold a LoRA adapter: for WireLora, no job runs on it; no layers */
+} WireModelKind;
+
 typedef struct WireModelReady {
         WireHeader header;
+        uint32_t kind; /* WireModelKind */
+        uint32_t reserved;
         uint32_t layers, refiner_layers, heads, head_dim, hidden, ffn, text_dim;
         uint32_t n_tensors;
-        char layout[24];     /* as H3Model: "diffusers", "original", "comfy", each also with "-sharded" */
+        char layout[24];     /* as H3Model: "diffusers", "original", "comfy", each also with "-sharded"; "lora" */
         char qkv_order[16];  /* "split", "interleaved", "stacked" */
         char partition[16];  /* "", "fl2va", "ref2va" */
         char types[64];      /* "BF16 F32", by bytes, largest first */
         uint64_t weight_bytes; /* tensors the model uses */
         uint64_t private_bytes; /* memory the worker holds for this model outside the regions */
+        char support[160]; /* what the backend does with each type of weights, in words */
+        char warning[240]; /* for people; "" none */
 } WireModelReady;
 
 typedef struct WireModelClose {
@@ -174,6 +188,7 @@ typedef struct WireArenaClose {
 typedef enum WireJobKind {
         WIRE_JOB_STEP,
         WIRE_JOB_SAMPLE,
+        WIRE_JOB_MERGE, /* makes the model with loras ready and says what of them applies: one step, no tensors, no output */
 } WireJobKind;
 
 typedef enum WireCompute {
@@ -184,6 +199,8 @@ typedef enum WireCompute {
 
 typedef enum WireSampler {
         WIRE_SAMPLER_EULER,
+        WIRE_SAMPLER_RES_MULTISTEP,
+        WIRE_SAMPLER_RES_MULTISTEP_PERSTREAM,
 } WireSampler;
 
 typedef enum WireSchedule {
@@ -192,13 +209,50 @@ typedef enum WireSchedule {
         WIRE_SCHEDULE_REFERENCE,
 } WireSchedule;
 
+/* Who draws noise, of a trajectory's start or of the conditions (h3.md 1.10, 4.7). OFFICIAL: conditions only. */
+typedef enum WireNoise {
+        WIRE_NOISE_GIVEN, /* video and audio are the state at the first sigmas; conditions are as the model shall see them */
+        WIRE_NOISE_COMFY,
+        WIRE_NOISE_DIFFUSERS,
+        WIRE_NOISE_OFFICIAL,
+} WireNoise;
+
+typedef enum WireConditionKind {
+        WIRE_CONDITION_KEYFRAME,
+        WIRE_CONDITION_IMAGE,
+        WIRE_CONDITION_VIDEO,
+        WIRE_CONDITION_AUDIO,
+} WireConditionKind;
+
+/* Latents in the input arena, F32 [24, frames, height, width] and [32, 2, audio], at multiples of 4. frames 0: no picture;
+ * audio 0: no sound. */
+typedef struct WireCondition {
+        uint32_t kind; /* WireConditionKind */
+        uint32_t reserved;
+        uint64_t frame; /* KEYFRAME: pixel frame of the film, from 0 */
+        uint64_t video_offset, frames, height, width;
+        uint64_t audio_offset, audio;
+} WireCondition;
+
+typedef struct WireLora {
+        uint64_t model; /* a committed one of WIRE_MODEL_LORA */
+        double strength;
+} WireLora;
+
 enum {
         WIRE_JOB_KEEP_STEPS = 1u << 0, /* SAMPLE only */
         WIRE_JOB_RESUME = 1u << 1, /* the output arena holds a valid commit word of this job: go on from there */
+        WIRE_JOB_PLAN_ONLY = 1u << 2, /* everything is checked and counted, nothing is written: only JOB_CLOSE may follow */
 };
 
 /* Everything a job needs, by place in the session's arenas. The worker copies what it uses and checks the copies (types,
- * shapes against the model, NaN and Inf) before JOB_READY; nothing of the output arena is written for a refused job. */
+ * shapes against the model, NaN and Inf) before JOB_READY; nothing of the output arena is written for a refused job.
+ *
+ * The start of a trajectory: GIVEN: video and audio. Else they are the clean latents (zeros where nothing is known), and the
+ * start is sigma * noise + (1 - sigma) * latent with the first sigmas; at sigma 1 the noise alone, to the bit. With masks the
+ * kept part comes from clean_video and clean_audio, or where these are absent and noise is made from video and audio. The
+ * noise that the model sees on the kept part of a video is the made noise, or for GIVEN `video`.
+ * In a STEP the latents are what the model sees, kept parts included; a mask sets the rows' timesteps and the velocities. */
 typedef struct WireJobOpen {
         WireHeader header;
         uint64_t model, session;
@@ -209,23 +263,34 @@ typedef struct WireJobOpen {
         uint32_t schedule; /* SAMPLE */
         uint32_t steps;    /* SAMPLE, not GIVEN: number of evaluations; GIVEN: 0 */
         float sigma_video, sigma_audio; /* STEP */
-        float shift_video, shift_audio; /* SAMPLE, not GIVEN */
+        float shift_video, shift_audio; /* SAMPLE: of the schedule, not GIVEN; RES_MULTISTEP also with GIVEN: how the streams relate */
+        uint32_t noise;           /* WireNoise; SAMPLE */
+        uint32_t condition_noise; /* WireNoise */
+        uint64_t seed;            /* where noise is made; 0 else */
         uint64_t output_offset, output_size; /* where results may lie in the output arena; offset is a multiple of 64 */
         WireTensor text, text_tags; /* BF16 [L, text_dim]; U8 [L] (n_dims 0 and size 0: all 1) */
-        WireTensor video, audio;    /* F32 [24, T, H, W]; F32 [32, 2, A]; SAMPLE: the noise */
+        WireTensor video, audio;    /* F32 [24, T, H, W]; F32 [32, 2, A] */
         WireTensor sigmas_video, sigmas_audio; /* GIVEN */
-        /* SAMPLE that another run of the service began: video and audio are the state after start_step steps (below the
-         * number of steps), made by a worker of this numerics id (empty: not checked). With KEEP_STEPS the states before it,
-         * 0 .. start_step - 1: F32 [start_step, 24, T, H, W] and [start_step, 32, 2, A]. */
-        uint32_t start_step, reserved;
+        WireTensor mask_video, mask_audio;     /* F32 [T, H, W]; F32 [2, A] or [32, 2, A]; absent: generate everything */
+        WireTensor clean_video, clean_audio;   /* SAMPLE with masks: as video and audio */
+        /* SAMPLE that another run of the service began: slot is the slot of the state after start_step steps (below the number
+         * of steps) as it lay there, U8 [slot_stride], made by a worker of this numerics id (empty: not checked). With
+         * KEEP_STEPS kept holds those of the states before it, 0 .. start_step - 1: U8 [start_step, slot_stride]. */
+        WireTensor slot, kept;
+        uint32_t start_step;
+        uint32_t n_conditions, n_loras;
+        uint32_t reserved;
         char numerics[128];
-        WireTensor kept_video, kept_audio;
+        WireCondition conditions[WIRE_CONDITIONS_MAX]; /* in packed order */
+        WireLora loras[WIRE_LORAS_MAX];                /* merged in this order */
 } WireJobOpen;
 
 /* Numbers of the commit word, slots and outputs count from the start of the output arena, output_used from output_offset.
  * The commit word lies at commit_offset of the output arena (8 bytes, atomic, written last). State k (after k steps; 0 is
- * the start) lies in slot k % n_slots at slot_offset + (k % n_slots) * slot_stride; video and audio are relative to their slot.
- * A STEP job has one slot, holding the velocities, and steps = 1. */
+ * the start) lies in slot k % n_slots at slot_offset + (k % n_slots) * slot_stride; the tensors are relative to their slot.
+ * A slot is [video | audio | carried | denoised video | denoised audio], each at a multiple of 64; the last three are there
+ * only for samplers that have them (sampler.h). A STEP job has one slot, holding the velocities, and steps = 1; a MERGE job
+ * has steps = 1 and nothing else: its STEP comes without a PLAN and writes no commit word. */
 typedef struct WireJobReady {
         WireHeader header;
         uint64_t rows;
@@ -236,7 +301,24 @@ typedef struct WireJobReady {
         uint64_t slot_offset, slot_stride;
         uint64_t output_used; /* bytes from output_offset */
         WireTensor video, audio;
+        WireTensor carried; /* [32, 2, A]; absent for samplers without */
 } WireJobReady;
+
+#define WIRE_LORA_NOTES_MAX 12
+
+/* What of a MERGE job's adapters applies, before its STEP_DONE, in as many messages as it takes. */
+typedef struct WireLoraNote {
+        uint32_t lora; /* index in JOB_OPEN */
+        uint32_t refused;
+        char name[160]; /* module, as the file spells it */
+        char reason[160]; /* "" for an applied one */
+} WireLoraNote;
+
+typedef struct WireLoraNotes {
+        WireHeader header;
+        uint32_t n, reserved;
+        WireLoraNote notes[WIRE_LORA_NOTES_MAX];
+} WireLoraNotes;
 
 typedef struct WireRange {
         uint64_t begin, end;
@@ -267,6 +349,7 @@ typedef struct WireProgress {
 typedef struct WireStepDone {
         WireHeader header; /* step: the one that is done; the commit word says step + 1 */
         uint64_t compute_usec;
+        uint64_t merged_bytes; /* MERGE: memory of the merged matrices, shared by all jobs of these adapters; else 0 */
 } WireStepDone;
 
 /* Ends a MODEL_COMMIT, JOB_OPEN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a block. */
@@ -295,6 +378,7 @@ typedef union WireMessage {
         WireJobReady job_ready;
         WireProgress progress;
         WireStepDone step_done;
+        WireLoraNotes lora_notes;
         WireError error;
         WireWelcome welcome;
         WireModelOpen model_open;

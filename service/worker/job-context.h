@@ -11,42 +11,64 @@
 #include <stdbool.h>
 
 #include "service/h3/dit.h"
+#include "service/h3/sampler.h"
 #include "service/shared/wire.h"
 #include "service/worker/arena-map.h"
+#include "service/worker/merged-model.h"
 #include "service/worker/model-table.h"
 #include "service/worker/plan.h"
 
-/* A video and an audio latent, f32, [24, T, H, W] and [32, 2, A]. */
+/* What lies in a slot, f32, each part at a multiple of 64: [24, T, H, W], [32, 2, A], [32, 2, A], and the
+ * denoised ones like the streams. The last three are NULL where the sampler does not have them. */
 typedef struct Latents {
-        float *video, *audio;
+        void *slot; /* all of it, owned */
+        float *video, *audio, *carried, *denoised_video, *denoised_audio;
 } Latents;
+
+/* One stream's mask, owned; all NULL: everything is generated. */
+typedef struct StreamMask {
+        float *mask, *pooled, *clean, *held; /* as H3SamplerMask */
+} StreamMask;
 
 typedef struct Job {
         atomic_uint n_ref;
         uint64_t id;
         uint32_t epoch;
         WireJobKind kind;
+        bool plan_only;
         H3Compute compute;
-        ModelEntry *model; /* counted, as is arenas */
+        ModelEntry *model; /* counted, as is arenas (NULL: a MERGE has none) */
         ArenaPair *arenas;
+        uint32_t n_loras;
+        ModelEntry *loras[WIRE_LORAS_MAX]; /* counted */
+        double strengths[WIRE_LORAS_MAX];
 
         /* inputs, never changed after job_new() */
-        uint16_t *text;                /* bf16 [text_rows, text_dim] */
-        uint64_t text_rows, text_size; /* size in bytes */
-        H3Layout *layout;
-        uint64_t n_video, n_audio; /* elements */
-        WireTensor video, audio;   /* shapes; offsets inside a slot */
+        uint16_t *text;                                     /* bf16 [text_rows, text_dim] */
+        uint64_t text_rows, text_size;                      /* size in bytes */
+        H3Layout *layout;                                   /* with the masks; NULL: a MERGE has none */
+        H3ConditionLatents conditions[WIRE_CONDITIONS_MAX]; /* as the model shall see them */
+        float *condition_video[WIRE_CONDITIONS_MAX],
+                *condition_audio[WIRE_CONDITIONS_MAX]; /* theirs, owned */
+        uint64_t n_video, n_audio;                     /* elements */
+        WireTensor video, audio, carried;              /* shapes; offsets inside a slot */
+        uint64_t denoised_video, denoised_audio;       /* offsets inside a slot */
         uint32_t steps;
         float *sigmas_video, *sigmas_audio; /* [steps + 1]; STEP: [1] */
+        StreamMask masks[2];                /* SAMPLE: video, audio */
+        H3SamplerMask sampler_masks[2];     /* views of them */
+        H3Sampler sampler;                  /* SAMPLE; points to the above */
 
         /* place of the results in the output arena */
         uint32_t n_slots;
         uint64_t commit_offset, slot_offset, slot_stride, output_used;
 
         /* written by rank 0's thread once steps run */
-        Latents state;    /* after `committed` steps; STEP: the input */
-        Latents next;     /* SAMPLE: made by a step, becomes the state */
-        Latents velocity; /* of the step */
+        MergedModel *merged; /* counted; NULL: the base itself, or not made yet */
+        Latents state;       /* after `committed` steps; STEP: the input */
+        Latents next;        /* SAMPLE: made by a step, becomes the state */
+        Latents velocity;    /* of the step */
+        Latents shown;       /* what the model sees of the state; only streams with a mask have one */
         uint32_t committed;
         uint64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS */
 
@@ -62,15 +84,42 @@ typedef struct Job {
         bool closed;          /* nothing of this job may reach the output arena any more */
 } Job;
 
-/* JOB_OPEN: checks everything, copies what is used. Only when nothing is wrong any more, state 0 and the
- * commit word are written (RESUME: the committed state is read, the commit word renewed). On failure f says
- * why and the output arena is as it was. -EINVAL, -ENOMEM, ... */
-int job_new(const WireJobOpen *w, ModelEntry *model, ArenaPair *arenas, uint64_t epoch, Job **ret, Fault *f);
+/* The model that the job's steps run, and a number that no other one has; rank 0's thread, once it is made.
+ */
+static inline const H3Model *job_model(const Job *j) {
+        return j->merged ? j->merged->h3 : j->model->h3;
+}
+
+static inline uint64_t job_model_serial(const Job *j) {
+        return j->merged ? j->merged->serial : j->model->serial;
+}
+
+/* What a JOB_OPEN names, found by the caller: arenas may be NULL for a MERGE. */
+typedef struct JobParts {
+        ModelEntry *model;
+        ArenaPair *arenas;
+        ModelEntry *loras[WIRE_LORAS_MAX]; /* of w->n_loras */
+} JobParts;
+
+/* JOB_OPEN: checks everything, copies what is used, draws the noise. Only when nothing is wrong any more,
+ * state committed so far (0, or start_step) and the commit word are written (RESUME: the committed state is
+ * read, the commit word renewed; PLAN_ONLY: nothing). On failure f says why and the output arena is as it
+ * was. -EINVAL, -ENOMEM, ... */
+int job_new(const WireJobOpen *w, const JobParts *parts, uint64_t epoch, Job **ret, Fault *f);
 Job *job_ref(Job *j);
 Job *job_unref(Job *j);
 
 /* Fills everything of ret behind the header. */
 void job_describe(const Job *j, WireJobReady *ret);
+
+/* What the model gets in step `step`: call job_show() first, on rank 0's thread. All but compute hooks. */
+void job_show(Job *j);
+void job_step_input(const Job *j, uint32_t step, H3StepInput *ret);
+
+/* One rule for undisturbed and interrupted runs: what is committed is finite. So a state that is taken up
+ * again can be checked like any input without refusing what an undisturbed run would have gone on from.
+ * -EINVAL with InvalidTensor, `whose` says whose numbers they are. */
+int job_check_finite(const Job *j, const char *whose, const Latents *l, Fault *f);
 
 /* Publishes the result of one more step: latents go to the next slot, then the commit word. -ECANCELED if
  * the job was closed meanwhile: then nothing was written. */

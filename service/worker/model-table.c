@@ -25,6 +25,7 @@ ModelEntry *model_entry_unref(ModelEntry *m) {
                 return NULL;
 
         (void) h3_model_free(m->h3); /* before what its views point to */
+        (void) h3_lora_free(m->lora);
         for (uint32_t i = 0; i < m->n_regions; i++)
                 region_done(&m->regions[i]);
         free(m->regions);
@@ -48,10 +49,14 @@ static ModelEntry **find_free_slot(ModelTable *t) {
         return NULL;
 }
 
+static bool is_committed(const ModelEntry *m) {
+        return m->h3 || m->lora;
+}
+
 ModelEntry *model_table_find(const ModelTable *t, uint64_t id) {
         ModelEntry **slot = find_slot((ModelTable *) t, id);
 
-        return slot && (*slot)->h3 ? *slot : NULL;
+        return slot && is_committed(*slot) ? *slot : NULL;
 }
 
 static int qkv_order_from_wire(uint32_t w, H3QkvOrder *ret) {
@@ -151,7 +156,7 @@ int model_table_add_region(ModelTable *t, const WireRegion *w, int *fd, Fault *f
         Region *x;
         int r;
 
-        if (!slot || (*slot)->h3)
+        if (!slot || is_committed(*slot))
                 return fault_set(f, -EPROTO, FAULT_INTERNAL,
                         "REGION is for model %" PRIu64 ", which is not being opened.", w->header.job);
 
@@ -188,8 +193,15 @@ int model_table_add_region(ModelTable *t, const WireRegion *w, int *fd, Fault *f
         return 0;
 }
 
-static int open_h3(ModelEntry *m, Fault *f) {
-        H3ModelOptions options = {.qkv_order = m->qkv_order};
+static H3Partition partition_of(const ModelEntry *m) {
+        return strcmp(m->partition, "fl2va") == 0    ? H3_PARTITION_FL2VA
+               : strcmp(m->partition, "ref2va") == 0 ? H3_PARTITION_REF2VA
+                                                     : H3_PARTITION_UNKNOWN;
+}
+
+static int open_files(ModelEntry *m, const LkOps *ops, Fault *f) {
+        const H3ModelOptions options = {.qkv_order = m->qkv_order, .partition = partition_of(m), .ops = ops};
+        const H3LoraOptions lora_options = {.qkv_order = m->qkv_order};
         CLEANUP_FREE H3File *files = NULL;
         int r;
 
@@ -209,16 +221,33 @@ static int open_h3(ModelEntry *m, Fault *f) {
                 files[i] = (H3File){
                         .name = m->regions[i].name, .bytes = m->regions[i].map, .size = m->regions[i].size};
 
-        r = h3_model_open(files, m->n_files, &options, &m->h3, f);
+        /* A writer of the region may make another file of it between the two: then the second one says that
+         * this is no adapter, or no model. */
+        r = h3_lora_recognises(files, m->n_files)
+                    ? h3_lora_open(files, m->n_files, &lora_options, &m->lora, f)
+                    : h3_model_open(files, m->n_files, &options, &m->h3, f);
         if (r == -ENOMEM)
                 (void) fault_set(f, r, FAULT_DOES_NOT_FIT,
                         "There is no memory for the model's tables (some MB beside its regions).");
         return r;
 }
 
-static void describe(const ModelEntry *m, WireModelReady *ret) {
+static void describe_lora(const ModelEntry *m, WireModelReady *ret) {
+        H3LoraInfo info;
+
+        h3_lora_describe(m->lora, &info);
+        ret->kind = WIRE_MODEL_LORA;
+        ret->n_tensors = info.n_tensors;
+        ret->weight_bytes = info.weight_bytes;
+        ret->private_bytes = sizeof(ModelEntry) + m->n_files * sizeof(Region) + info.private_bytes;
+        (void) snprintf(ret->layout, sizeof(ret->layout), "lora");
+        (void) snprintf(ret->types, sizeof(ret->types), "%s", info.types);
+}
+
+static void describe_denoiser(const ModelEntry *m, WireModelReady *ret) {
         const H3Config *c = &m->h3->config;
 
+        ret->kind = WIRE_MODEL_DENOISER;
         ret->layers = c->layers;
         ret->refiner_layers = c->refiner_layers;
         ret->heads = c->heads;
@@ -227,25 +256,35 @@ static void describe(const ModelEntry *m, WireModelReady *ret) {
         ret->ffn = c->ffn;
         ret->text_dim = c->text_dim;
         ret->n_tensors = m->h3->n_tensors;
-        (void) snprintf(ret->layout, sizeof(ret->layout), "%s", m->h3->layout);
-        (void) snprintf(ret->qkv_order, sizeof(ret->qkv_order), "%s", qkv_order_to_string(m->h3->qkv_order));
-        (void) snprintf(ret->partition, sizeof(ret->partition), "%s", m->partition);
-        (void) snprintf(ret->types, sizeof(ret->types), "%s", m->h3->types);
         ret->weight_bytes = m->h3->weight_bytes;
         ret->private_bytes = sizeof(ModelEntry) + m->n_files * sizeof(Region) + sizeof(H3Model) +
+                             m->h3->private_bytes +
                              ((uint64_t) c->layers + c->refiner_layers) * sizeof(H3Block);
+        (void) snprintf(ret->layout, sizeof(ret->layout), "%s", m->h3->layout);
+        (void) snprintf(ret->qkv_order, sizeof(ret->qkv_order), "%s", qkv_order_to_string(m->h3->qkv_order));
+        (void) snprintf(ret->types, sizeof(ret->types), "%s", m->h3->types);
+        (void) snprintf(ret->support, sizeof(ret->support), "%s", m->h3->support);
+        (void) snprintf(ret->warning, sizeof(ret->warning), "%s", m->h3->warning);
 }
 
-int model_table_commit(ModelTable *t, uint64_t id, WireModelReady *ret, Fault *f) {
+static void describe(const ModelEntry *m, WireModelReady *ret) {
+        if (m->lora)
+                describe_lora(m, ret);
+        else
+                describe_denoiser(m, ret);
+        (void) snprintf(ret->partition, sizeof(ret->partition), "%s", m->partition);
+}
+
+int model_table_commit(ModelTable *t, uint64_t id, const LkOps *ops, WireModelReady *ret, Fault *f) {
         ModelEntry **slot = find_slot(t, id);
         int r;
 
         if (!slot)
                 return fault_set(f, -ENOENT, FAULT_INTERNAL, "Model %" PRIu64 " was not opened.", id);
-        if ((*slot)->h3)
+        if (is_committed(*slot))
                 return fault_set(f, -EPROTO, FAULT_INTERNAL, "Model %" PRIu64 " was committed twice.", id);
 
-        r = open_h3(*slot, f);
+        r = open_files(*slot, ops, f);
         if (r < 0) {
                 *slot = model_entry_unref(*slot);
                 return r;
@@ -255,9 +294,14 @@ int model_table_commit(ModelTable *t, uint64_t id, WireModelReady *ret, Fault *f
         return 0;
 }
 
-void model_table_close(ModelTable *t, uint64_t id) {
+uint64_t model_table_close(ModelTable *t, uint64_t id) {
         ModelEntry **slot = find_slot(t, id);
+        uint64_t serial;
 
-        if (slot)
-                *slot = model_entry_unref(*slot);
+        if (!slot)
+                return 0;
+        serial = (*slot)->serial;
+        (*slot)->closed = true;
+        *slot = model_entry_unref(*slot);
+        return serial;
 }

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "service/h3/lora.h"
 #include "service/h3/model.h"
 #include "service/shared/wire.h"
 
@@ -28,8 +29,10 @@ typedef struct ModelEntry {
         H3QkvOrder qkv_order;
         char partition[16];
         uint32_t n_files, n_regions;
-        Region *regions; /* [n_files], n_regions filled */
-        H3Model *h3;     /* NULL before the commit */
+        Region *regions;    /* [n_files], n_regions filled */
+        H3Model *h3;        /* a denoiser; NULL before the commit */
+        H3Lora *lora;       /* an adapter, likewise; points into the regions */
+        atomic_bool closed; /* by MODEL_CLOSE: only jobs and merged models hold it still */
         Fault fault; /* the first region that could not be mapped, and why: MODEL_COMMIT answers with it */
 } ModelEntry;
 
@@ -48,12 +51,14 @@ int model_table_open(ModelTable *t, const WireModelOpen *w, Fault *f);
  * model, wrong index, a name that is no base name. */
 int model_table_add_region(ModelTable *t, const WireRegion *w, int *fd, Fault *f);
 
-/* MODEL_COMMIT: parses the files and fills everything of ret behind the header. On failure (as
- * h3_model_open(), or -ENOENT, -ENODATA) the model is gone from the table and its memory given back. */
-int model_table_commit(ModelTable *t, uint64_t id, WireModelReady *ret, Fault *f);
+/* MODEL_COMMIT: parses the files, asks ops whether they run them, and fills everything of ret behind the
+ * header. On failure (as h3_model_open() and h3_lora_open(), or -ENOENT, -ENODATA) the model is gone from
+ * the table and its memory given back. */
+int model_table_commit(ModelTable *t, uint64_t id, const LkOps *ops, WireModelReady *ret, Fault *f);
 
-/* MODEL_CLOSE; an unknown id is no error: a refused model is closed already. */
-void model_table_close(ModelTable *t, uint64_t id);
+/* MODEL_CLOSE; an unknown id is no error: a refused model is closed already. Returns the model's serial, 0
+ * for an unknown one. */
+uint64_t model_table_close(ModelTable *t, uint64_t id);
 
-/* A committed model, NULL if there is none of this id. Not counted. */
+/* A committed model, denoiser or adapter, NULL if there is none of this id. Not counted. */
 ModelEntry *model_table_find(const ModelTable *t, uint64_t id);

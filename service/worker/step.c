@@ -2,11 +2,13 @@
 #include "service/worker/step.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include "service/h3/sampler.h"
 #include "service/shared/cleanup.h"
+#include "service/worker/job-private.h"
+#include "service/worker/step-model.h"
 
 #define PROGRESS_INTERVAL_USEC UINT64_C(20000)
 
@@ -25,10 +27,11 @@ static void text_cache_clear(TextCache *c) {
 
 void step_runner_done(StepRunner *s) {
         text_cache_clear(&s->text);
+        merged_cache_clear(&s->merged);
 }
 
 static bool text_cache_holds(const TextCache *c, const Job *j) {
-        return c->serial == j->model->serial && c->compute == j->compute && c->size == j->text_size &&
+        return c->serial == job_model_serial(j) && c->compute == j->compute && c->size == j->text_size &&
                memcmp(c->text, j->text, (size_t) j->text_size) == 0;
 }
 
@@ -47,12 +50,12 @@ static int refine_text(StepRunner *s, const H3Rank *rank, const Job *j, const vo
                         return -ENOMEM;
                 memcpy(text, j->text, (size_t) j->text_size);
 
-                r = h3_refine_text(rank, j->model->h3, j->compute, text, j->text_rows, &refined, f);
+                r = h3_refine_text(rank, job_model(j), j->compute, text, j->text_rows, &refined, f);
                 if (r < 0)
                         return r;
 
                 *c = (TextCache){
-                        .serial = j->model->serial,
+                        .serial = job_model_serial(j),
                         .compute = j->compute,
                         .text = STEAL_PTR(text),
                         .size = j->text_size,
@@ -95,11 +98,16 @@ static int check_state(const Job *j, uint32_t step, Fault *f) {
         if (j->cancelled)
                 return fault_set(f, -ECANCELED, FAULT_CANCELLED, "The job was cancelled.");
 
-        if (j->plan_fault.name[0] != '\0') {
+        if (j->plan_only)
+                return fault_set(
+                        f, -EINVAL, FAULT_INTERNAL, "STEP is for a job that was opened to be planned only.");
+
+        /* A merge has nothing to split. */
+        if (j->plan_fault.name[0] != '\0' && j->kind != WIRE_JOB_MERGE) {
                 *f = j->plan_fault;
                 return -EINVAL;
         }
-        if (!j->plan)
+        if (!j->plan && j->kind != WIRE_JOB_MERGE)
                 return fault_set(f, -EINVAL, FAULT_INTERNAL, "STEP came before PLAN.");
 
         if (j->committed >= j->steps)
@@ -120,7 +128,7 @@ static int step_memory(const Job *j, uint64_t *ret) {
                 uint64_t bytes;
                 int r;
 
-                r = h3_step_memory(j->model->h3, j->layout, &j->plan->h3, i, j->compute, &bytes);
+                r = h3_step_memory(job_model(j), j->layout, &j->plan->h3, i, j->compute, &bytes);
                 if (r < 0)
                         return r;
                 if (__builtin_add_overflow(sum, bytes, &sum))
@@ -160,33 +168,33 @@ static int admit(const Backend *b, Job *j, Fault *f) {
 static int compute(StepRunner *s, const H3Rank *rank, Job *j, uint32_t step, Fault *f) {
         Run run = {.runner = s, .job = j, .step = step};
         H3StepHooks hooks = {.on_block = on_block, .userdata = &run};
-        H3StepInput in = {
-                .compute = j->compute,
-                .layout = j->layout,
-                .video = j->state.video,
-                .audio = j->state.audio,
-                .sigma_video = j->sigmas_video[step],
-                .sigma_audio = j->sigmas_audio[step],
-        };
+        H3StepInput in;
         int r;
 
+        job_step_input(j, step, &in);
         r = refine_text(s, rank, j, &in.refined_text, f);
         if (r < 0)
                 return r;
 
-        return h3_step(rank, j->model->h3, &in, &hooks, j->velocity.video, j->velocity.audio, f);
+        return h3_step(rank, job_model(j), &in, &hooks, j->velocity.video, j->velocity.audio, f);
 }
 
-/* From the velocities to what the job commits. */
-static const Latents *update(Job *j, uint32_t step) {
-        if (j->kind == WIRE_JOB_STEP)
-                return &j->velocity;
+/* From the velocities to what the job commits, which must be finite: a state with NaN would end a run that
+ * is taken up from it and not one that goes on undisturbed. */
+static int update(Job *j, uint32_t step, const Latents **ret, Fault *f) {
+        H3SamplerState now = latents_state(&j->state), next = latents_state(&j->next);
+        char whose[96];
 
-        h3_euler(j->state.video, j->velocity.video, j->sigmas_video[step], j->sigmas_video[step + 1],
-                j->n_video, j->next.video);
-        h3_euler(j->state.audio, j->velocity.audio, j->sigmas_audio[step], j->sigmas_audio[step + 1],
-                j->n_audio, j->next.audio);
-        return &j->next;
+        if (j->kind == WIRE_JOB_STEP) {
+                *ret = &j->velocity;
+                return job_check_finite(j, "the model's velocities", *ret, f);
+        }
+
+        h3_sampler_step(&j->sampler, step, &now, j->velocity.video, j->velocity.audio, &next);
+        *ret = &j->next;
+        (void) snprintf(
+                whose, sizeof(whose), "the state after step %" PRIu32 " of %" PRIu32, step + 1, j->steps);
+        return job_check_finite(j, whose, *ret, f);
 }
 
 /* A failure in the words of the protocol. */
@@ -197,7 +205,7 @@ static int explain(const Job *j, int error, Fault *f) {
                 *f = (Fault){};
                 return fault_set(f, error, FAULT_CANCELLED, "The job was cancelled.");
         }
-        if (error == -ENOMEM && strcmp(f->name, FAULT_DOES_NOT_FIT) != 0) {
+        if (error == -ENOMEM && strcmp(f->name, FAULT_DOES_NOT_FIT) != 0 && j->layout) {
                 *f = (Fault){};
                 (void) step_memory(j, &need);
                 return fault_set(f, error, FAULT_DOES_NOT_FIT,
@@ -218,16 +226,31 @@ int step_run(StepRunner *s, LkContext *context, Job *j, uint32_t step, uint64_t 
         if (r < 0)
                 return r;
 
+        r = step_choose_model(s, context, j, f);
+        if (r < 0)
+                return explain(j, r, f);
+
+        if (j->kind == WIRE_JOB_MERGE) {
+                step_send_notes(s, j);
+                j->committed++;
+                *ret_usec = now_usec() - begin;
+                return 0;
+        }
+
         r = admit(s->backend, j, f);
         if (r < 0)
                 return r;
 
         rank.plan = &j->plan->h3;
+        job_show(j);
         r = compute(s, &rank, j, step, f);
         if (r < 0)
                 return explain(j, r, f);
 
-        result = update(j, step);
+        r = update(j, step, &result, f);
+        if (r < 0)
+                return r;
+
         r = job_commit(j, result);
         if (r < 0)
                 return explain(j, r, f);

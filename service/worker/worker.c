@@ -75,6 +75,8 @@ static void on_step(void *userdata, LkContext *context, Job *j, uint32_t step) {
         }
         wire_init(&m, WIRE_STEP_DONE, j->epoch, j->id, step);
         m.step_done.compute_usec = usec;
+        if (j->kind == WIRE_JOB_MERGE && j->merged)
+                m.step_done.merged_bytes = j->merged->h3->private_bytes;
         link_send(w->link, &m);
 }
 
@@ -96,7 +98,7 @@ static int on_model_commit(Worker *w, const WireMessage *m, Fault *f) {
         int r;
 
         wire_init(&reply, WIRE_MODEL_READY, m->header.epoch, m->header.job, m->header.step);
-        r = model_table_commit(&w->models, m->header.job, &reply.model_ready, &fault);
+        r = model_table_commit(&w->models, m->header.job, w->backend->ops, &reply.model_ready, &fault);
         if (r == -EPROTO) {
                 *f = fault;
                 return r;
@@ -107,6 +109,14 @@ static int on_model_commit(Worker *w, const WireMessage *m, Fault *f) {
         else
                 link_send(w->link, &reply);
         return 0;
+}
+
+/* Merged models that nobody uses go with what they are made of; others when their jobs end. */
+static void on_model_close(Worker *w, const WireMessage *m) {
+        uint64_t serial = model_table_close(&w->models, m->header.job);
+
+        if (serial != 0)
+                merged_cache_drop(&w->steps.merged, serial);
 }
 
 static int on_arena(Worker *w, const WireMessage *m, int fd, Fault *f) {
@@ -148,26 +158,36 @@ static void on_arena_close(Worker *w, const WireMessage *m) {
 }
 
 static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
-        ModelEntry *model = model_table_find(&w->models, open->model);
         ArenaPair **arenas = find_arenas(w, open->session);
+        JobParts parts = {.model = model_table_find(&w->models, open->model)};
 
         if (!slot)
                 return fault_set(
                         f, -ENOBUFS, FAULT_LIMIT, "The worker holds %d jobs already: close some.", JOBS_MAX);
-        if (!model)
+        if (!parts.model)
                 return fault_set(f, -ENOENT, FAULT_INTERNAL,
                         "The job is for model %" PRIu64 ", which the worker does not hold.", open->model);
         if (!arenas)
                 return fault_set(f, -ENOENT, FAULT_INTERNAL,
                         "The job is for session %" PRIu64 ", which has no arenas here.", open->session);
+        for (uint32_t i = 0; i < open->n_loras && i < WIRE_LORAS_MAX; i++) {
+                parts.loras[i] = model_table_find(&w->models, open->loras[i].model);
+                if (!parts.loras[i])
+                        return fault_set(f, -ENOENT, FAULT_INTERNAL,
+                                "The job has model %" PRIu64
+                                " as an adapter, which the worker does not hold.",
+                                open->loras[i].model);
+        }
 
         if (open->numerics[0] != '\0' && strcmp(open->numerics, w->backend->ops->numerics_id) != 0)
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "The job was begun with numerics %.127s, this worker has %s: its bits would differ. Start it "
+                        "The job was begun with numerics %.127s, this worker has %s: its bits would differ. "
+                        "Start it "
                         "from the beginning.",
                         open->numerics, w->backend->ops->numerics_id);
 
-        return job_new(open, model, *arenas, link_epoch(w->link), slot, f);
+        parts.arenas = *arenas;
+        return job_new(open, &parts, link_epoch(w->link), slot, f);
 }
 
 static int on_job_open(Worker *w, const WireMessage *m, Fault *f) {
@@ -212,6 +232,8 @@ static int on_plan(Worker *w, const WireMessage *m, Fault *f) {
         j->plan = plan_free(j->plan);
         j->plan_fault = (Fault){};
         j->plan_admitted = false;
+        if (j->kind == WIRE_JOB_MERGE)
+                return 0; /* has nothing to split */
         r = plan_new(&m->plan, j->layout->rows, j->model->h3->config.heads, rank_group_size(w->ranks),
                 &j->plan, &j->plan_fault);
         if (r == -ENOMEM)
@@ -272,7 +294,7 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
                 return on_model_commit(w, m, f);
 
         case WIRE_MODEL_CLOSE:
-                model_table_close(&w->models, m->header.job);
+                on_model_close(w, m);
                 return 0;
 
         case WIRE_ARENA:
@@ -318,7 +340,7 @@ int worker_start(const Backend *backend, int socket, Fault *f) {
                 return fault_set(f, r, FAULT_INTERNAL, "The connection cannot be set up: %s.", strerror(-r));
 
         w->backend = backend;
-        w->steps = (StepRunner){.backend = backend, .link = w->link};
+        w->steps = (StepRunner){.backend = backend, .link = w->link, .merged = MERGED_CACHE_INIT};
 
         wire_init(&m, WIRE_HELLO, 0, 0, 0);
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", LATENTD_VERSION);

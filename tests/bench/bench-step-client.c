@@ -143,7 +143,7 @@ static void *client_main(void *argument) {
         check(latent_job_wait(load, UINT64_MAX, NULL, NULL, &e), "Loading", &e);
         check(latent_job_model(load, &model, &e), "The model", &e);
         so.input_bytes = inputs_bytes(&in);
-        so.output_bytes = latent_output_bytes(&in.tensor[INPUT_VIDEO], &in.tensor[INPUT_AUDIO], 1, 0);
+        so.output_bytes = latent_output_bytes(&in.tensor[INPUT_VIDEO], &in.tensor[INPUT_AUDIO], NULL, 1, 0);
         check(latent_session_open(client, model, &so, &session, &e), "The session", &e);
         check(inputs_place(&file, &in, session, &e), "The inputs", &e);
         step.text = inputs_get(&in, INPUT_TEXT);

@@ -8,7 +8,7 @@
 #include "tests/fuzz/wire-input.h"
 
 #define OPS_MAX 40
-#define JOBS 3
+#define JOBS 5
 
 enum {
         OP_GOOD,    /* the fake worker does what is asked, as long as it never lied to this broker */
@@ -28,6 +28,7 @@ typedef struct State {
         Session *session;
         uint64_t session_id;
         uint64_t jobs[JOBS];
+        Input *notes; /* where LORA_NOTES come from; NULL: the fake's own */
         bool lying;
         unsigned starts;
         WireMessage asked; /* the last message that wants an answer */
@@ -35,23 +36,8 @@ typedef struct State {
 
 static State state;
 
-static bool hook(Fake *f, const WireMessage *m) {
-        if (state.starts != f->n_starts) {
-                state.starts = f->n_starts;
-                state.lying = false;
-        }
-        if (m->header.type == WIRE_MODEL_COMMIT || m->header.type == WIRE_JOB_OPEN ||
-            m->header.type == WIRE_STEP || m->header.type == WIRE_WELCOME)
-                state.asked = *m;
-        if (m->header.type == WIRE_DIE) {
-                fake_die(f);
-                return true;
-        }
-        return state.lying;
-}
-
 /* The connection may be gone, or full: then nothing is said. */
-static void say(const void *bytes, size_t n, int passed) {
+static void send_bytes(const void *bytes, size_t n, int passed) {
         union {
                 char bytes[CMSG_SPACE(sizeof(int))];
                 struct cmsghdr align;
@@ -59,7 +45,6 @@ static void say(const void *bytes, size_t n, int passed) {
         struct iovec iov = { .iov_base = (void *) bytes, .iov_len = n };
         struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
 
-        state.lying = true;
         if (state.f->conn < 0 || n == 0)
                 return;
 
@@ -77,10 +62,57 @@ static void say(const void *bytes, size_t n, int passed) {
         (void) sendmsg(state.f->conn, &h, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
+static void say(const void *bytes, size_t n, int passed) {
+        state.lying = true;
+        send_bytes(bytes, n, passed);
+}
+
+/* Of text without an end in places. */
+static void fill_notes(Input *x, WireLoraNotes *m) {
+        m->n = input_u8(x) % (WIRE_LORA_NOTES_MAX + 2);
+        for (uint32_t i = 0; i < m->n && i < WIRE_LORA_NOTES_MAX; i++) {
+                uint8_t b = input_u8(x);
+
+                m->notes[i].lora = b & 1;
+                m->notes[i].refused = b >> 1 & 1;
+                memset(m->notes[i].name, b, (size_t) b % (sizeof(m->notes[i].name) + 1));
+                memset(m->notes[i].reason, b, (size_t) input_u8(x) % (sizeof(m->notes[i].reason) + 1));
+        }
+}
+
+/* What a worker that is good else says of the adapters that it merges. */
+static void say_notes(Fake *f, const WireMessage *step) {
+        for (unsigned n = input_u8(state.notes) % 8; n > 0; n--) {
+                WireMessage m;
+
+                wire_init(&m, WIRE_LORA_NOTES, f->epoch, step->header.job, step->header.step);
+                fill_notes(state.notes, &m.lora_notes);
+                send_bytes(&m, m.header.size, -EBADF);
+        }
+}
+
+static bool hook(Fake *f, const WireMessage *m) {
+        if (state.starts != f->n_starts) {
+                state.starts = f->n_starts;
+                state.lying = false;
+        }
+        if (m->header.type == WIRE_MODEL_COMMIT || m->header.type == WIRE_JOB_OPEN ||
+            m->header.type == WIRE_STEP || m->header.type == WIRE_WELCOME)
+                state.asked = *m;
+        if (m->header.type == WIRE_DIE) {
+                fake_die(f);
+                return true;
+        }
+        if (m->header.type == WIRE_STEP && m->header.job == state.jobs[3] && state.notes && !state.lying)
+                say_notes(f, m);
+        return state.lying;
+}
+
 static uint64_t pick_id(uint8_t b) {
         const uint64_t ids[] = {
                 state.jobs[0],    state.jobs[1], state.jobs[2], state.f->model->id,
                 state.session_id, 0,             UINT64_MAX,    state.asked.header.job,
+                state.jobs[3],    state.jobs[4], state.f->lora->id,
         };
 
         return ids[b % ELEMENTSOF(ids)];
@@ -98,14 +130,18 @@ static void fill_answer(Input *x, WireMessage *m) {
 
         case WIRE_MODEL_COMMIT:
                 wire_init(m, WIRE_MODEL_READY, f->epoch, state.asked.header.job, 0);
-                m->model_ready.heads = FAKE_HEADS;
-                m->model_ready.layers = FAKE_BLOCKS;
+                if (state.asked.header.job == f->lora->id)
+                        m->model_ready.kind = WIRE_MODEL_LORA;
+                else {
+                        m->model_ready.heads = FAKE_HEADS;
+                        m->model_ready.layers = FAKE_BLOCKS;
+                }
                 break;
 
         case WIRE_JOB_OPEN: {
                 FakeJob j = { .open = *asked_job() };
 
-                j.steps = j.open.kind == WIRE_JOB_STEP ? 1 : j.open.steps;
+                j.steps = j.open.kind == WIRE_JOB_SAMPLE ? j.open.steps : 1;
                 fake_job_ready(f, &j, input_u8(x) % 4, m);
                 break;
         }
@@ -131,6 +167,8 @@ static void send_message(Input *x) {
         if (type == WIRE_ERROR)
                 (void) snprintf(m.error.fault.name, sizeof(m.error.fault.name), "%s",
                                 (input_u8(x) & 1) ? FAULT_CANCELLED : FAULT_INVALID_TENSOR);
+        if (type == WIRE_LORA_NOTES)
+                fill_notes(x, &m.lora_notes);
         input_change(x, &m);
         say(&m, m.header.size, (type == WIRE_REGION || type == WIRE_ARENA) ? state.f->region_fd : -EBADF);
 }
@@ -147,6 +185,23 @@ static void write_commit(Input *x) {
         (void) munmap(map, ARENA_BYTES);
 }
 
+static Job *submit_merge(void) {
+        const LoraList loras = { .n = 1, .models = { state.f->lora }, .strengths = { 0.5 } };
+        Job *j = NULL;
+
+        CHECK(session_set_loras(state.session, state.f->peer, &loras, WIRE_COMPUTE_BF16, &j, NULL) == 0);
+        return j;
+}
+
+static Job *submit_plan(void) {
+        WireJobOpen q = fake_request(WIRE_JOB_SAMPLE, 2, 3);
+        Job *j = NULL;
+
+        q.flags = WIRE_JOB_PLAN_ONLY;
+        CHECK(session_submit(state.session, state.f->peer, &q, &j, NULL) == 0);
+        return j;
+}
+
 static void check_jobs(void) {
         for (unsigned i = 0; i < JOBS; i++) {
                 const Job *j = job_find(state.f->m, state.jobs[i]);
@@ -157,6 +212,7 @@ static void check_jobs(void) {
                         continue;
                 CHECK(j->steps == 0 || j->step <= j->steps);
                 CHECK(j->fraction >= 0 && j->fraction <= 1);
+                CHECK(j->notes.n <= 4096 && j->notes.cost[0] + j->notes.cost[1] < 61000);
                 CHECK(!job_is_finished(j) || (j->state == JOB_DONE) == (j->fault.name[0] == '\0'));
                 for (uint32_t k = 0; j->state == JOB_DONE && job_result_tensor(j, k, name, &t) == 0; k++)
                         CHECK(t.size <= ARENA_BYTES && t.offset <= ARENA_BYTES - t.size);
@@ -230,6 +286,7 @@ static void run_op(Input *x) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         Input x = { data, n };
+        uint8_t how;
         void *fake;
         Fake *f;
 
@@ -245,7 +302,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         state.jobs[0] = fake_submit(f, state.session, WIRE_JOB_SAMPLE, 3, 0)->id;
         state.jobs[1] = fake_submit(f, state.session, WIRE_JOB_STEP, 1, 1)->id;
         state.jobs[2] = fake_submit(f, state.session, WIRE_JOB_SAMPLE, 2, 2)->id;
-        if (input_u8(&x) & 1) /* else it does not even say HELLO as it should */
+        state.jobs[3] = submit_merge()->id;
+        state.jobs[4] = submit_plan()->id;
+        how = input_u8(&x);
+        if (how & 2)
+                state.notes = &x;
+        if (how & 1) /* else it does not even say HELLO as it should */
                 run_loop();
         else
                 f->silent = true;

@@ -28,27 +28,55 @@ enum {
         OP_MAX,
 };
 
-static int model_fd = -EBADF, arena_fds[2] = { -EBADF, -EBADF };
-static uint64_t model_size;
+/* What a REGION holds: the tiny model, or with this variant an adapter for it. */
+#define VARIANT_ADAPTER 0x4c
+
+/* What a JOB_OPEN asks for beside a step or a sample: the upper bits of its variant. */
+enum {
+        TASK_PLAIN,
+        TASK_CONDITIONS,
+        TASK_MASKS,
+        TASK_CARRIED,
+        TASK_NOISE,
+        TASK_SLOTS,
+        TASK_LORA,
+        TASK_MERGE,
+};
+
+typedef struct ModelFile {
+        int fd;
+        uint64_t size;
+} ModelFile;
+
+static ModelFile model = { .fd = -EBADF }, adapter = { .fd = -EBADF };
+static int arena_fds[2] = { -EBADF, -EBADF };
 static uint8_t *input_arena, *output_arena;
 
-static void read_model(void) {
+static ModelFile read_file(const char *name) {
         const char *folder = getenv("LATENT_TEST_DATA");
+        ModelFile x = {};
         char path[4096];
         struct stat st;
+        uint64_t region_size;
         void *map;
         FILE *file;
 
-        (void) snprintf(path, sizeof(path), "%s/dit/comfy.safetensors", folder ? folder : "tests/data");
+        (void) snprintf(path, sizeof(path), "%s/dit/%s", folder ? folder : "tests/data", name);
         file = fopen(path, "re");
         CHECK(file && fstat(fileno(file), &st) == 0);
-        model_size = (uint64_t) st.st_size;
-        CHECK(memfd_new("fuzz-model", (model_size + 4095) / 4096 * 4096, &model_fd) == 0);
-        CHECK(memfd_map(model_fd, (model_size + 4095) / 4096 * 4096, PROT_READ | PROT_WRITE, &map) == 0);
-        CHECK(fread(map, 1, model_size, file) == model_size);
-        CHECK(munmap(map, (model_size + 4095) / 4096 * 4096) == 0);
+        x.size = (uint64_t) st.st_size;
+        region_size = (x.size + 4095) / 4096 * 4096;
+        CHECK(memfd_new("fuzz-model", region_size, &x.fd) == 0);
+        CHECK(memfd_map(x.fd, region_size, PROT_READ | PROT_WRITE, &map) == 0);
+        CHECK(fread(map, 1, x.size, file) == x.size);
+        CHECK(munmap(map, region_size) == 0);
         (void) fclose(file);
+        return x;
+}
 
+static void make_memory(void) {
+        model = read_file("comfy.safetensors");
+        adapter = read_file("lora/lora_comfy.safetensors");
         for (int i = 0; i < 2; i++)
                 CHECK(memfd_new("fuzz-arena", ARENA_BYTES, &arena_fds[i]) == 0);
         CHECK(memfd_map(arena_fds[0], ARENA_BYTES, PROT_READ | PROT_WRITE, (void **) &input_arena) == 0);
@@ -63,6 +91,65 @@ static WireTensor tensor(StType type, uint32_t n_dims, uint64_t offset, const ui
                 t.size *= shape[i];
         }
         return t;
+}
+
+static WireTensor bytes(uint32_t n_dims, uint64_t offset, uint64_t a, uint64_t b) {
+        return tensor(ST_U8, n_dims, offset, (uint64_t[]){ a, b });
+}
+
+static void fill_task(WireJobOpen *j, unsigned task) {
+        bool sample = j->kind == WIRE_JOB_SAMPLE;
+
+        switch (task) {
+
+        case TASK_CONDITIONS:
+                j->condition_noise = WIRE_NOISE_DIFFUSERS;
+                j->seed = 42;
+                j->n_conditions = 2;
+                j->conditions[0] = (WireCondition){
+                        .kind = WIRE_CONDITION_KEYFRAME, .frame = 4, .video_offset = 20480, .frames = 1, .height = 4, .width = 4 };
+                j->conditions[1] = (WireCondition){ .kind = WIRE_CONDITION_AUDIO, .audio_offset = 20480, .audio = 3 };
+                break;
+
+        case TASK_MASKS:
+                j->mask_video = tensor(ST_F32, 3, 24576, (uint64_t[]){ 2, 4, 4 });
+                j->mask_audio = tensor(ST_F32, 3, 26624, (uint64_t[]){ 32, 2, 8 });
+                if (sample) {
+                        j->clean_video = j->video;
+                        j->clean_audio = j->audio;
+                }
+                break;
+
+        case TASK_CARRIED:
+                j->sampler = sample ? WIRE_SAMPLER_RES_MULTISTEP : 0;
+                break;
+
+        case TASK_NOISE:
+                j->sampler = sample ? WIRE_SAMPLER_RES_MULTISTEP_PERSTREAM : 0;
+                j->noise = sample ? WIRE_NOISE_COMFY : 0;
+                j->seed = 7;
+                break;
+
+        case TASK_SLOTS:
+                j->start_step = sample ? 1 : 0;
+                j->slot = sample ? bytes(1, 32768, 5120, 0) : (WireTensor){};
+                if (j->flags & WIRE_JOB_KEEP_STEPS)
+                        j->kept = bytes(2, 40960, 1, 5120);
+                break;
+
+        case TASK_MERGE:
+                j->kind = WIRE_JOB_MERGE;
+                j->flags = 0;
+                /* fall through */
+        case TASK_LORA:
+                j->n_loras = 2;
+                j->loras[0] = (WireLora){ 4, 1 };
+                j->loras[1] = (WireLora){ 4, -0.5 };
+                break;
+
+        default:
+                break;
+        }
 }
 
 /* A message as a good broker sends it, of model, session or job `id`; changes come later. */
@@ -80,8 +167,8 @@ static void fill(WireMessage *m, WireType type, uint64_t id, uint32_t step, uint
                 break;
 
         case WIRE_REGION:
-                m->region.size = model_size;
-                m->region.region_size = (model_size + 4095) / 4096 * 4096;
+                m->region.size = variant == VARIANT_ADAPTER ? adapter.size : model.size;
+                m->region.region_size = (m->region.size + 4095) / 4096 * 4096;
                 (void) snprintf(m->region.name, sizeof(m->region.name), "comfy.safetensors");
                 break;
 
@@ -105,6 +192,7 @@ static void fill(WireMessage *m, WireType type, uint64_t id, uint32_t step, uint
                 m->job_open.text = tensor(ST_BF16, 2, 0, (uint64_t[]){ 9, 160 });
                 m->job_open.video = tensor(ST_F32, 4, 4096, (uint64_t[]){ 24, 2, 4, 4 });
                 m->job_open.audio = tensor(ST_F32, 3, 16384, (uint64_t[]){ 32, 2, 8 });
+                fill_task(&m->job_open, variant >> 5);
                 break;
 
         case WIRE_PLAN:
@@ -119,9 +207,9 @@ static void fill(WireMessage *m, WireType type, uint64_t id, uint32_t step, uint
         }
 }
 
-static int fd_for(WireType type, const WireMessage *m) {
+static int fd_for(WireType type, const WireMessage *m, uint8_t variant) {
         if (type == WIRE_REGION)
-                return model_fd;
+                return variant == VARIANT_ADAPTER ? adapter.fd : model.fd;
         return type == WIRE_ARENA ? arena_fds[m->arena.kind & 1] : -EBADF;
 }
 
@@ -152,10 +240,13 @@ static bool say(int fd, WireType type, uint64_t id, uint32_t step, uint8_t varia
         WireMessage m;
 
         fill(&m, type, id, step, variant);
-        return put(fd, &m, m.header.size, fd_for(type, &m));
+        return put(fd, &m, m.header.size, fd_for(type, &m, variant));
 }
 
 static bool put_life(int fd, uint8_t variant) {
+        if (variant >> 5 >= TASK_LORA &&
+            !(say(fd, WIRE_MODEL_OPEN, 4, 0, 0) && say(fd, WIRE_REGION, 4, 0, VARIANT_ADAPTER) && say(fd, WIRE_MODEL_COMMIT, 4, 0, 0)))
+                return false;
         return say(fd, WIRE_MODEL_OPEN, 1, 0, 0) && say(fd, WIRE_REGION, 1, 0, 0) && say(fd, WIRE_MODEL_COMMIT, 1, 0, 0) &&
                say(fd, WIRE_ARENA, 2, 0, 0) && say(fd, WIRE_ARENA, 2, 0, 1) && say(fd, WIRE_JOB_OPEN, 3, 0, variant);
 }
@@ -179,7 +270,7 @@ static bool put_message(int fd, Input *x, unsigned *n_steps) {
                 m.welcome.threads = 1;
                 m.welcome.ranks = 1;
         }
-        return put(fd, &m, m.header.size, fd_for((WireType) type, &m));
+        return put(fd, &m, m.header.size, fd_for((WireType) type, &m, variant));
 }
 
 static void send_all(int fd, Input *x) {
@@ -247,17 +338,29 @@ static void *read_answers(void *userdata) {
                 CHECK(passed < 0 && m.header.type >= WIRE_HELLO && m.header.type <= WIRE_ERROR);
                 if (m.header.type == WIRE_ERROR)
                         CHECK(m.error.fault.name[0] != '\0' && m.error.fault.text[0] != '\0');
+                if (m.header.type == WIRE_LORA_NOTES)
+                        CHECK(m.lora_notes.n >= 1 && m.lora_notes.n <= WIRE_LORA_NOTES_MAX);
                 if (m.header.type == WIRE_JOB_READY)
                         CHECK(m.job_ready.commit_offset <= ARENA_BYTES - 8 && m.job_ready.output_used <= ARENA_BYTES &&
                               m.job_ready.n_slots * m.job_ready.slot_stride <= ARENA_BYTES);
         }
 }
 
+/* Steps that wait would be dropped with the ranks: let them run. Those of closed jobs end at once. */
+static void finish_steps(const Worker *w) {
+        for (size_t i = 0; i < JOBS_MAX; i++)
+                while (w->jobs[i] && w->jobs[i]->n_pending > 0)
+                        (void) usleep(100);
+}
+
 static void empty(Worker *w) {
+        finish_steps(w);
         w->ranks = rank_group_free(w->ranks);
         step_runner_done(&w->steps);
         for (size_t i = 0; i < JOBS_MAX; i++)
                 w->jobs[i] = job_unref(w->jobs[i]);
+        for (size_t i = 0; i < MERGED_KEPT; i++)
+                CHECK(!w->steps.merged.kept[i]);
         for (size_t i = 0; i < SESSIONS_MAX; i++)
                 w->arenas[i] = arena_pair_unref(w->arenas[i]);
         for (size_t i = 0; i < MODELS_MAX; i++)
@@ -273,8 +376,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         int pair[2], r;
 
         log_set_max_level(-1);
-        if (model_fd < 0)
-                read_model();
+        if (model.fd < 0)
+                make_memory();
         memset(input_arena, 0, ARENA_BYTES);
         memset(output_arena, 0, ARENA_BYTES);
 

@@ -15,12 +15,19 @@
 
 #include <systemd/sd-bus.h>
 
+#include "service/shared/wire.h"
+
 #define NAME "org.latentd.Latent1"
 #define ROOT "/org/latentd/Latent1"
 #define JOB NAME ".Job"
-#define ARENA 65536u
 
 /* ---- the fake service: a filter that answers every call; runs in the child ---- */
+
+/* A text that grows: what a message holds, for the test to read. */
+typedef struct Text {
+        char buf[2048];
+        size_t n;
+} Text;
 
 typedef struct Service {
         sd_bus *bus;
@@ -28,13 +35,85 @@ typedef struct Service {
         unsigned n_jobs, n_files, start;
         char behaviour[64]; /* of the newest job */
         uint8_t *input, *output;
+        char adapters[8][32]; /* names of those that were loaded, by the number in their path */
+        unsigned n_adapters;
+        Text loras; /* of the newest SetLoras() */
 } Service;
+
 
 static void must(int r) {
         if (r < 0) {
                 (void) fprintf(stderr, "fake service: %s\n", strerror(-r));
                 _exit(1);
         }
+}
+
+__attribute__((format(printf, 2, 3))) static void add(Text *t, const char *format, ...) {
+        va_list ap;
+
+        va_start(ap, format);
+        t->n += (size_t) vsnprintf(t->buf + t->n, sizeof(t->buf) - t->n, format, ap);
+        va_end(ap);
+        if (t->n >= sizeof(t->buf))
+                _exit(1);
+}
+
+/* The next value of the message: "{seed=7,conditions=[{kind=image,video=(64,F32,[24,1,4,4])}]}". */
+static void add_value(Text *t, sd_bus_message *m) {
+        const char *contents;
+        unsigned n = 0;
+        char type;
+
+        must(sd_bus_message_peek_type(m, &type, &contents));
+        switch (type) {
+        case 's':
+        case 'o': {
+                const char *v;
+
+                must(sd_bus_message_read_basic(m, type, &v));
+                add(t, "%s", v);
+                return;
+        }
+        case 't': {
+                uint64_t v;
+
+                must(sd_bus_message_read_basic(m, type, &v));
+                add(t, "%llu", (unsigned long long) v);
+                return;
+        }
+        case 'u':
+        case 'b': {
+                uint32_t v;
+
+                must(sd_bus_message_read_basic(m, type, &v));
+                add(t, "%u", v);
+                return;
+        }
+        case 'd': {
+                double v;
+
+                must(sd_bus_message_read_basic(m, type, &v));
+                add(t, "%g", v);
+                return;
+        }
+        default:
+                break;
+        }
+
+        must(sd_bus_message_enter_container(m, type, contents));
+        if (type == 'a' && contents[0] == '{')
+                add(t, "{");
+        else if (type == 'a' || type == 'r')
+                add(t, type == 'a' ? "[" : "(");
+        while (sd_bus_message_at_end(m, false) == 0) {
+                add(t, "%s", n++ == 0 ? "" : type == 'e' ? "=" : ",");
+                add_value(t, m);
+        }
+        if (type == 'a')
+                add(t, contents[0] == '{' ? "}" : "]");
+        else if (type == 'r')
+                add(t, ")");
+        must(sd_bus_message_exit_container(m));
 }
 
 static void send_finished(
@@ -73,6 +152,67 @@ static void send_forged(Service *s, const char *to, const char *path) {
         sd_bus_flush_close_unref(other);
 }
 
+/* An adapter: its model's path has its number, which means nothing to another run of the service. */
+static int on_load_adapter(Service *s, sd_bus_message *m, const char *name) {
+        unsigned i = s->n_adapters++;
+        sd_bus_message *f;
+        char job[64], path[64];
+
+        (void) snprintf(s->adapters[i], sizeof(s->adapters[i]), "%s", name);
+        (void) snprintf(job, sizeof(job), ROOT "/job/_7%u", i);
+        (void) snprintf(path, sizeof(path), ROOT "/model/_8%u", i);
+        must(sd_bus_reply_method_return(m, "o", job));
+        must(sd_bus_message_new_signal(s->bus, &f, job, JOB, "Finished"));
+        must(sd_bus_message_set_destination(f, sd_bus_message_get_sender(m)));
+        must(sd_bus_message_append(f, "sssa{sv}", "done", "", "", 1, "model", "o", path));
+        must(sd_bus_send(s->bus, f, NULL));
+        sd_bus_message_unref(f);
+        return 1;
+}
+
+/* Names and strengths of what is set. A strength of 0.125 is the first run's end behind its answer. */
+static int on_set_loras(Service *s, sd_bus_message *m) {
+        const char *path, *to = sd_bus_message_get_sender(m);
+        bool dies = false;
+        double strength;
+        Text t = {};
+        sd_bus_message *f;
+        unsigned i;
+
+        must(sd_bus_message_enter_container(m, 'a', "(od)"));
+        while (sd_bus_message_read(m, "(od)", &path, &strength) > 0) {
+                bool known = sscanf(path, ROOT "/model/_8%u", &i) == 1 && i < s->n_adapters;
+
+                add(&t, "%s:%g ", known ? s->adapters[i] : "?", strength);
+                dies = dies || (strength == 0.125 && s->start == 1);
+        }
+        must(sd_bus_message_exit_container(m));
+        add_value(&t, m);
+        s->loras = t;
+
+        must(sd_bus_reply_method_return(m, "o", ROOT "/job/_60"));
+        must(sd_bus_flush(s->bus));
+        if (dies)
+                _exit(0);
+        must(sd_bus_message_new_signal(s->bus, &f, ROOT "/job/_60", JOB, "Finished"));
+        must(sd_bus_message_set_destination(f, to));
+        must(sd_bus_message_append(f, "sssa{sv}", "done", "", "", 3, "applied", "as", 1, "blocks.0", "refused", "a(ss)", 1,
+                "blocks.9", "no such block", "bytes", "t", UINT64_C(42)));
+        must(sd_bus_send(s->bus, f, NULL));
+        sd_bus_message_unref(f);
+        return 1;
+}
+
+static int on_plan(sd_bus_message *m) {
+        const char *kind;
+        Text t = {};
+
+        must(sd_bus_message_read(m, "s", &kind));
+        add(&t, "%s ", kind);
+        add_value(&t, m);
+        return sd_bus_reply_method_return(m, "a{sv}", 2, "rows", "t", UINT64_C(33), "request", "s", t.buf);
+}
+
 static int on_load(Service *s, sd_bus_message *m) {
         const char *name, *to = sd_bus_message_get_sender(m);
         char path[64];
@@ -84,6 +224,8 @@ static int on_load(Service *s, sd_bus_message *m) {
                 return sd_bus_reply_method_errorf(m, NAME ".Error.Novel", "of a later version");
         if (strcmp(name, "vanish-in-call") == 0)
                 _exit(0);
+        if (strncmp(name, "lora-", 5) == 0)
+                return on_load_adapter(s, m, name);
 
         (void) snprintf(s->behaviour, sizeof(s->behaviour), "%s", name);
         (void) snprintf(path, sizeof(path), ROOT "/job/_%u", ++s->n_jobs);
@@ -126,6 +268,11 @@ static int on_get_all(Service *s, sd_bus_message *m) {
 }
 
 static int on_get(Service *s, sd_bus_message *m) {
+        const char *interface, *property;
+
+        must(sd_bus_message_read(m, "ss", &interface, &property));
+        if (strcmp(property, "NumericsId") == 0)
+                return sd_bus_reply_method_return(m, "v", "s", "fake-numerics");
         return sd_bus_reply_method_return(m, "v", "a{sv}", 1, "model", "o", ROOT "/model/_39");
 }
 
@@ -164,14 +311,14 @@ static int on_commit(Service *s, sd_bus_message *m) {
         return 1;
 }
 
-static int arena(bool sealed, uint8_t **ret_map) {
+static int arena(uint64_t size, bool sealed, uint8_t **ret_map) {
         int fd = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
-        if (fd < 0 || ftruncate(fd, ARENA) < 0)
+        if (fd < 0 || ftruncate(fd, (off_t) size) < 0)
                 _exit(1);
         if (sealed && fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK) < 0)
                 _exit(1);
-        *ret_map = mmap(NULL, ARENA, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        *ret_map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (*ret_map == MAP_FAILED)
                 _exit(1);
         return fd;
@@ -180,6 +327,7 @@ static int arena(bool sealed, uint8_t **ret_map) {
 static int on_open_session(Service *s, sd_bus_message *m) {
         char path[64];
         int in, out, r;
+        uint64_t input_bytes = ARENA;
         bool is_batch = false;
         const char *key;
 
@@ -187,12 +335,15 @@ static int on_open_session(Service *s, sd_bus_message *m) {
         while (sd_bus_message_enter_container(m, 'e', "sv") > 0) {
                 must(sd_bus_message_read(m, "s", &key));
                 is_batch = is_batch || strcmp(key, "class") == 0;
-                must(sd_bus_message_skip(m, "v"));
+                if (strcmp(key, "input-bytes") == 0)
+                        must(sd_bus_message_read(m, "v", "t", &input_bytes));
+                else
+                        must(sd_bus_message_skip(m, "v"));
                 must(sd_bus_message_exit_container(m));
         }
 
-        in = arena(true, &s->input);
-        out = arena(!is_batch, &s->output);
+        in = arena(input_bytes, true, &s->input);
+        out = arena(ARENA, !is_batch, &s->output);
         (void) snprintf(path, sizeof(path), ROOT "/session/_31");
         r = sd_bus_reply_method_return(m, "ohh", path, in, out);
         (void) close(in);
@@ -207,7 +358,10 @@ static int on_step(Service *s, sd_bus_message *m) {
         uint64_t offset = 0, out = 128, bad = ARENA - 4;
         sd_bus_message *f;
         double sigma = 0;
+        Text t = {};
 
+        add_value(&t, m);
+        must(sd_bus_message_rewind(m, true));
         must(sd_bus_message_enter_container(m, 'a', "{sv}"));
         while (sd_bus_message_enter_container(m, 'e', "sv") > 0) {
                 must(sd_bus_message_read(m, "s", &key));
@@ -229,15 +383,70 @@ static int on_step(Service *s, sd_bus_message *m) {
                 must(sd_bus_flush(s->bus));
                 _exit(0);
         }
+        if (sigma == 0.1875 && s->start == 1) /* never ends */
+                return sd_bus_reply_method_return(m, "o", ROOT "/job/_50");
         memcpy(s->output + out, s->input + offset, 24);
 
         must(sd_bus_reply_method_return(m, "o", ROOT "/job/_50"));
         must(sd_bus_message_new_signal(s->bus, &f, ROOT "/job/_50", JOB, "Finished"));
         must(sd_bus_message_set_destination(f, to));
         must(sd_bus_message_append(f, "sss", "done", "", ""));
-        must(sd_bus_message_append(f, "a{sv}", 2, "rows", "t", (uint64_t) (sigma * 1000), "tensors",
-                "a(stsat)", 2, "video_velocity", out, "F32", 2, UINT64_C(2), UINT64_C(3), "outside", bad,
+        must(sd_bus_message_append(f, "a{sv}", 4, "rows", "t", (uint64_t) (sigma * 1000), "request", "s", t.buf, "loras", "s",
+                s->loras.buf, "tensors", "a(stsat)", 2, "video_velocity", out, "F32", 2, UINT64_C(2), UINT64_C(3), "outside", bad,
                 "F32", 1, UINT64_C(2)));
+        must(sd_bus_send(s->bus, f, NULL));
+        sd_bus_message_unref(f);
+        return 1;
+}
+
+/* The first run makes SAMPLE_STATES states in slots of as many bytes as the test says (seed), and is gone. The later ones answer
+ * with their request; slots that came in lie from SAMPLE_COPIES of the output on. */
+static int on_sample(Service *s, sd_bus_message *m) {
+        uint64_t stride = 0, slot = 0, kept = 0, n_slots = 2;
+        const char *key, *type;
+        sd_bus_message *f;
+        Text t = {};
+
+        add_value(&t, m);
+        must(sd_bus_message_rewind(m, true));
+        must(sd_bus_message_enter_container(m, 'a', "{sv}"));
+        while (sd_bus_message_enter_container(m, 'e', "sv") > 0) {
+                must(sd_bus_message_read(m, "s", &key));
+                if (strcmp(key, "seed") == 0)
+                        must(sd_bus_message_read(m, "v", "t", &stride));
+                else if (strcmp(key, "resume-slot") == 0 || strcmp(key, "kept-slots") == 0) {
+                        must(sd_bus_message_enter_container(m, 'v', "(tsat)"));
+                        must(sd_bus_message_enter_container(m, 'r', "tsat"));
+                        must(sd_bus_message_read(m, "ts", key[0] == 'r' ? &slot : &kept, &type));
+                        must(sd_bus_message_skip(m, "at"));
+                        must(sd_bus_message_exit_container(m));
+                        must(sd_bus_message_exit_container(m));
+                } else {
+                        if (strcmp(key, "keep-steps") == 0)
+                                n_slots = SAMPLE_STATES;
+                        must(sd_bus_message_skip(m, "v"));
+                }
+                must(sd_bus_message_exit_container(m));
+        }
+
+        must(sd_bus_reply_method_return(m, "o", ROOT "/job/_55"));
+        if (s->start == 1) {
+                uint64_t word = wire_commit_pack(1, SAMPLE_STATES - 1);
+
+                for (unsigned k = 0; k < SAMPLE_STATES; k++)
+                        memset(s->output + 64 + k % n_slots * stride, (int) k + 1, stride);
+                memcpy(s->output, &word, sizeof(word));
+                must(sd_bus_flush(s->bus));
+                _exit(0);
+        }
+
+        if (slot > 0)
+                memcpy(s->output + SAMPLE_COPIES, s->input + slot, stride);
+        if (kept > 0)
+                memcpy(s->output + SAMPLE_COPIES + stride, s->input + kept, (SAMPLE_STATES - 1) * stride);
+        must(sd_bus_message_new_signal(s->bus, &f, ROOT "/job/_55", JOB, "Finished"));
+        must(sd_bus_message_set_destination(f, sd_bus_message_get_sender(m)));
+        must(sd_bus_message_append(f, "sssa{sv}", "done", "", "", 1, "request", "s", t.buf));
         must(sd_bus_send(s->bus, f, NULL));
         sd_bus_message_unref(f);
         return 1;
@@ -266,6 +475,12 @@ static int on_message(sd_bus_message *m, void *userdata, sd_bus_error *reterr_er
                 return on_open_session(s, m);
         if (strcmp(member, "Step") == 0)
                 return on_step(s, m);
+        if (strcmp(member, "Sample") == 0)
+                return on_sample(s, m);
+        if (strcmp(member, "SetLoras") == 0)
+                return on_set_loras(s, m);
+        if (strcmp(member, "Plan") == 0)
+                return on_plan(m);
         if (strcmp(member, "Cancel") == 0) {
                 must(sd_bus_reply_method_return(m, NULL));
                 send_finished(s->bus, sd_bus_message_get_sender(m), path, "cancelled", "Cancelled");

@@ -13,6 +13,13 @@
 
 #include "client/latent.h"
 
+/* Both arenas, unless the session asks for more input. */
+#define ARENA 65536u
+
+/* A trajectory of the fake. */
+#define SAMPLE_STATES 3u
+#define SAMPLE_COPIES (ARENA / 2)
+
 typedef struct Fake {
         int bus_pid, service_pid;
         unsigned n_starts; /* of the service */
@@ -29,5 +36,5 @@ int fake_teardown(void **state);
 void fake_start_service(Fake *f);
 void fake_kill_service(Fake *f);
 
-/* The job of a load by this name, which names the behaviour. */
+/* The job of a load by this name, which names the behaviour; "lora-..." is an adapter. */
 latent_job *fake_load(Fake *f, const char *behaviour);

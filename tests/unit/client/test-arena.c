@@ -80,28 +80,46 @@ static void size_nonsense_refused(void **state) {
         assert_int_equal(size, 3);
 }
 
-/* What the worker needs: 64 bytes for the commit word and the states, each stream aligned to 64. */
-static uint64_t worker_needs(uint64_t video, uint64_t audio, uint64_t slots) {
-        return 64 + slots * (((video + 63) & ~UINT64_C(63)) + ((audio + 63) & ~UINT64_C(63)));
+static uint64_t round_up(uint64_t v) {
+        return (v + 63) / 64 * 64;
 }
 
+/* What the worker needs (dbus/org.latentd.Latent1.Session.xml): 64 bytes for the commit word, then the slots. */
 static void output_bytes_enough_for_the_worker(void **state) {
         latent_tensor video = {.dtype = "F32", .n_dims = 4, .shape = {24, 7, 6, 10}};
         latent_tensor audio = {.dtype = "F32", .n_dims = 3, .shape = {32, 2, 37}};
-        uint64_t v = 24 * 7 * 6 * 10 * 4, a = 32 * 2 * 37 * 4;
+        uint64_t v = round_up(24 * 7 * 6 * 10 * 4), a = round_up(32 * 2 * 37 * 4);
+        const struct {
+                const char *sampler;
+                uint64_t slot;
+        } cases[] = {
+                {NULL, v + a},
+                {"euler", v + a},
+                {"res_multistep", v + a + 2 * a + v},
+                {"res_multistep_perstream", v + a + a + v},
+                {"of another version", v + a + 2 * a + v},
+        };
 
-        for (uint32_t steps = 1; steps <= 1000; steps += 37) {
-                uint64_t kept = latent_output_bytes(&video, &audio, steps, 1),
-                         last = latent_output_bytes(&video, &audio, steps, 0);
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+                for (uint32_t steps = 1; steps <= 1000; steps += 37) {
+                        uint64_t kept = latent_output_bytes(&video, &audio, cases[i].sampler, steps, 1),
+                                 last = latent_output_bytes(&video, &audio, cases[i].sampler, steps, 0);
 
-                assert_true(kept >= worker_needs(v, a, steps + UINT64_C(1)));
-                assert_true(last >= worker_needs(v, a, 2));
-                assert_true(last <= worker_needs(v, a, 2) + 3 * 4096);
-        }
-        video.shape[0] = UINT64_C(1) << 60;
-        assert_true(latent_output_bytes(&video, &audio, 1000, 1) == UINT64_MAX);
+                        assert_true(kept >= 64 + (steps + UINT64_C(1)) * cases[i].slot);
+                        assert_true(kept <= 4096 + (steps + UINT64_C(1)) * cases[i].slot);
+                        assert_true(last >= 64 + 2 * cases[i].slot && last <= 4096 + 2 * cases[i].slot);
+                }
+}
+
+static void output_bytes_nonsense_all_ones(void **state) {
+        latent_tensor video = {.dtype = "F32", .n_dims = 1, .shape = {UINT64_C(1) << 60}};
+        latent_tensor audio = {.dtype = "F32", .n_dims = 3, .shape = {32, 2, 37}};
+
+        assert_true(latent_output_bytes(&video, &audio, "euler", 1000, 1) == UINT64_MAX);
+        video.shape[0] = UINT64_C(1) << 61; /* one fits, two of a multistep sampler do not */
+        assert_true(latent_output_bytes(&video, &audio, "res_multistep", 1, 0) == UINT64_MAX);
         video.dtype[0] = 'X';
-        assert_true(latent_output_bytes(&video, &audio, 1, 0) == UINT64_MAX);
+        assert_true(latent_output_bytes(&video, &audio, NULL, 1, 0) == UINT64_MAX);
 }
 
 int main(void) {
@@ -112,6 +130,7 @@ int main(void) {
                 cmocka_unit_test(size_counts_elements),
                 cmocka_unit_test(size_nonsense_refused),
                 cmocka_unit_test(output_bytes_enough_for_the_worker),
+                cmocka_unit_test(output_bytes_nonsense_all_ones),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

@@ -19,6 +19,7 @@ typedef struct Parsed {
         uint64_t steps;
         double shift;
         bool keep, has_steps;
+        StringList loras;
         const char *operands[2];
         Ctl ctl;
         latent_error error;
@@ -31,6 +32,7 @@ static int parse(Parsed *p, int argc, char *argv[]) {
                 {"steps", OPTION_UINT, &p->steps, &p->has_steps, '\0'},
                 {"shift", OPTION_DOUBLE, &p->shift, NULL, '\0'},
                 {"keep-steps", OPTION_FLAG, &p->keep, NULL, '\0'},
+                {"lora", OPTION_STRINGS, &p->loras, NULL, '\0'},
         };
 
         return arguments_parse(
@@ -135,8 +137,29 @@ static void parse_global_stops_at_the_verb(void **state) {
         assert_true(version);
 }
 
+static void parse_strings_all_in_their_order(void **state) {
+        char *argv[2 + STRINGS_MAX + 1] = {"verb", "model"};
+        Parsed p = {};
+
+        assert_int_equal(PARSE(&p, "model", "--lora", "b", "--compute", "f32", "--lora=a:0.5", "--lora", ""), 0);
+        assert_int_equal(p.loras.n, 3);
+        assert_string_equal(p.loras.items[0], "b");
+        assert_string_equal(p.loras.items[1], "a:0.5");
+        assert_string_equal(p.loras.items[2], "");
+
+        for (unsigned i = 0; i <= STRINGS_MAX; i++)
+                argv[2 + i] = "--lora=x";
+        p = (Parsed){};
+        assert_int_equal(parse(&p, 2 + STRINGS_MAX, argv), 0);
+        assert_int_equal(p.loras.n, STRINGS_MAX);
+        p = (Parsed){};
+        assert_int_equal(parse(&p, 3 + STRINGS_MAX, argv), -EINVAL);
+        assert_non_null(strstr(p.error.text, "16"));
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
+                cmocka_unit_test(parse_strings_all_in_their_order),
                 cmocka_unit_test(parse_all_spellings),
                 cmocka_unit_test(parse_global_options),
                 cmocka_unit_test(parse_mistakes_refused),

@@ -117,17 +117,11 @@ static void refuse_find(const char *header, size_t n, const char *name, const ch
         tensor_file_done(&t);
 }
 
-static void find_missing_or_later_refused(void **state) {
+static void find_missing_or_deep_refused(void **state) {
         refuse_find("{" T("text", "0,1") "," T("video", "1,2") "}", 2, "InvalidTensor", "audio");
         refuse_find("{" T("text", "0,1") "," T("video", "1,2") "," T("audio", "2,3") "," T(
                             "sigmas_video", "3,4") "}",
                 4, "InvalidTensor", "both or none");
-        refuse_find("{" META("\"task\":\"fl2va\"") "," T("text", "0,1") "," T("video", "1,2") "," T(
-                            "audio", "2,3") "," T("cond.0.video", "3,4") "}",
-                4, "NotSupported", "fl2va");
-        refuse_find("{" META("\"task\":\"ref2va\"") "," T("text", "0,1") "," T("video", "1,2") "," T(
-                            "audio", "2,3") "}",
-                3, "NotSupported", "ref2va");
         refuse_find("{" T("audio", "2,3") "," T("video", "1,2") ",\"text\":{\"dtype\":\"U8\",\"shape\":[1,1,"
                                                                 "1,1,1,1,1,1,1],\"data_offsets\":[0,1]}}",
                 3, "InvalidTensor", "dimensions");
@@ -162,6 +156,36 @@ static void sigma_bits_win_over_decimals(void **state) {
         assert_int_equal(sigma_of("\"sigma_audio_f32\":\"0x400000\"", &v), -EINVAL);
         assert_int_equal(sigma_of("\"sigma_audio\":\"half\"", &v), -EINVAL);
         assert_int_equal(sigma_of("\"sigma\":\"0.5\"", &v), -EINVAL);
+}
+
+static int shift_of(const char *meta, double *ret) {
+        char header[256];
+        TensorFile t = {};
+        latent_error e = {};
+        int r;
+
+        (void) snprintf(header, sizeof(header), "{" META("%s") "}", meta);
+        temporary_write_tensors("x", header, 0);
+        assert_int_equal(tensor_file_open("x", &t, &e), 0);
+        r = inputs_shift(&t, "shift_video", ret, &e);
+        if (r < 0)
+                assert_string_equal(e.name, "InvalidFile");
+        tensor_file_done(&t);
+        return r;
+}
+
+static void shift_from_metadata(void **state) {
+        double v = 9;
+
+        assert_int_equal(shift_of("\"shift_video\":\"6.5\"", &v), 0);
+        assert_true(v == 6.5);
+        assert_int_equal(shift_of("\"shift_audio\":\"3.0\"", &v), 0);
+        assert_true(v == 0);
+        v = 9;
+        assert_int_equal(shift_of("\"shift_video\":\"0\"", &v), -EBADMSG);
+        assert_int_equal(shift_of("\"shift_video\":\"-1\"", &v), -EBADMSG);
+        assert_int_equal(shift_of("\"shift_video\":\"twelve\"", &v), -EBADMSG);
+        assert_true(v == 9);
 }
 
 /* Files in the working directory. */
@@ -367,8 +391,9 @@ int main(void) {
                 TEST(read_file_cut_meanwhile_refused),
                 TEST(find_step_case_inputs),
                 TEST(find_trajectory_sigmas),
-                TEST(find_missing_or_later_refused),
+                TEST(find_missing_or_deep_refused),
                 TEST(sigma_bits_win_over_decimals),
+                TEST(shift_from_metadata),
                 TEST(output_appears_when_complete),
                 TEST(output_not_committed_old_file_stays),
                 TEST(output_link_target_replaced),

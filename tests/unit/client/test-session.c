@@ -3,6 +3,7 @@
 /* Sessions: mapped arenas, a step's tensors there and back. */
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -299,6 +300,401 @@ static void model_of_unknown_source_restarted_at_once(void **state) {
         latent_session_free(s);
 }
 
+/* ---- what is sent ---- */
+
+static const char *string_of(const latent_value *v, const char *key) {
+        const char *s = latent_value_as_string(latent_value_get(v, key));
+
+        return s ? s : "";
+}
+
+static void wait_done(latent_job *job) {
+        latent_error e = {};
+
+        if (latent_job_wait(job, 10 * SECOND, NULL, NULL, &e) != 0)
+                fail_msg("%s: %s", e.name, e.text);
+}
+
+/* Everything that an option can say; the arrays are of the caller and are overwritten behind the call. */
+typedef struct Everything {
+        latent_tensor video, audio, mask, clean;
+        latent_condition conditions[2];
+        char kind[16], noise[16];
+} Everything;
+
+static void everything_init(Everything *x) {
+        *x = (Everything){
+                .video = {.offset = 64, .dtype = "F32", .n_dims = 2, .shape = {2, 3}},
+                .audio = {.offset = 128, .dtype = "F32", .n_dims = 1, .shape = {5}},
+                .mask = {.offset = 192, .dtype = "F32", .n_dims = 1, .shape = {7}},
+                .clean = {.offset = 256, .dtype = "F32", .n_dims = 1, .shape = {8}},
+                .kind = "keyframe",
+                .noise = "comfy",
+        };
+        x->conditions[0] = (latent_condition){.kind = x->kind, .frame = 7, .video = &x->video};
+        x->conditions[1] = (latent_condition){.kind = "video", .video = &x->video, .audio = &x->audio};
+}
+
+static latent_step_options everything_step(const Everything *x) {
+        return (latent_step_options){.struct_size = sizeof(latent_step_options),
+                .video = &x->video,
+                .audio = &x->audio,
+                .sigma_video = 0.5,
+                .sigma_audio = 0.25,
+                .conditions = x->conditions,
+                .n_conditions = 2,
+                .has_seed = 1,
+                .condition_noise = x->noise,
+                .seed = 42,
+                .mask_video = &x->mask,
+                .mask_audio = &x->mask};
+}
+
+#define EVERYTHING                                                                                                         \
+        "{video=(64,F32,[2,3]),audio=(128,F32,[5]),conditions=[{kind=keyframe,frame=7,video=(64,F32,[2,3])},{kind=video,"   \
+        "video=(64,F32,[2,3]),audio=(128,F32,[5])}],condition-noise=comfy,seed=42,mask-video=(192,F32,[7]),"                \
+        "mask-audio=(192,F32,[7])"
+
+static void step_sends_all_options(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_job *job = NULL;
+        latent_error e = {};
+        latent_step_options o;
+        Everything x;
+
+        everything_init(&x);
+        o = everything_step(&x);
+        assert_int_equal(latent_session_step(s, &o, &job, &e), 0);
+        wait_done(job);
+        assert_string_equal(string_of(latent_job_result(job), "request"), EVERYTHING ",sigma-video=0.5,sigma-audio=0.25}");
+        latent_job_free(job);
+        latent_session_free(s);
+}
+
+/* What a caller of the first version has behind its struct is not looked at. */
+static void step_older_caller_without_new_options(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_tensor video = {.dtype = "F32", .n_dims = 2, .shape = {2, 3}};
+        latent_step_options o = {.struct_size = 80,
+                .video = &video,
+                .sigma_video = 0.5,
+                .conditions = (const latent_condition *) 1,
+                .n_conditions = 3,
+                .has_seed = 1,
+                .mask_video = (const latent_tensor *) 1};
+        latent_job *job = NULL;
+        latent_error e = {};
+
+        assert_int_equal(latent_session_step(s, &o, &job, &e), 0);
+        wait_done(job);
+        assert_string_equal(
+                string_of(latent_job_result(job), "request"), "{video=(0,F32,[2,3]),sigma-video=0.5,sigma-audio=0}");
+        latent_job_free(job);
+        latent_session_free(s);
+}
+
+static void conditions_that_cannot_be_sent_refused(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_condition c[31] = {[0] = {.kind = "keyframe", .frame = UINT64_C(1) << 32}};
+        latent_step_options o = {.struct_size = sizeof(o), .conditions = c, .n_conditions = 31};
+        latent_job *job = NULL;
+        latent_error e = {};
+
+        assert_int_equal(latent_session_step(s, &o, &job, &e), -EINVAL);
+        assert_string_equal(e.name, "InvalidArgument");
+        assert_non_null(strstr(e.text, "at most 30"));
+        o.n_conditions = 1;
+        assert_int_equal(latent_session_step(s, &o, &job, &e), -EINVAL);
+        assert_non_null(strstr(e.text, "frame 4294967296"));
+        o.conditions = NULL;
+        assert_int_equal(latent_session_step(s, &o, &job, &e), -EINVAL);
+        assert_null(job);
+        latent_session_free(s);
+}
+
+static void plan_asks_for_the_same_request(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_sample_options sample = {.struct_size = sizeof(sample), .steps = 4, .sampler = "res_multistep"};
+        latent_step_options step;
+        latent_value *v = NULL;
+        latent_error e = {};
+        uint64_t rows = 0;
+        Everything x;
+
+        everything_init(&x);
+        step = everything_step(&x);
+        assert_int_equal(latent_session_plan_step(s, &step, &v, &e), 0);
+        assert_string_equal(string_of(v, "request"), "step " EVERYTHING ",sigma-video=0.5,sigma-audio=0.25}");
+        assert_int_equal(latent_value_as_uint(latent_value_get(v, "rows"), &rows), 0);
+        assert_int_equal(rows, 33);
+        latent_value_free(v);
+
+        assert_int_equal(latent_session_plan_sample(s, &sample, &v, &e), 0);
+        assert_string_equal(string_of(v, "request"), "sample {steps=4,sampler=res_multistep}");
+        latent_value_free(v);
+        sample.flags = 2;
+        assert_int_equal(latent_session_plan_sample(s, &sample, &v, &e), -E2BIG);
+        latent_session_free(s);
+}
+
+/* A trajectory that goes on in another run: with the arrays of its caller as they were, and the slots as they lay. */
+static void sample_goes_on(Fake *f, const char *sampler, uint64_t stride, uint32_t flags, const char *resume) {
+        latent_session *s = open_loaded(f, f->client);
+        latent_sample_options o = {.struct_size = sizeof(o), .steps = 4, .shift_video = 6, .flags = flags};
+        char expected[1024], name[32];
+        const uint8_t *output;
+        latent_job *job = NULL;
+        latent_error e = {};
+        Everything x;
+
+        everything_init(&x);
+        (void) snprintf(name, sizeof(name), "%s", sampler);
+        o.video = &x.video;
+        o.audio = &x.audio;
+        o.mask_video = &x.mask;
+        o.clean_video = &x.clean;
+        o.conditions = x.conditions;
+        o.n_conditions = 2;
+        o.noise = x.noise;
+        o.sampler = name;
+        o.has_seed = 1;
+        o.seed = stride;
+        if (latent_session_sample(s, &o, &job, &e) < 0)
+                fail_msg("%s: %s", e.name, e.text);
+        memset(&x, 0xff, sizeof(x));
+        memset(name, 'x', sizeof(name));
+
+        assert_int_equal(latent_job_wait(job, SECOND / 4, NULL, NULL, &e), 1);
+        fake_kill_service(f);
+        fake_start_service(f);
+        wait_done(job);
+        (void) snprintf(expected, sizeof(expected),
+                "{video=(64,F32,[2,3]),audio=(128,F32,[5]),conditions=[{kind=keyframe,frame=7,video=(64,F32,[2,3])},{kind=video,"
+                "video=(64,F32,[2,3]),audio=(128,F32,[5])}],seed=%llu,mask-video=(192,F32,[7]),steps=4,shift-video=6,sampler=%s,"
+                "noise=comfy,clean-video=(256,F32,[8])%s}",
+                (unsigned long long) stride, sampler, resume);
+        assert_string_equal(string_of(latent_job_result(job), "request"), expected);
+
+        /* State 2 whole, and with KEEP_STEPS those before it: the fake wrote k + 1 into state k. */
+        output = (const uint8_t *) latent_session_output(s) + SAMPLE_COPIES;
+        for (uint64_t i = 0; i < stride; i++)
+                assert_int_equal(output[i], 3);
+        for (uint64_t i = 0; flags && i < 2 * stride; i++)
+                assert_int_equal(output[stride + i], i < stride ? 1 : 2);
+        latent_job_free(job);
+        latent_session_free(s);
+}
+
+static void sample_goes_on_from_its_slot(void **state) {
+        /* video 24 and audio 20 bytes: one multiple of 64 each. Two slots take turns: state 2 lies in the first. */
+        sample_goes_on(*state, "res_multistep", 5 * 64, 0,
+                ",resume-step=2,numerics=fake-numerics,resume-slot=(65536,U8,[320])");
+}
+
+static void sample_goes_on_with_its_kept_slots(void **state) {
+        sample_goes_on(*state, "res_multistep_perstream", 4 * 64, LATENT_SAMPLE_KEEP_STEPS,
+                ",keep-steps=1,resume-step=2,numerics=fake-numerics,resume-slot=(65536,U8,[256]),kept-slots=(65792,U8,[2,256])");
+}
+
+/* ---- adapters ---- */
+
+static latent_model *load_adapter(Fake *f, const char *name) {
+        latent_job *load = fake_load(f, name);
+        latent_model *m = NULL;
+
+        wait_done(load);
+        assert_int_equal(latent_job_model(load, &m, NULL), 0);
+        latent_job_free(load);
+        return m;
+}
+
+/* Sets name:strength, ... and frees the models: the session knows where they come from. */
+static latent_job *set_adapters(Fake *f, latent_session *s, const char *const *names, const double *strengths, size_t n) {
+        latent_lora loras[4] = {};
+        latent_job *job = NULL;
+        latent_error e = {};
+
+        for (size_t i = 0; i < n; i++)
+                loras[i] = (latent_lora){.model = load_adapter(f, names[i]), .strength = strengths[i]};
+        if (latent_session_set_loras(s, loras, n, n > 1 ? "f32" : NULL, &job, &e) < 0)
+                fail_msg("%s: %s", e.name, e.text);
+        for (size_t i = 0; i < n; i++)
+                latent_model_free(loras[i].model);
+        return job;
+}
+
+#define SET(f, s, n, ...) set_adapters(f, s, (const char *const[]){"lora-a", "lora-b"}, (const double[]){__VA_ARGS__}, n)
+
+static void expect_loras(latent_session *s, const char *expected) {
+        float *input;
+        latent_job *job = start_step(s, 0.5, &input);
+
+        wait_done(job);
+        assert_string_equal(string_of(latent_job_result(job), "loras"), expected);
+        latent_job_free(job);
+}
+
+static void set_loras_in_their_order_with_result(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_job *job = SET(*state, s, 2, 0.5, -2);
+        const latent_value *refused;
+
+        wait_done(job);
+        assert_string_equal(
+                latent_value_as_string(latent_value_at(latent_value_get(latent_job_result(job), "applied"), 0)), "blocks.0");
+        refused = latent_value_at(latent_value_get(latent_job_result(job), "refused"), 0);
+        assert_string_equal(latent_value_as_string(latent_value_at(refused, 1)), "no such block");
+        latent_job_free(job);
+        expect_loras(s, "lora-a:0.5 lora-b:-2 {compute=f32}");
+
+        job = SET(*state, s, 0, 0);
+        wait_done(job);
+        latent_job_free(job);
+        expect_loras(s, "{}");
+        latent_session_free(s);
+}
+
+static void refuse_loras(latent_session *s, const latent_lora *loras, size_t n, int code, const char *says) {
+        latent_job *job = NULL;
+        latent_error e = {};
+
+        assert_int_equal(latent_session_set_loras(s, loras, n, NULL, &job, &e), code);
+        if (!strstr(e.text, says))
+                fail_msg("\"%s\" does not say \"%s\"", e.text, says);
+        assert_null(job);
+}
+
+static void set_loras_wrong_arguments_refused(void **state) {
+        Fake *f = *state;
+        latent_client *other = connect_with(f, 0, 0);
+        latent_session *s = open_session(f, NULL);
+        latent_lora l[17] = {};
+        latent_model *m = load_adapter(f, "lora-a"), *stranger = NULL;
+
+        assert_int_equal(latent_model_find(other, "tiny", &stranger, NULL), 0);
+        refuse_loras(s, l, 17, -EINVAL, "at most 16");
+        refuse_loras(s, NULL, 1, -EINVAL, "at no place");
+        refuse_loras(s, l, 1, -EINVAL, "no model");
+        l[0] = (latent_lora){.model = stranger, .strength = 1};
+        refuse_loras(s, l, 1, -EINVAL, "another client");
+        l[0].model = m;
+        l[0].strength = (double) INFINITY;
+        refuse_loras(s, l, 1, -EINVAL, "finite");
+
+        latent_model_free(stranger);
+        latent_model_free(m);
+        latent_session_free(s);
+        latent_client_free(other);
+}
+
+static void service_comes_back_loras_are_set_again(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_loaded(f, f->client);
+        latent_job *merge = SET(f, s, 2, 0.5, -2), *job;
+        latent_error e = {};
+        float *input;
+
+        wait_done(merge);
+        job = start_step(s, 0.125, &input);
+        assert_int_equal(latent_job_wait(job, SECOND / 4, NULL, NULL, &e), 1);
+        fake_kill_service(f);
+        fake_start_service(f);
+        wait_done(job);
+        assert_string_equal(string_of(latent_job_result(job), "loras"), "lora-a:0.5 lora-b:-2 {compute=f32}");
+        expect_velocity(job);
+        latent_job_free(job);
+        latent_session_reset(s);
+        expect_loras(s, "lora-a:0.5 lora-b:-2 {compute=f32}"); /* of the session, too */
+        latent_job_free(merge);
+        latent_session_free(s);
+}
+
+static void service_dies_in_a_merge_it_is_sent_again(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_loaded(f, f->client);
+        latent_job *merge = SET(f, s, 1, 0.125);
+        latent_error e = {};
+
+        assert_int_equal(latent_job_wait(merge, SECOND / 4, NULL, NULL, &e), 1);
+        fake_kill_service(f);
+        fake_start_service(f);
+        wait_done(merge);
+        assert_non_null(latent_value_get(latent_job_result(merge), "applied"));
+        expect_loras(s, "lora-a:0.125 {}");
+        latent_job_free(merge);
+        latent_session_free(s);
+}
+
+/* A job keeps those that it began with, whatever was set behind it. */
+static void service_comes_back_each_job_with_its_loras(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_loaded(f, f->client);
+        latent_job *bare, *first, *merge[2];
+        latent_error e = {};
+        float *input;
+
+        bare = start_step(s, 0.1875, &input);
+        merge[0] = SET(f, s, 1, 3);
+        wait_done(merge[0]);
+        first = start_step(s, 0.1875, &input);
+        merge[1] = SET(f, s, 2, 4, 5);
+        wait_done(merge[1]);
+        fake_kill_service(f);
+        fake_start_service(f);
+
+        /* One by one: the fake has one path for all steps. */
+        assert_int_equal(latent_job_wait(first, 10 * SECOND, NULL, NULL, &e), 0);
+        assert_string_equal(string_of(latent_job_result(first), "loras"), "lora-a:3 {}");
+        assert_int_equal(latent_job_wait(bare, 10 * SECOND, NULL, NULL, &e), 0);
+        assert_string_equal(string_of(latent_job_result(bare), "loras"), "{}");
+        expect_loras(s, "lora-a:4 lora-b:5 {compute=f32}");
+        latent_job_free(bare);
+        latent_job_free(first);
+        latent_job_free(merge[0]);
+        latent_job_free(merge[1]);
+        latent_session_free(s);
+}
+
+static void lora_of_unknown_source_restarted_at_once(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_loaded(f, f->client);
+        latent_lora l = {.model = find_model(f), .strength = 1}; /* found, not loaded */
+        latent_job *merge = NULL, *job;
+        latent_error e = {};
+        float *input;
+
+        assert_int_equal(latent_session_set_loras(s, &l, 1, NULL, &merge, &e), 0);
+        wait_done(merge);
+        job = start_step(s, 0.125, &input);
+        assert_int_equal(latent_job_wait(job, 10 * SECOND, NULL, NULL, &e), -ECONNRESET);
+        assert_string_equal(e.name, "Restarted");
+        latent_job_free(job);
+        latent_job_free(merge);
+        latent_model_free(l.model);
+        latent_session_free(s);
+}
+
+/* In the new run the path may mean something else. */
+static void lora_handle_of_a_gone_run_refused(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_loaded(f, f->client);
+        latent_lora l = {.model = load_adapter(f, "lora-a"), .strength = 1};
+        latent_error e = {};
+        float *input;
+        latent_job *job = start_step(s, 0.125, &input);
+
+        assert_int_equal(latent_job_wait(job, SECOND / 4, NULL, NULL, &e), 1);
+        fake_kill_service(f);
+        fake_start_service(f);
+        wait_done(job);
+        latent_job_free(job);
+        refuse_loras(s, &l, 1, -ECONNRESET, "Load it again");
+        latent_session_reset(s);
+        expect_loras(s, "");
+        latent_model_free(l.model);
+        latent_session_free(s);
+}
+
 static void allocate_full_arena_does_not_fit(void **state) {
         latent_session *s = open_session(*state, NULL);
         latent_tensor t = {.dtype = "U8", .n_dims = 1, .shape = {65536}};
@@ -394,6 +790,19 @@ int main(void) {
                 TEST(service_dies_twice_step_is_sent_twice),
                 TEST(service_stays_away_restarted),
                 TEST(model_of_unknown_source_restarted_at_once),
+                TEST(step_sends_all_options),
+                TEST(step_older_caller_without_new_options),
+                TEST(conditions_that_cannot_be_sent_refused),
+                TEST(plan_asks_for_the_same_request),
+                TEST(sample_goes_on_from_its_slot),
+                TEST(sample_goes_on_with_its_kept_slots),
+                TEST(set_loras_in_their_order_with_result),
+                TEST(set_loras_wrong_arguments_refused),
+                TEST(service_comes_back_loras_are_set_again),
+                TEST(service_dies_in_a_merge_it_is_sent_again),
+                TEST(service_comes_back_each_job_with_its_loras),
+                TEST(lora_of_unknown_source_restarted_at_once),
+                TEST(lora_handle_of_a_gone_run_refused),
                 TEST(allocate_full_arena_does_not_fit),
                 TEST(sample_unknown_flag_refused),
                 TEST(session_after_restart_restarted),

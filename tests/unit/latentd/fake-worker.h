@@ -2,7 +2,8 @@
 #pragma once
 
 /* A manager with a worker played by the test itself, in the same thread: it listens on the worker's socket,
- * speaks wire.h and samples with x := x / 2 + 1. Hooks let it die, lie or keep silent at any message. */
+ * speaks wire.h and samples with x := x / 2 + 1. Of an adapter it takes the module "applied" and refuses the
+ * module "refused". Hooks let it die, lie or keep silent at any message. */
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +40,9 @@
 #define ARENA_BYTES 65536
 #define VIDEO_FLOATS 24
 #define AUDIO_FLOATS 64
-#define STRIDE ((VIDEO_FLOATS + AUDIO_FLOATS) * 4 + 32) /* a multiple of 64 */
+#define AUDIO_PLACE 32                        /* in floats: behind the video, at a multiple of 64 bytes */
+#define STRIDE ((AUDIO_PLACE + AUDIO_FLOATS) * 4) /* a multiple of 64; of euler */
+#define FAKE_MERGED 12345
 
 typedef struct FakeJob {
         WireJobOpen open;
@@ -57,7 +60,7 @@ struct Fake {
         int listen, conn;
         Manager *m;
         Peer *peer;
-        Model *model;
+        Model *model, *lora; /* a denoiser and an adapter */
         int region_fd;
         Region region;
 
@@ -67,12 +70,14 @@ struct Fake {
         bool hold_acks;
         FakeJob jobs[32];
         FakeArena arenas[16];
-        unsigned n_jobs, n_arenas, n_starts, n_steps;
+        uint64_t models[64];
+        unsigned n_jobs, n_arenas, n_models, n_starts, n_steps;
         unsigned count[WIRE_TYPE_MAX]; /* received, since the test began */
         WirePlan plan;
         uint32_t ranks; /* of WELCOME */
         const char *build_id, *numerics_id;
         bool silent;             /* no HELLO */
+        bool all_loras;          /* every model but the first is an adapter */
         uint64_t step_order[64]; /* job of each step that ran */
 
         /* Sees each message first. True: done with it (no ACK is sent). It may close the connection. */
@@ -86,7 +91,7 @@ static inline void fake_send(Fake *f, const WireMessage *m) {
 
 static inline void fake_die(Fake *f) {
         (void) close(STEAL_FD(f->conn));
-        f->n_jobs = f->unacked = 0;
+        f->n_jobs = f->n_models = f->unacked = 0;
         for (unsigned i = 0; i < f->n_arenas; i++)
                 for (int k = 0; k < 2; k++)
                         if (f->arenas[i].map[k])
@@ -115,13 +120,23 @@ static inline uint64_t *fake_commit_word(Fake *f, const FakeJob *j) {
         return (uint64_t *) (void *) (fake_arena(f, j->open.session, 1) + j->open.output_offset);
 }
 
+/* As sampler.h has it. */
+static inline uint64_t fake_stride(const WireJobOpen *q) {
+        uint64_t audio = AUDIO_FLOATS * 4, video = AUDIO_PLACE * 4;
+
+        if (q->kind != WIRE_JOB_SAMPLE || q->sampler == WIRE_SAMPLER_EULER)
+                return STRIDE;
+
+        return q->sampler == WIRE_SAMPLER_RES_MULTISTEP ? 2 * video + 3 * audio : 2 * video + 2 * audio;
+}
+
 static inline float *fake_slot(Fake *f, const FakeJob *j, uint32_t state) {
         uint32_t n = j->open.kind == WIRE_JOB_STEP           ? 1
                      : (j->open.flags & WIRE_JOB_KEEP_STEPS) ? j->steps + 1
                                                              : 2;
 
         return (float *) (void *) (fake_arena(f, j->open.session, 1) + j->open.output_offset + 64 +
-                                   (state % n) * STRIDE);
+                                   (state % n) * fake_stride(&j->open));
 }
 
 /* The answer to a JOB_OPEN, before it is sent: hooks change it into lies. */
@@ -130,6 +145,11 @@ static inline void fake_job_ready(Fake *f, const FakeJob *j, uint32_t committed,
         WireJobReady *y = &ret->job_ready;
 
         wire_init(ret, WIRE_JOB_READY, f->epoch, q->header.job, 0);
+        if (q->kind == WIRE_JOB_MERGE) {
+                y->steps = 1;
+                return;
+        }
+
         y->rows = FAKE_ROWS;
         y->steps = j->steps;
         y->blocks = FAKE_BLOCKS;
@@ -137,12 +157,30 @@ static inline void fake_job_ready(Fake *f, const FakeJob *j, uint32_t committed,
         y->n_slots = q->kind == WIRE_JOB_STEP ? 1 : (q->flags & WIRE_JOB_KEEP_STEPS) ? j->steps + 1 : 2;
         y->commit_offset = q->output_offset;
         y->slot_offset = q->output_offset + 64;
-        y->slot_stride = STRIDE;
-        y->output_used = 64 + (uint64_t) y->n_slots * STRIDE;
+        y->slot_stride = fake_stride(q);
+        y->output_used = 64 + y->n_slots * y->slot_stride;
         y->video = q->video;
         y->video.offset = 0;
         y->audio = q->audio;
-        y->audio.offset = VIDEO_FLOATS * 4;
+        y->audio.offset = AUDIO_PLACE * 4;
+        if (q->kind == WIRE_JOB_SAMPLE && q->sampler == WIRE_SAMPLER_RES_MULTISTEP) {
+                y->carried = q->audio;
+                y->carried.offset = STRIDE;
+        }
+}
+
+static inline bool fake_has_model(const Fake *f, uint64_t id) {
+        for (unsigned i = 0; i < f->n_models; i++)
+                if (f->models[i] == id)
+                        return true;
+
+        return false;
+}
+
+/* From [video | audio] as they lie in the input arena to a slot. */
+static inline void fake_scatter(float *slot, const float *from) {
+        memcpy(slot, from, VIDEO_FLOATS * sizeof(float));
+        memcpy(slot + AUDIO_PLACE, from + VIDEO_FLOATS, AUDIO_FLOATS * sizeof(float));
 }
 
 static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_committed) {
@@ -151,15 +189,22 @@ static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_co
 
         assert_true(f->n_jobs <= ELEMENTSOF(f->jobs));
         *j = (FakeJob){ .open = *q };
-        j->steps = q->kind == WIRE_JOB_STEP ? 1 : q->steps;
+        j->steps = q->kind == WIRE_JOB_SAMPLE ? q->steps : 1;
+        *ret_committed = done;
+        for (uint32_t i = 0; i < q->n_loras; i++)
+                assert_true(fake_has_model(f, q->loras[i].model));
+        assert_true(fake_has_model(f, q->model));
+        assert_non_null(fake_arena(f, q->session, 0));
+        if (q->kind == WIRE_JOB_MERGE || (q->flags & WIRE_JOB_PLAN_ONLY))
+                return j;
 
         if (q->flags & WIRE_JOB_RESUME)
                 assert_int_equal(wire_commit_unpack(*fake_commit_word(f, j), &epoch, &done), 0);
         else {
                 *fake_commit_word(f, j) = 0;
                 if (q->kind == WIRE_JOB_SAMPLE)
-                        memcpy(fake_slot(f, j, done), fake_arena(f, q->session, 0) + q->video.offset,
-                                STRIDE - 32);
+                        fake_scatter(fake_slot(f, j, done),
+                                (const float *) (const void *) (fake_arena(f, q->session, 0) + q->video.offset));
         }
         *fake_commit_word(f, j) = wire_commit_pack((uint32_t) f->epoch, done);
         *ret_committed = done;
@@ -168,13 +213,12 @@ static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_co
 
 /* Computes and commits step k without saying so. */
 static inline void fake_compute(Fake *f, FakeJob *j, uint32_t step) {
-        const float *from = j->open.kind == WIRE_JOB_STEP
-                                    ? (const float *) (const void *) (fake_arena(f, j->open.session, 0) +
-                                                                      j->open.video.offset)
-                                    : fake_slot(f, j, step);
-        float *to = fake_slot(f, j, step + 1);
+        float *from = fake_slot(f, j, step), *to = fake_slot(f, j, step + 1);
 
-        for (int i = 0; i < VIDEO_FLOATS + AUDIO_FLOATS; i++)
+        if (j->open.kind == WIRE_JOB_STEP)
+                fake_scatter(from, (const float *) (const void *) (fake_arena(f, j->open.session, 0) +
+                                                                   j->open.video.offset));
+        for (int i = 0; i < AUDIO_PLACE + AUDIO_FLOATS; i++)
                 to[i] = from[i] / 2 + 1;
         __atomic_store_n(
                 fake_commit_word(f, j), wire_commit_pack((uint32_t) f->epoch, step + 1), __ATOMIC_RELEASE);
@@ -186,6 +230,35 @@ static inline void fake_step_done(Fake *f, uint64_t job, uint32_t step) {
 
         wire_init(&m, WIRE_STEP_DONE, f->epoch, job, step);
         m.step_done.compute_usec = 1;
+        fake_send(f, &m);
+}
+
+/* One of each kind for every adapter. */
+static inline void fake_notes(Fake *f, const WireJobOpen *q) {
+        WireMessage m;
+
+        wire_init(&m, WIRE_LORA_NOTES, f->epoch, q->header.job, 0);
+        for (uint32_t i = 0; i < q->n_loras; i++) {
+                m.lora_notes.n = 2;
+                for (uint32_t k = 0; k < 2; k++) {
+                        WireLoraNote *x = &m.lora_notes.notes[k];
+
+                        x->lora = i;
+                        x->refused = k;
+                        (void) snprintf(x->name, sizeof(x->name), "%s", k == 0 ? "applied" : "refused");
+                        (void) snprintf(x->reason, sizeof(x->reason), "%s", k == 0 ? "" : "The fake worker says no.");
+                }
+                fake_send(f, &m);
+        }
+}
+
+static inline void fake_merge_done(Fake *f, const WireJobOpen *q) {
+        WireMessage m;
+
+        fake_notes(f, q);
+        wire_init(&m, WIRE_STEP_DONE, f->epoch, q->header.job, 0);
+        m.step_done.compute_usec = 1;
+        m.step_done.merged_bytes = FAKE_MERGED;
         fake_send(f, &m);
 }
 
@@ -210,10 +283,16 @@ static inline void fake_model_ready(Fake *f, uint64_t id) {
         WireMessage m;
 
         wire_init(&m, WIRE_MODEL_READY, f->epoch, id, 0);
-        m.model_ready.heads = FAKE_HEADS;
-        m.model_ready.layers = FAKE_BLOCKS;
+        if (f->all_loras ? id != f->model->id : id == f->lora->id)
+                m.model_ready.kind = WIRE_MODEL_LORA;
+        else {
+                m.model_ready.heads = FAKE_HEADS;
+                m.model_ready.layers = FAKE_BLOCKS;
+        }
         m.model_ready.weight_bytes = 4096;
         fake_send(f, &m);
+        assert_true(f->n_models < ELEMENTSOF(f->models));
+        f->models[f->n_models++] = id;
 }
 
 static inline void fake_hello(Fake *f) {
@@ -294,6 +373,12 @@ static inline void fake_handle(Fake *f, const WireMessage *m, int fd) {
                 fake_model_ready(f, h->job);
                 break;
 
+        case WIRE_MODEL_CLOSE:
+                for (unsigned i = 0; i < f->n_models; i++)
+                        if (f->models[i] == h->job)
+                                f->models[i] = f->models[--f->n_models];
+                break;
+
         case WIRE_ARENA:
                 fake_take_arena(f, &m->arena, fd);
                 break;
@@ -313,9 +398,15 @@ static inline void fake_handle(Fake *f, const WireMessage *m, int fd) {
                 break;
 
         case WIRE_STEP:
+                j = fake_job(f, h->job);
+                assert_false(j->open.flags & WIRE_JOB_PLAN_ONLY);
+                if (j->open.kind == WIRE_JOB_MERGE) {
+                        fake_merge_done(f, &j->open);
+                        break;
+                }
                 for (uint32_t b = 1; b <= FAKE_BLOCKS; b++)
                         fake_progress(f, h->job, h->step, b);
-                fake_compute(f, fake_job(f, h->job), h->step);
+                fake_compute(f, j, h->step);
                 fake_step_done(f, h->job, h->step);
                 break;
 
@@ -400,7 +491,7 @@ static inline void run_for(Fake *f, uint64_t usec) {
         }
 }
 
-static inline Model *fake_model_new(Fake *f) {
+static inline Model *fake_model_new(Fake *f, WireModelKind kind) {
         Model *model = calloc(1, sizeof(*model));
 
         assert_non_null(model);
@@ -413,8 +504,9 @@ static inline Model *fake_model_new(Fake *f) {
                 .fd = -EBADF,
                 .size = 4000,
                 .region = &f->region };
-        model->info.heads = FAKE_HEADS;
-        model->info.layers = FAKE_BLOCKS;
+        model->info.kind = kind;
+        model->info.heads = kind == WIRE_MODEL_LORA ? 0 : FAKE_HEADS;
+        model->info.layers = kind == WIRE_MODEL_LORA ? 0 : FAKE_BLOCKS;
         model->info.weight_bytes = 4096;
         TAILQ_INSERT_TAIL(&f->m->models, model, entry);
         return model;
@@ -466,7 +558,8 @@ static inline int fake_setup(void **state) {
 
         assert_int_equal(memfd_new("test-region", 8192, &f->region_fd), 0);
         f->region = (Region){ .n_ref = 1, .state = REGION_COMPLETE, .fd = f->region_fd, .size = 8192 };
-        f->model = fake_model_new(f);
+        f->model = fake_model_new(f, WIRE_MODEL_DENOISER);
+        f->lora = fake_model_new(f, WIRE_MODEL_LORA);
         *state = f;
         return 0;
 }
@@ -484,7 +577,10 @@ static inline int fake_teardown(void **state) {
                 peer_gone(TAILQ_FIRST(&f->m->peers));
         while (!TAILQ_EMPTY(&f->m->sessions) || !TAILQ_EMPTY(&f->m->jobs))
                 (void) sd_event_run(f->m->event, 2000);
+        assert_int_equal(f->model->n_users, 0);
+        assert_int_equal(f->lora->n_users, 0);
         fake_model_free(f, f->model);
+        fake_model_free(f, f->lora);
         f->m = manager_free(f->m);
         (void) close(f->region_fd);
         (void) snprintf(path, sizeof(path), "%s/worker.sock", f->dir);

@@ -492,6 +492,34 @@ static void queue_keep_steps_names_every_state(void **state) {
         assert_int_equal(job_result_tensor(j, 8, name, &t), -ENOENT);
 }
 
+/* What its sampler holds is named, but not of the end, which needs none of it. */
+static void queue_keep_steps_names_what_is_carried(void **state) {
+        static const char *const names[] = {
+                "video", "audio", "step.0.video", "step.0.audio", "step.0.audio_carried",
+                "step.1.video", "step.1.audio", "step.1.audio_carried",
+        };
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        WireJobOpen q = fake_request(WIRE_JOB_SAMPLE, 2, 0);
+        Fault fault = {};
+        WireTensor t;
+        char name[32];
+        Job *j;
+
+        q.sampler = WIRE_SAMPLER_RES_MULTISTEP;
+        q.flags = WIRE_JOB_KEEP_STEPS;
+        assert_int_equal(session_submit(s, f->peer, &q, &j, &fault), 0);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_result(s, j, START, 2);
+        for (uint32_t i = 0; i < ELEMENTSOF(names); i++) {
+                assert_int_equal(job_result_tensor(j, i, name, &t), 0);
+                assert_string_equal(name, names[i]);
+        }
+        assert_int_equal(t.offset, 64 + 2 * 1024 + 384); /* slots of 1024 bytes; behind video and audio */
+        assert_int_equal(t.size, AUDIO_FLOATS * 4);
+        assert_int_equal(job_result_tensor(j, ELEMENTSOF(names), name, &t), -ENOENT);
+}
+
 static void queue_eta_from_measured_steps(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
@@ -542,6 +570,7 @@ int main(void) {
                 TEST(queue_refused_job_fails_with_its_fault),
                 TEST(queue_failed_step_ends_job_with_listed_name),
                 TEST(queue_keep_steps_names_every_state),
+                TEST(queue_keep_steps_names_what_is_carried),
                 TEST(queue_eta_from_measured_steps),
         };
 

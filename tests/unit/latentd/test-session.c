@@ -77,7 +77,7 @@ static void expect(bool step, sd_bus_message *m, const Session *s, const char *n
         int r;
 
         seal(m);
-        r = step ? session_request_step(m, s, &q, &f) : session_request_sample(m, s, &q, &f);
+        r = step ? session_request_step(m, s, 0, &q, &f) : session_request_sample(m, s, 0, &q, &f);
         if (name) {
                 assert_true(r < 0);
                 assert_string_equal(f.name, name);
@@ -101,7 +101,7 @@ static void request_step_all_keys_are_taken(void **state) {
         ADD(m, "output-offset", "t", UINT64_C(128));
         ADD(m, "output-bytes", "t", UINT64_C(1024));
         seal(m);
-        assert_int_equal(session_request_step(m, s, &q, &fault), 0);
+        assert_int_equal(session_request_step(m, s, 0, &q, &fault), 0);
         assert_int_equal(q.kind, WIRE_JOB_STEP);
         assert_int_equal(q.compute, WIRE_COMPUTE_F32);
         assert_int_equal(q.output_offset, 128);
@@ -170,7 +170,13 @@ static void request_tensor_bad_place_or_type_is_named(void **state) {
         expect(true, m, s, FAULT_INVALID_TENSOR, "F32 [24, T, H, W]");
         m = with_sigmas("video");
         add_tensor(m, "video", 0, "F32", SHAPE(24, 1, 1));
-        expect(true, m, s, FAULT_INVALID_TENSOR, "3 dimensions");
+        expect(true, m, s, FAULT_INVALID_TENSOR, "F32 [24, 1, 1]");
+        m = with_sigmas("video");
+        add_tensor(m, "video", 0, "F32", SHAPE(25, 1, 1, 1));
+        expect(true, m, s, FAULT_INVALID_TENSOR, "F32 [24, T, H, W]");
+        m = with_sigmas("audio");
+        add_tensor(m, "audio", 0, "F32", SHAPE(32, 1, 1));
+        expect(true, m, s, FAULT_INVALID_TENSOR, "F32 [32, 2, A]");
         m = with_sigmas("video");
         add_tensor(m, "video", 0, "F32", SHAPE(UINT64_C(1) << 62, 4, 4, 4));
         expect(true, m, s, FAULT_INVALID_TENSOR, "video");
@@ -191,7 +197,7 @@ static void request_sample_defaults_and_keys(void **state) {
 
         s->compute = WIRE_COMPUTE_BF16;
         seal(m);
-        assert_int_equal(session_request_sample(m, s, &q, &fault), 0);
+        assert_int_equal(session_request_sample(m, s, 0, &q, &fault), 0);
         assert_int_equal(q.kind, WIRE_JOB_SAMPLE);
         assert_int_equal(q.steps, 4);
         assert_int_equal(q.schedule, WIRE_SCHEDULE_SIMPLE);
@@ -206,7 +212,7 @@ static void request_sample_defaults_and_keys(void **state) {
         ADD(m, "schedule", "s", "reference");
         ADD(m, "shift-video", "d", 7.5);
         seal(m);
-        assert_int_equal(session_request_sample(m, s, &q, &fault), 0);
+        assert_int_equal(session_request_sample(m, s, 0, &q, &fault), 0);
         assert_int_equal(q.flags, WIRE_JOB_KEEP_STEPS);
         assert_int_equal(q.schedule, WIRE_SCHEDULE_REFERENCE);
         assert_true(q.shift_video == 7.5f);
@@ -216,13 +222,13 @@ static void request_sample_defaults_and_keys(void **state) {
         add_tensor(m, "sigmas-video", 9000, "F32", SHAPE(9));
         add_tensor(m, "sigmas-audio", 9100, "F32", SHAPE(9));
         seal(m);
-        assert_int_equal(session_request_sample(m, s, &q, &fault), 0);
+        assert_int_equal(session_request_sample(m, s, 0, &q, &fault), 0);
         assert_int_equal(q.schedule, WIRE_SCHEDULE_GIVEN);
         assert_int_equal(q.steps, 0);
         (void) sd_bus_message_unref(m);
 }
 
-/* What another run of the service began. */
+/* What another run of the service began. A slot of these latents has 128 + 256 bytes. */
 static void request_sample_resume_keys(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, 0);
@@ -233,24 +239,34 @@ static void request_sample_resume_keys(void **state) {
         ADD(m, "keep-steps", "b", 1);
         ADD(m, "resume-step", "u", 3);
         ADD(m, "numerics", "s", "cpu-1");
-        add_tensor(m, "kept-video", 0, "F32", SHAPE(3, 24, 1, 1, 1));
-        add_tensor(m, "kept-audio", 4096, "F32", SHAPE(3, 32, 2, 1));
+        add_tensor(m, "resume-slot", 8192, "U8", SHAPE(384));
+        add_tensor(m, "kept-slots", 4096, "U8", SHAPE(3, 384));
         seal(m);
-        assert_int_equal(session_request_sample(m, s, &q, &fault), 0);
+        assert_int_equal(session_request_sample(m, s, 0, &q, &fault), 0);
         assert_int_equal(q.start_step, 3);
         assert_string_equal(q.numerics, "cpu-1");
-        assert_int_equal(q.kept_video.size, 3 * 24 * 4);
-        assert_int_equal(q.kept_audio.offset, 4096);
+        assert_int_equal(q.slot.size, 384);
+        assert_int_equal(q.slot.offset, 8192);
+        assert_int_equal(q.kept.size, 3 * 384);
+        assert_int_equal(q.kept.offset, 4096);
         (void) sd_bus_message_unref(m);
 
         m = with_steps(""); /* of 4 steps */
         ADD(m, "resume-step", "u", 4);
+        add_tensor(m, "resume-slot", 0, "U8", SHAPE(384));
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "resume-step");
+        m = with_steps("");
+        ADD(m, "resume-step", "u", 1);
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "resume-slot");
+        m = with_steps("");
+        add_tensor(m, "resume-slot", 0, "U8", SHAPE(384));
         expect(false, m, s, FAULT_INVALID_ARGUMENT, "resume-step");
         m = with_steps("");
         ADD(m, "numerics", "s", "cpu-1");
         expect(false, m, s, FAULT_INVALID_ARGUMENT, "resume-step");
         m = with_steps("");
         ADD(m, "resume-step", "u", 1);
+        add_tensor(m, "resume-slot", 0, "U8", SHAPE(384));
         ADD(m, "numerics", "s",
                 "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789"
                 "0123456789012345678901234567");
@@ -258,17 +274,359 @@ static void request_sample_resume_keys(void **state) {
         m = with_steps("");
         ADD(m, "resume-step", "u", 1);
         ADD(m, "keep-steps", "b", 1);
-        expect(false, m, s, FAULT_INVALID_ARGUMENT, "kept-video");
+        add_tensor(m, "resume-slot", 0, "U8", SHAPE(384));
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "kept-slots");
         m = with_steps("");
         ADD(m, "resume-step", "u", 1);
-        add_tensor(m, "kept-video", 0, "F32", SHAPE(1, 24, 1, 1, 1));
+        add_tensor(m, "resume-slot", 0, "U8", SHAPE(384));
+        add_tensor(m, "kept-slots", 4096, "U8", SHAPE(1, 384));
         expect(false, m, s, FAULT_INVALID_ARGUMENT, "keep-steps");
         m = with_steps("");
-        ADD(m, "resume-step", "u", 1);
+        ADD(m, "resume-step", "u", 2);
         ADD(m, "keep-steps", "b", 1);
-        add_tensor(m, "kept-video", ARENA_BYTES - 64, "F32", SHAPE(1, 24, 1, 1, 1));
-        add_tensor(m, "kept-audio", 4096, "F32", SHAPE(1, 32, 2, 1));
-        expect(false, m, s, FAULT_INVALID_TENSOR, "kept-video");
+        add_tensor(m, "resume-slot", 0, "U8", SHAPE(384));
+        add_tensor(m, "kept-slots", 4096, "U8", SHAPE(3, 384));
+        expect(false, m, s, FAULT_INVALID_TENSOR, "U8 [2, 384]");
+        m = with_steps("");
+        ADD(m, "resume-step", "u", 1);
+        add_tensor(m, "resume-slot", ARENA_BYTES - 383, "U8", SHAPE(384));
+        expect(false, m, s, FAULT_INVALID_TENSOR, "resume-slot");
+}
+
+/* The XML's numbers: 384, + 2 x 256 + 128, + 256 + 128. */
+static void request_sample_slot_is_that_of_its_sampler(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, 0);
+        static const struct {
+                const char *sampler;
+                uint64_t bytes;
+        } table[] = { { "euler", 384 }, { "res_multistep", 1024 }, { "res_multistep_perstream", 768 } };
+
+        for (size_t i = 0; i < ELEMENTSOF(table); i++)
+                for (size_t k = 0; k < ELEMENTSOF(table); k++) {
+                        sd_bus_message *m = with_steps("");
+
+                        ADD(m, "sampler", "s", table[i].sampler);
+                        ADD(m, "resume-step", "u", 1);
+                        add_tensor(m, "resume-slot", 0, "U8", SHAPE(table[k].bytes));
+                        expect(false, m, s, i == k ? NULL : FAULT_INVALID_TENSOR, "resume-slot");
+                }
+}
+
+static void open_condition(sd_bus_message *m) {
+        assert_true(sd_bus_message_open_container(m, 'a', "{sv}") >= 0);
+}
+
+static void open_conditions(sd_bus_message *m) {
+        assert_true(sd_bus_message_open_container(m, 'e', "sv") >= 0);
+        assert_true(sd_bus_message_append(m, "s", "conditions") >= 0);
+        assert_true(sd_bus_message_open_container(m, 'v', "aa{sv}") >= 0);
+        assert_true(sd_bus_message_open_container(m, 'a', "a{sv}") >= 0);
+}
+
+static void close_containers(sd_bus_message *m, int n) {
+        while (n-- > 0)
+                assert_true(sd_bus_message_close_container(m) >= 0);
+}
+
+/* A good picture, then the one that the caller fills and closes with finish_condition(). */
+static sd_bus_message *second_condition(const char *kind) {
+        sd_bus_message *m = with_sigmas("");
+
+        open_conditions(m);
+        open_condition(m);
+        ADD(m, "kind", "s", "image");
+        add_tensor(m, "video", 0, "F32", SHAPE(24, 1, 2, 3));
+        close_containers(m, 1);
+        open_condition(m);
+        if (kind)
+                ADD(m, "kind", "s", kind);
+        return m;
+}
+
+static sd_bus_message *finish_condition(sd_bus_message *m) {
+        close_containers(m, 4);
+        return m;
+}
+
+#define SECOND "\"conditions\"[1]"
+
+static void request_conditions_are_taken_in_order(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, 0);
+        sd_bus_message *m = second_condition("keyframe");
+        Fault fault = {};
+        WireJobOpen q;
+
+        ADD(m, "frame", "u", 17u);
+        add_tensor(m, "video", 1024, "F32", SHAPE(24, 2, 1, 1));
+        add_tensor(m, "audio", 2048, "F32", SHAPE(32, 2, 5));
+        close_containers(m, 1);
+        open_condition(m);
+        ADD(m, "kind", "s", "audio");
+        add_tensor(m, "audio", 4096, "F32", SHAPE(32, 2, 7));
+        close_containers(m, 1);
+        open_condition(m);
+        ADD(m, "kind", "s", "video");
+        add_tensor(m, "video", 8192, "F32", SHAPE(24, 3, 4, 5));
+        (void) finish_condition(m);
+        ADD(m, "condition-noise", "s", "official");
+        ADD(m, "seed", "t", UINT64_C(0x123456789a));
+        seal(m);
+        assert_int_equal(session_request_step(m, s, 0, &q, &fault), 0);
+        assert_int_equal(q.n_conditions, 4);
+        assert_int_equal(q.conditions[0].kind, WIRE_CONDITION_IMAGE);
+        assert_int_equal(q.conditions[0].frames, 1);
+        assert_int_equal(q.conditions[0].height, 2);
+        assert_int_equal(q.conditions[0].width, 3);
+        assert_int_equal(q.conditions[0].audio, 0);
+        assert_int_equal(q.conditions[1].kind, WIRE_CONDITION_KEYFRAME);
+        assert_int_equal(q.conditions[1].frame, 17);
+        assert_int_equal(q.conditions[1].video_offset, 1024);
+        assert_int_equal(q.conditions[1].frames, 2);
+        assert_int_equal(q.conditions[1].audio_offset, 2048);
+        assert_int_equal(q.conditions[1].audio, 5);
+        assert_int_equal(q.conditions[2].kind, WIRE_CONDITION_AUDIO);
+        assert_int_equal(q.conditions[2].frames, 0);
+        assert_int_equal(q.conditions[2].audio, 7);
+        assert_int_equal(q.conditions[3].kind, WIRE_CONDITION_VIDEO);
+        assert_int_equal(q.conditions[3].width, 5);
+        assert_int_equal(q.condition_noise, WIRE_NOISE_OFFICIAL);
+        assert_int_equal(q.noise, WIRE_NOISE_GIVEN);
+        assert_int_equal(q.seed, UINT64_C(0x123456789a));
+        (void) sd_bus_message_unref(m);
+}
+
+static void request_conditions_bad_ones_are_named(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, 0);
+        sd_bus_message *m;
+
+        expect(true, finish_condition(second_condition(NULL)), s, FAULT_INVALID_ARGUMENT, SECOND);
+        expect(true, finish_condition(second_condition("film")), s, FAULT_INVALID_ARGUMENT,
+                SECOND ": \"kind\" is \"film\", expected keyframe, image, video or audio");
+        expect(true, finish_condition(second_condition("keyframe")), s, FAULT_INVALID_ARGUMENT, SECOND);
+        expect(true, finish_condition(second_condition("image")), s, FAULT_INVALID_ARGUMENT, "\"video\"");
+        expect(true, finish_condition(second_condition("video")), s, FAULT_INVALID_ARGUMENT, "\"video\"");
+        expect(true, finish_condition(second_condition("audio")), s, FAULT_INVALID_ARGUMENT, "\"audio\"");
+
+        m = second_condition("image");
+        ADD(m, "strength", "d", 1.0);
+        expect(true, finish_condition(m), s, FAULT_INVALID_ARGUMENT, SECOND ": Unknown key \"strength\"");
+        m = second_condition("keyframe");
+        ADD(m, "frame", "t", UINT64_C(1));
+        expect(true, finish_condition(m), s, FAULT_INVALID_ARGUMENT, SECOND ": Key \"frame\" has type \"t\"");
+        m = second_condition("image");
+        ADD(m, "frame", "u", 1u);
+        expect(true, finish_condition(m), s, FAULT_INVALID_ARGUMENT, "\"frame\"");
+        m = second_condition("image");
+        add_tensor(m, "audio", 0, "F32", SHAPE(32, 2, 1));
+        expect(true, finish_condition(m), s, FAULT_INVALID_ARGUMENT, "\"audio\"");
+        m = second_condition("audio");
+        add_tensor(m, "video", 0, "F32", SHAPE(24, 1, 1, 1));
+        expect(true, finish_condition(m), s, FAULT_INVALID_ARGUMENT, "\"video\"");
+        m = second_condition("image");
+        add_tensor(m, "video", 0, "F32", SHAPE(24, 2, 1, 1));
+        expect(true, finish_condition(m), s, FAULT_INVALID_TENSOR, "F32 [24, 1, H, W]");
+        m = second_condition("video");
+        add_tensor(m, "video", 0, "F32", SHAPE(16, 2, 1, 1));
+        expect(true, finish_condition(m), s, FAULT_INVALID_TENSOR, SECOND ": \"video\" is F32 [16, 2, 1, 1]");
+        m = second_condition("audio");
+        add_tensor(m, "audio", 0, "BF16", SHAPE(32, 2, 1));
+        expect(true, finish_condition(m), s, FAULT_INVALID_TENSOR, SECOND ": \"audio\" is BF16");
+        m = second_condition("keyframe");
+        add_tensor(m, "video", 0, "F32", SHAPE(24, 1, 1, 2));
+        expect(true, finish_condition(m), s, FAULT_INVALID_TENSOR, SECOND ": the keyframe's");
+        m = second_condition("image");
+        add_tensor(m, "video", ARENA_BYTES - 92, "F32", SHAPE(24, 1, 1, 1));
+        expect(true, finish_condition(m), s, FAULT_INVALID_TENSOR, SECOND ": \"video\" takes 96 bytes");
+        m = second_condition("image");
+        add_tensor(m, "video", 2, "F32", SHAPE(24, 1, 1, 1));
+        expect(true, finish_condition(m), s, FAULT_INVALID_TENSOR, SECOND ": \"video\" starts at 2");
+        m = second_condition("audio");
+        add_tensor(m, "audio", UINT64_MAX - 3, "F32", SHAPE(32, 2, 1));
+        expect(true, finish_condition(m), s, FAULT_INVALID_TENSOR, SECOND ": \"audio\" takes");
+        m = second_condition("image");
+        add_tensor(m, "video", ARENA_BYTES - 96, "F32", SHAPE(24, 1, 1, 1));
+        expect(true, finish_condition(m), s, NULL, NULL); /* just fits */
+}
+
+static void request_conditions_at_most_30(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, 0);
+
+        for (int n = 30; n <= 31; n++) {
+                sd_bus_message *m = with_sigmas("");
+
+                open_conditions(m);
+                for (int i = 0; i < n; i++) {
+                        open_condition(m);
+                        ADD(m, "kind", "s", "audio");
+                        add_tensor(m, "audio", 0, "F32", SHAPE(32, 2, 1));
+                        close_containers(m, 1);
+                }
+                close_containers(m, 3);
+                expect(true, m, s, n == 30 ? NULL : FAULT_INVALID_ARGUMENT, "30");
+        }
+}
+
+/* Sizes are computed again from what is on the wire. */
+static void check_request_overflowing_condition_is_refused(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, 0);
+        WireJobOpen q = fake_request(WIRE_JOB_STEP, 1, 0);
+        Fault fault = {};
+
+        q.n_conditions = 1;
+        q.conditions[0] = (WireCondition){ .frames = UINT64_C(1) << 32, .height = UINT64_C(1) << 32, .width = 1 };
+        assert_int_equal(session_check_request(s, &q, &fault), -EINVAL);
+        assert_string_equal(fault.name, FAULT_INVALID_TENSOR);
+        q.conditions[0] = (WireCondition){ .audio = UINT64_C(1) << 56 };
+        fault = (Fault){};
+        assert_int_equal(session_check_request(s, &q, &fault), -EINVAL);
+        assert_non_null(strstr(fault.text, "\"conditions\"[0]: \"audio\""));
+        q.conditions[0] = (WireCondition){ .audio = 256, .audio_offset = 0 };
+        assert_int_equal(session_check_request(s, &q, &fault), 0);
+        q.conditions[0].audio_offset = 4;
+        assert_int_equal(session_check_request(s, &q, &fault), -EINVAL);
+}
+
+static void request_noise_needs_seed_and_what_it_is_for(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, 0);
+        static const char *const noises[] = { "given", "comfy", "diffusers" };
+        Fault fault = {};
+        sd_bus_message *m;
+        WireJobOpen q;
+
+        for (uint32_t i = 0; i < ELEMENTSOF(noises); i++) {
+                m = with_steps("");
+                ADD(m, "noise", "s", noises[i]);
+                expect(false, m, s, i == 0 ? NULL : FAULT_INVALID_ARGUMENT, "\"seed\"");
+
+                m = with_steps("");
+                ADD(m, "noise", "s", noises[i]);
+                ADD(m, "seed", "t", UINT64_C(7));
+                if (i == 0) {
+                        expect(false, m, s, FAULT_INVALID_ARGUMENT, "\"seed\"");
+                        continue;
+                }
+                seal(m);
+                assert_int_equal(session_request_sample(m, s, 0, &q, &fault), 0);
+                assert_int_equal(q.noise, i);
+                assert_int_equal(q.seed, 7);
+                (void) sd_bus_message_unref(m);
+        }
+
+        m = with_steps("");
+        ADD(m, "noise", "s", "official"); /* of conditions only */
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "given, comfy or diffusers");
+        m = with_sigmas("");
+        ADD(m, "seed", "t", UINT64_C(7));
+        expect(true, m, s, FAULT_INVALID_ARGUMENT, "condition-noise");
+        m = with_sigmas("");
+        ADD(m, "condition-noise", "s", "comfy");
+        ADD(m, "seed", "t", UINT64_C(7));
+        expect(true, m, s, FAULT_INVALID_ARGUMENT, "no \"conditions\"");
+        m = second_condition("audio");
+        add_tensor(m, "audio", 0, "F32", SHAPE(32, 2, 1));
+        (void) finish_condition(m);
+        ADD(m, "condition-noise", "s", "comfy");
+        expect(true, m, s, FAULT_INVALID_ARGUMENT, "\"seed\"");
+        m = with_sigmas("");
+        ADD(m, "condition-noise", "s", "white");
+        expect(true, m, s, FAULT_INVALID_ARGUMENT, "given, comfy, diffusers or official");
+}
+
+static void request_masks_and_what_they_keep(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, 0);
+        Fault fault = {};
+        sd_bus_message *m;
+        WireJobOpen q;
+
+        m = with_sigmas("");
+        add_tensor(m, "mask-video", 8192, "F32", SHAPE(1, 1, 1));
+        add_tensor(m, "mask-audio", 8196, "F32", SHAPE(2, 1));
+        seal(m);
+        assert_int_equal(session_request_step(m, s, 0, &q, &fault), 0);
+        assert_int_equal(q.mask_video.offset, 8192);
+        assert_int_equal(q.mask_video.size, 4);
+        assert_int_equal(q.mask_audio.size, 8);
+        (void) sd_bus_message_unref(m);
+
+        m = with_sigmas("");
+        add_tensor(m, "mask-audio", 0, "F32", SHAPE(32, 2, 1));
+        expect(true, m, s, NULL, NULL);
+        m = with_sigmas("");
+        add_tensor(m, "mask-video", 0, "F32", SHAPE(1, 1, 2));
+        expect(true, m, s, FAULT_INVALID_TENSOR, "mask-video");
+        m = with_sigmas("");
+        add_tensor(m, "mask-video", 0, "U8", SHAPE(1, 1, 1));
+        expect(true, m, s, FAULT_INVALID_TENSOR, "U8 [1, 1, 1]");
+        m = with_sigmas("");
+        add_tensor(m, "mask-audio", 0, "F32", SHAPE(2, 2));
+        expect(true, m, s, FAULT_INVALID_TENSOR, "[2, A] or [32, 2, A]");
+        m = with_sigmas("");
+        add_tensor(m, "mask-audio", 0, "F32", SHAPE(31, 2, 1));
+        expect(true, m, s, FAULT_INVALID_TENSOR, "mask-audio");
+        m = with_sigmas("");
+        add_tensor(m, "mask-video", ARENA_BYTES, "F32", SHAPE(1, 1, 1));
+        expect(true, m, s, FAULT_INVALID_TENSOR, "mask-video");
+        m = with_sigmas("");
+        add_tensor(m, "clean-video", 0, "F32", SHAPE(24, 1, 1, 1)); /* a key of Sample */
+        expect(true, m, s, FAULT_INVALID_ARGUMENT, "clean-video");
+
+        m = with_steps("");
+        add_tensor(m, "mask-video", 0, "F32", SHAPE(1, 1, 1));
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "clean-video");
+        m = with_steps("");
+        add_tensor(m, "mask-audio", 0, "F32", SHAPE(2, 1));
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "clean-audio");
+        m = with_steps("");
+        add_tensor(m, "clean-audio", 0, "F32", SHAPE(32, 2, 1));
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "mask-audio");
+        m = with_steps("");
+        add_tensor(m, "mask-video", 0, "F32", SHAPE(1, 1, 1));
+        add_tensor(m, "clean-video", 0, "F32", SHAPE(24, 1, 1, 2));
+        expect(false, m, s, FAULT_INVALID_TENSOR, "clean-video");
+        m = with_steps("");
+        add_tensor(m, "mask-video", 0, "F32", SHAPE(1, 1, 1));
+        add_tensor(m, "clean-video", ARENA_BYTES - 92, "F32", SHAPE(24, 1, 1, 1));
+        expect(false, m, s, FAULT_INVALID_TENSOR, "clean-video");
+        m = with_steps("");
+        add_tensor(m, "mask-video", 0, "F32", SHAPE(1, 1, 1));
+        add_tensor(m, "clean-video", 0, "F32", SHAPE(24, 1, 1, 1));
+        expect(false, m, s, NULL, NULL);
+        m = with_steps(""); /* video is the clean latent */
+        add_tensor(m, "mask-video", 0, "F32", SHAPE(1, 1, 1));
+        ADD(m, "noise", "s", "comfy");
+        ADD(m, "seed", "t", UINT64_C(0));
+        expect(false, m, s, NULL, NULL);
+}
+
+/* Given sigmas win over the shifts, but for the sampler that needs them. */
+static void request_sample_samplers(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, 0);
+        static const char *const samplers[] = { "euler", "res_multistep", "res_multistep_perstream" };
+        Fault fault = {};
+        WireJobOpen q;
+
+        for (uint32_t i = 0; i < ELEMENTSOF(samplers); i++) {
+                sd_bus_message *m = with_tensors("");
+
+                ADD(m, "sampler", "s", samplers[i]);
+                ADD(m, "shift-video", "d", 7.0);
+                add_tensor(m, "sigmas-video", 9000, "F32", SHAPE(3));
+                add_tensor(m, "sigmas-audio", 9100, "F32", SHAPE(3));
+                seal(m);
+                assert_int_equal(session_request_sample(m, s, 0, &q, &fault), 0);
+                assert_int_equal(q.sampler, i);
+                assert_true(q.shift_video == (i == WIRE_SAMPLER_RES_MULTISTEP ? 7.0f : 0.0f));
+                assert_true(q.shift_audio == (i == WIRE_SAMPLER_RES_MULTISTEP ? 3.0f : 0.0f));
+                (void) sd_bus_message_unref(m);
+        }
 }
 
 static void request_sample_bad_input_is_named(void **state) {
@@ -294,14 +652,8 @@ static void request_sample_bad_input_is_named(void **state) {
         ADD(m, "sampler", "s", "heun");
         expect(false, m, s, FAULT_INVALID_ARGUMENT, "heun");
         m = with_steps("");
-        ADD(m, "sampler", "s", "res_multistep");
-        expect(false, m, s, FAULT_NOT_SUPPORTED, "res_multistep");
-        m = with_steps("");
-        ADD(m, "noise", "s", "comfy");
-        expect(false, m, s, FAULT_NOT_SUPPORTED, "comfy");
-        m = with_steps("");
-        ADD(m, "seed", "t", UINT64_C(1));
-        expect(false, m, s, FAULT_NOT_SUPPORTED, "seed");
+        ADD(m, "noise", "s", "white");
+        expect(false, m, s, FAULT_INVALID_ARGUMENT, "white");
         m = with_steps("");
         ADD(m, "schedule", "s", "linear");
         expect(false, m, s, FAULT_INVALID_ARGUMENT, "linear");
@@ -331,6 +683,9 @@ static void request_overlap_with_unfinished_job_is_busy(void **state) {
         assert_int_equal(session_check_request(other, &q, &fault), 0);
         assert_int_equal(session_check_request(s, &q, &fault), -EBUSY);
         assert_string_equal(fault.name, FAULT_BUSY);
+        q.flags = WIRE_JOB_PLAN_ONLY; /* writes nothing */
+        assert_int_equal(session_check_request(s, &q, &fault), 0);
+        q.flags = 0;
         q.output_offset = 16384 + 16320;
         q.output_size = 128;
         assert_int_equal(session_check_request(s, &q, &fault), -EBUSY);
@@ -377,6 +732,15 @@ static void request_open_reads_and_refuses(void **state) {
         assert_string_equal(fault.name, FAULT_BUSY);
         (void) sd_bus_message_unref(m);
         f->model->state = MODEL_READY;
+
+        f->model->info.kind = WIRE_MODEL_LORA;
+        m = request_new();
+        ADD(m, "model", "o", path);
+        assert_int_equal(request_open(f, m, &o, &fault), -EINVAL);
+        assert_string_equal(fault.name, FAULT_INVALID_ARGUMENT);
+        assert_non_null(strstr(fault.text, "SetLoras"));
+        (void) sd_bus_message_unref(m);
+        f->model->info.kind = WIRE_MODEL_DENOISER;
 
         m = request_new();
         ADD(m, "model", "o", BUS_ROOT "/model/999");
@@ -515,6 +879,14 @@ int main(void) {
                 TEST(request_tensor_bad_place_or_type_is_named),
                 TEST(request_sample_defaults_and_keys),
                 TEST(request_sample_resume_keys),
+                TEST(request_sample_slot_is_that_of_its_sampler),
+                TEST(request_conditions_are_taken_in_order),
+                TEST(request_conditions_bad_ones_are_named),
+                TEST(request_conditions_at_most_30),
+                TEST(check_request_overflowing_condition_is_refused),
+                TEST(request_noise_needs_seed_and_what_it_is_for),
+                TEST(request_masks_and_what_they_keep),
+                TEST(request_sample_samplers),
                 TEST(request_sample_bad_input_is_named),
                 TEST(request_overlap_with_unfinished_job_is_busy),
                 TEST(request_open_reads_and_refuses),

@@ -271,6 +271,8 @@ LIE_READY(lie_tensor_place, y->audio.offset = y->slot_stride - 4)
 LIE_READY(lie_tensor_overlap, y->audio.offset = 0)
 LIE_READY(lie_tensor_shape, y->video.shape[0]++)
 LIE_READY(lie_tensor_type, y->video.dtype = ST_BF16)
+LIE_READY(lie_stride, y->slot_stride += 64)
+LIE_READY(lie_carried, y->carried = y->audio)
 LIE_READY(lie_unknown_job, y->header.job = 999999)
 
 static void lie_step_done_early(Fake *f, const WireMessage *m) {
@@ -365,6 +367,8 @@ static const Lie lies[] = {
         { "results overlap", WIRE_JOB_OPEN, lie_tensor_overlap },
         { "result of another shape", WIRE_JOB_OPEN, lie_tensor_shape },
         { "result of another type", WIRE_JOB_OPEN, lie_tensor_type },
+        { "slots of another size", WIRE_JOB_OPEN, lie_stride },
+        { "carried by a sampler that carries nothing", WIRE_JOB_OPEN, lie_carried },
         { "JOB_READY of an unknown job", WIRE_JOB_OPEN, lie_unknown_job },
         { "MODEL_READY again", WIRE_JOB_OPEN, lie_model_ready_again },
         { "STEP_DONE without a commit", WIRE_STEP, lie_step_done_early },

@@ -18,7 +18,6 @@
 
 #include "service/shared/cleanup.h"
 #include "service/shared/memfd.h"
-#include "tests/unit/h3/golden.h"
 
 #define RECEIVE_TIMEOUT_MSEC 60000
 #define SANITIZER_EXIT 66
@@ -239,28 +238,39 @@ int memfd_of(const void *bytes, uint64_t size, uint64_t region_size) {
         return fd;
 }
 
-void broker_load_model(Broker *b, uint64_t id, WireMessage *ret) {
+void broker_offer_model(Broker *b, uint64_t id, const char *partition, const void *bytes, uint64_t size) {
         CLEANUP_CLOSE int fd = -EBADF;
-        CLEANUP_FREE uint8_t *bytes = NULL;
-        uint64_t size, region_size;
+        uint64_t region_size;
         WireMessage m;
 
-        bytes = golden_read(NULL, "dit/comfy.safetensors", &size);
         region_size = (size + 4095) / 4096 * 4096 + 4096;
         fd = memfd_of(bytes, size, region_size);
 
         wire_init(&m, WIRE_MODEL_OPEN, b->epoch, id, 0);
         m.model_open.n_files = 1;
+        (void) snprintf(m.model_open.partition, sizeof(m.model_open.partition), "%s", partition);
         broker_send(b, &m, -EBADF);
 
         wire_init(&m, WIRE_REGION, b->epoch, id, 0);
         m.region.size = size;
         m.region.region_size = region_size;
-        (void) snprintf(m.region.name, sizeof(m.region.name), "comfy.safetensors");
+        (void) snprintf(m.region.name, sizeof(m.region.name), "file.safetensors");
         broker_send(b, &m, fd);
 
         broker_say(b, WIRE_MODEL_COMMIT, id, 0);
+}
+
+void broker_load_file(Broker *b, uint64_t id, const char *partition, const char *file, WireMessage *ret) {
+        CLEANUP_FREE uint8_t *bytes = NULL;
+        uint64_t size;
+
+        bytes = golden_read(NULL, file, &size);
+        broker_offer_model(b, id, partition, bytes, size);
         broker_expect(b, WIRE_MODEL_READY, id, ret);
+}
+
+void broker_load_model(Broker *b, uint64_t id, WireMessage *ret) {
+        broker_load_file(b, id, "", "dit/comfy.safetensors", ret);
 }
 
 Arenas *arenas_new(uint64_t input_size, uint64_t output_size) {
@@ -321,6 +331,22 @@ WireTensor arenas_put(Arenas *a, StType type, uint32_t n_dims, const uint64_t *s
         return t;
 }
 
+uint64_t arenas_put_floats(Arenas *a, uint64_t n, const float *data) {
+        uint64_t at = (a->used + 3) / 4 * 4;
+
+        assert_true(at + n * sizeof(float) <= a->input_size);
+        memcpy(a->input + at, data, n * sizeof(float));
+        a->used = at + n * sizeof(float);
+        return at;
+}
+
+WireTensor arenas_put_like(Arenas *a, const WireTensor *t, const void *data) {
+        return arenas_put(a, (StType) t->dtype, t->n_dims, t->shape, data);
+}
+
+const H3Config tiny_config = {
+        .video_channels = 24, .audio_channels = 32, .patch_h = 2, .patch_w = 2, .text_dim = 160};
+
 static bool golden_has(const Golden *g, const char *name) {
         return st_header_find(g->header, name) != NULL;
 }
@@ -342,6 +368,43 @@ static WireMessage job_init(Broker *b, uint64_t job, const Arenas *a) {
         return m;
 }
 
+static void put_conditions(Arenas *a, const char *name, WireJobOpen *j) {
+        CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open(name, &tiny_config);
+
+        j->n_conditions = k->layout->shape.n_conditions;
+        for (uint32_t i = 0; i < j->n_conditions; i++) {
+                const H3Condition *c = &k->layout->conditions[i];
+                WireCondition *w = &j->conditions[i];
+
+                *w = (WireCondition){
+                        .kind = (uint32_t) c->kind,
+                        .frame = c->frame,
+                        .frames = c->grid.frames,
+                        .height = c->grid.height,
+                        .width = c->grid.width,
+                        .audio = c->audio,
+                };
+                if (c->grid.frames > 0)
+                        w->video_offset =
+                                arenas_put_floats(a, 24 * c->grid.frames * c->grid.height * c->grid.width,
+                                        k->conditions[i].video);
+                if (c->audio > 0)
+                        w->audio_offset = arenas_put_floats(a, 64 * c->audio, k->conditions[i].audio);
+        }
+}
+
+static uint32_t sampler_of(const Golden *g) {
+        static const char *const names[] = {"euler", "res_multistep", "res_multistep_perstream"};
+        const char *name = st_header_meta(g->header, "sampler");
+
+        assert_non_null(name);
+        for (uint32_t i = 0; i < ELEMENTSOF(names); i++)
+                if (strcmp(names[i], name) == 0)
+                        return i;
+        fail_msg("sampler %s", name);
+        return 0;
+}
+
 WireMessage job_of_golden(Broker *b, uint64_t job, Arenas *a, const char *name) {
         CLEANUP(golden_freep) Golden *g = golden_open(name);
         WireMessage m = job_init(b, job, a);
@@ -351,8 +414,12 @@ WireMessage job_of_golden(Broker *b, uint64_t job, Arenas *a, const char *name) 
         j->text_tags = put_golden(a, g, "text_tags");
         j->video = put_golden(a, g, "video");
         j->audio = put_golden(a, g, "audio");
+        put_conditions(a, name, j);
         if (golden_has(g, "sigmas_video")) {
                 j->kind = WIRE_JOB_SAMPLE;
+                j->sampler = sampler_of(g);
+                j->shift_video = golden_meta_float(g, "shift_video");
+                j->shift_audio = golden_meta_float(g, "shift_audio");
                 j->schedule = WIRE_SCHEDULE_GIVEN;
                 j->sigmas_video = put_golden(a, g, "sigmas_video");
                 j->sigmas_audio = put_golden(a, g, "sigmas_audio");
@@ -427,6 +494,22 @@ const float *slot_video(const Arenas *a, const WireMessage *ready, uint32_t k) {
 
 const float *slot_audio(const Arenas *a, const WireMessage *ready, uint32_t k) {
         return slot_at(a, ready, k, &ready->job_ready.audio);
+}
+
+const float *slot_carried(const Arenas *a, const WireMessage *ready, uint32_t k) {
+        return slot_at(a, ready, k, &ready->job_ready.carried);
+}
+
+void assert_near(const float *have, const Golden *g, const char *name, uint64_t n, double limit) {
+        const float *want;
+        double d, largest;
+        uint64_t m;
+
+        want = golden_data(g, name, ST_F32, &m);
+        assert_int_equal(m, n);
+        d = golden_distance(have, want, n, &largest);
+        if (!(d <= limit))
+                fail_msg("%s is %g away, at most %g is allowed", name, d, limit);
 }
 
 void assert_commit(const Arenas *a, const WireMessage *ready, uint32_t epoch, uint32_t steps_done) {

@@ -10,6 +10,7 @@
 
 #include "service/shared/safetensors.h"
 #include "service/shared/wire.h"
+#include "tests/unit/h3/golden.h"
 
 typedef struct Broker {
         pid_t pid;  /* 0 once reaped */
@@ -46,8 +47,13 @@ void broker_expect_eof(Broker *b);
 void broker_expect_acks(Broker *b, unsigned n);
 
 int memfd_of(const void *bytes, uint64_t size, uint64_t region_size);
-/* The tiny model of tests/data as model `id`: MODEL_OPEN, REGION, MODEL_COMMIT; then MODEL_READY into ret
- * (may be NULL). */
+/* These bytes as the one file of model `id`: MODEL_OPEN, REGION, MODEL_COMMIT. The answer is the caller's to
+ * receive. */
+void broker_offer_model(Broker *b, uint64_t id, const char *partition, const void *bytes, uint64_t size);
+/* A file of tests/data ("dit/lora/lora_comfy.safetensors") as model `id`; MODEL_READY into ret (may be
+ * NULL). */
+void broker_load_file(Broker *b, uint64_t id, const char *partition, const char *file, WireMessage *ret);
+/* The tiny model of tests/data likewise. */
 void broker_load_model(Broker *b, uint64_t id, WireMessage *ret);
 
 typedef struct Arenas {
@@ -63,9 +69,14 @@ void arenas_freep(Arenas **a);
 void broker_give_arenas(Broker *b, uint64_t session, const Arenas *a);
 /* Copies data into the input arena, at an odd offset. */
 WireTensor arenas_put(Arenas *a, StType type, uint32_t n_dims, const uint64_t *shape, const void *data);
+/* Copies f32 data to a multiple of 4, and returns where. */
+uint64_t arenas_put_floats(Arenas *a, uint64_t n, const float *data);
+/* The same tensor with other data. */
+WireTensor arenas_put_like(Arenas *a, const WireTensor *t, const void *data);
 
-/* A JOB_OPEN of the tensors of a golden file ("case_t2va_tiny", "traj_euler_4") on model 1, session 2; f32,
- * the whole output arena. A file with sigmas makes a SAMPLE that gives them, one without a STEP. */
+/* A JOB_OPEN of the tensors of a golden file ("case_t2va_tiny", "traj_euler_4") on model 1, session 2, with
+ * its conditions; f32, the whole output arena. A file with sigmas makes a SAMPLE of its sampler that gives
+ * them, one without a STEP. */
 WireMessage job_of_golden(Broker *b, uint64_t job, Arenas *a, const char *name);
 /* A STEP job with a latent that takes a while: `frames` frames of 32 x 32, made-up values. */
 WireMessage job_long(Broker *b, uint64_t job, Arenas *a, uint64_t frames);
@@ -77,7 +88,14 @@ void broker_open_job(Broker *b, const WireMessage *open, WireMessage *ret);
 /* STEP, STEP_DONE. */
 void broker_step(Broker *b, uint64_t job, uint32_t step);
 
+/* What the published sizes have: enough for golden_case_open(). */
+extern const H3Config tiny_config;
+
+/* Distance of n values to a golden tensor. */
+void assert_near(const float *have, const Golden *g, const char *name, uint64_t n, double limit);
+
 /* State k of a job, in the output arena. */
 const float *slot_video(const Arenas *a, const WireMessage *ready, uint32_t k);
 const float *slot_audio(const Arenas *a, const WireMessage *ready, uint32_t k);
+const float *slot_carried(const Arenas *a, const WireMessage *ready, uint32_t k);
 void assert_commit(const Arenas *a, const WireMessage *ready, uint32_t epoch, uint32_t steps_done);

@@ -9,11 +9,12 @@
 
 #include <cmocka.h>
 
+#include "kernels/cpu/cpu.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/memfd.h"
 #include "tests/unit/h3/golden.h"
 
-static void add_model(Fixture *x) {
+void fixture_add_model(Fixture *x, uint64_t id, const char *file) {
         CLEANUP_FREE uint8_t *bytes = NULL;
         uint64_t size, region_size;
         WireMessage m, ready;
@@ -21,27 +22,27 @@ static void add_model(Fixture *x) {
         void *map;
         int fd;
 
-        bytes = golden_read(NULL, "dit/comfy.safetensors", &size);
+        bytes = golden_read(NULL, file, &size);
         region_size = (size + 4095) / 4096 * 4096;
         assert_int_equal(memfd_new("test-region", region_size, &fd), 0);
         assert_int_equal(memfd_map(fd, region_size, PROT_READ | PROT_WRITE, &map), 0);
         memcpy(map, bytes, size);
         assert_int_equal(munmap(map, region_size), 0);
 
-        wire_init(&m, WIRE_MODEL_OPEN, 1, 1, 0);
+        wire_init(&m, WIRE_MODEL_OPEN, 1, id, 0);
         m.model_open.n_files = 1;
         assert_int_equal(model_table_open(&x->models, &m.model_open, &f), 0);
-        wire_init(&m, WIRE_REGION, 1, 1, 0);
+        wire_init(&m, WIRE_REGION, 1, id, 0);
         m.region.size = size;
         m.region.region_size = region_size;
         (void) snprintf(m.region.name, sizeof(m.region.name), "comfy.safetensors");
         assert_int_equal(model_table_add_region(&x->models, &m.region, &fd, &f), 0);
-        assert_int_equal(fd, -EBADF);                 /* taken over */
-        assert_null(model_table_find(&x->models, 1)); /* not before the commit */
-        wire_init(&ready, WIRE_MODEL_READY, 1, 1, 0);
-        if (model_table_commit(&x->models, 1, &ready.model_ready, &f) < 0)
-                fail_msg("the tiny model is refused: %s", f.text);
-        assert_non_null(model_table_find(&x->models, 1));
+        assert_int_equal(fd, -EBADF);                  /* taken over */
+        assert_null(model_table_find(&x->models, id)); /* not before the commit */
+        wire_init(&ready, WIRE_MODEL_READY, 1, id, 0);
+        if (model_table_commit(&x->models, id, lk_cpu_ops(LK_CPU_AUTO), &ready.model_ready, &f) < 0)
+                fail_msg("%s is refused: %s", file, f.text);
+        assert_non_null(model_table_find(&x->models, id));
 }
 
 static void add_arenas(Fixture *x) {
@@ -83,7 +84,7 @@ Fixture *fixture_new(void) {
         WireMessage m;
 
         assert_non_null(x);
-        add_model(x);
+        fixture_add_model(x, 1, "dit/comfy.safetensors");
         add_arenas(x);
 
         wire_init(&m, WIRE_JOB_OPEN, 1, 5, 0);
@@ -106,7 +107,8 @@ Fixture *fixture_free(Fixture *x) {
         if (!x)
                 return NULL;
 
-        model_table_close(&x->models, 1);
+        for (uint64_t id = 1; id <= FIXTURE_MODELS; id++)
+                (void) model_table_close(&x->models, id);
         (void) arena_pair_unref(x->arenas);
         (void) munmap(x->input, FIXTURE_ARENA);
         free(x);
@@ -121,13 +123,21 @@ ModelEntry *fixture_model(const Fixture *x) {
         return model_table_find(&x->models, 1);
 }
 
+int fixture_open(Fixture *x, const WireJobOpen *open, Job **ret, Fault *f) {
+        JobParts parts = {.model = fixture_model(x), .arenas = x->arenas};
+
+        for (uint32_t i = 0; i < open->n_loras; i++)
+                parts.loras[i] = model_table_find(&x->models, open->loras[i].model);
+        return job_new(open, &parts, 1, ret, f);
+}
+
 Job *fixture_job(Fixture *x, uint64_t id) {
         WireJobOpen open = x->sample;
         Fault f = {};
         Job *j;
 
         open.header.job = id;
-        if (job_new(&open, fixture_model(x), x->arenas, 1, &j, &f) < 0)
+        if (fixture_open(x, &open, &j, &f) < 0)
                 fail_msg("the job is refused: %s", f.text);
         return j;
 }

@@ -56,7 +56,7 @@ static void job_new_refused_at_every_stage_leaks_nothing(void **state) {
                         open.flags = WIRE_JOB_RESUME;
                         break;
                 }
-                r = job_new(&open, fixture_model(x), x->arenas, 1, &j, &f);
+                r = fixture_open(x, &open, &j, &f);
                 assert_true(r < 0);
                 assert_null(j);
                 assert_true(f.name[0] != '\0');
@@ -73,7 +73,8 @@ static void job_new_holds_model_and_arenas(void **state) {
 
         assert_int_equal(m->n_ref, 2);
         assert_int_equal(x->arenas->n_ref, 2);
-        model_table_close(&x->models, 1);
+        assert_int_equal(model_table_close(&x->models, 1), m->serial);
+        assert_int_equal(model_table_close(&x->models, 1), 0);
         assert_null(fixture_model(x));
         assert_int_equal(j->model->h3->config.heads, 8); /* still there */
         memcpy(&header_size, j->model->regions[0].map, sizeof(header_size));
@@ -123,59 +124,78 @@ static void job_commit_closed_writes_nothing(void **state) {
         (void) job_unref(j);
 }
 
-/* A trajectory goes on where another run of the service left it: the states before come out as they went in. */
-static void job_new_start_step_takes_up_the_state(void **state) {
+static void refused(Fixture *x, uint32_t start_step, const char *part) {
+        WireJobOpen open = x->sample;
+        Job *j = NULL;
+        Fault f = {};
+
+        open.start_step = start_step;
+        assert_int_equal(fixture_open(x, &open, &j, &f), -EINVAL);
+        if (!strstr(f.text, part))
+                fail_msg("no '%s' in: %s", part, f.text);
+}
+
+/* A trajectory goes on where another run of the service left it: the slots before come out as they went in.
+ */
+static void job_new_start_step_takes_up_the_slots(void **state) {
         CLEANUP(fixture_freep) Fixture *x = fixture_new();
-        uint64_t at = FIXTURE_ARENA - 32768;
+        uint64_t at = FIXTURE_ARENA - 65536 + 7; /* bytes lie anywhere */
         WireJobOpen *o = &x->sample;
         const uint8_t *slots;
-        Fault f = {};
+        uint64_t stride;
         Job *j;
 
+        o->sampler = WIRE_SAMPLER_RES_MULTISTEP;
+        o->shift_video = 12;
+        o->shift_audio = 3;
         o->flags = WIRE_JOB_KEEP_STEPS;
+        j = fixture_job(x, 4);
+        stride = j->slot_stride;
+        assert_int_equal(stride, 3072 + 2048 + 2048 + 3072 + 2048);
+        (void) job_unref(j);
+
         o->start_step = 2;
-        o->kept_video = (WireTensor){.offset = at, .size = 2 * o->video.size, .dtype = ST_F32, .n_dims = 5};
-        o->kept_video.shape[0] = 2;
-        memcpy(o->kept_video.shape + 1, o->video.shape, 4 * sizeof(uint64_t));
-        at += o->kept_video.size;
-        o->kept_audio = (WireTensor){.offset = at, .size = 2 * o->audio.size, .dtype = ST_F32, .n_dims = 4};
-        o->kept_audio.shape[0] = 2;
-        memcpy(o->kept_audio.shape + 1, o->audio.shape, 3 * sizeof(uint64_t));
-        assert_true(at + o->kept_audio.size <= FIXTURE_ARENA);
-        memset(x->input + o->kept_video.offset, 1, o->video.size);
-        memset(x->input + o->kept_video.offset + o->video.size, 2, o->video.size);
-        memset(x->input + o->kept_audio.offset, 3, o->audio.size);
-        memset(x->input + o->kept_audio.offset + o->audio.size, 4, o->audio.size);
+        o->slot = (WireTensor){.offset = at, .size = stride, .dtype = ST_U8, .n_dims = 1, .shape = {stride}};
+        at += stride;
+        o->kept = (WireTensor){
+                .offset = at, .size = 2 * stride, .dtype = ST_U8, .n_dims = 2, .shape = {2, stride}};
+        for (uint64_t i = 0; i < stride; i++)
+                x->input[o->slot.offset + i] = (uint8_t) (i % 100);
+        memset(x->input + o->kept.offset, 1, stride);
+        memset(x->input + o->kept.offset + stride, 2, stride);
 
         j = fixture_job(x, 5);
         slots = (const uint8_t *) x->arenas->output.map + j->slot_offset;
         assert_int_equal(j->committed, 2);
         assert_int_equal(j->n_slots, j->steps + 1);
         assert_int_equal(commit_word(x, j), wire_commit_pack(1, 2));
-        assert_memory_equal(slots + 2 * j->slot_stride, x->input + o->video.offset, o->video.size);
-        assert_memory_equal(
-                slots + 2 * j->slot_stride + j->audio.offset, x->input + o->audio.offset, o->audio.size);
-        for (unsigned k = 0; k < 2; k++) {
-                assert_memory_equal(slots + k * j->slot_stride,
-                        x->input + o->kept_video.offset + k * o->video.size, o->video.size);
-                assert_memory_equal(slots + k * j->slot_stride + j->audio.offset,
-                        x->input + o->kept_audio.offset + k * o->audio.size, o->audio.size);
-        }
+        assert_memory_equal(slots + 2 * stride, x->input + o->slot.offset, stride);
+        assert_memory_equal(slots, x->input + o->kept.offset, 2 * stride);
+        assert_memory_equal(j->state.denoised_audio, x->input + o->slot.offset + stride - 2048, 2048);
         assert_null(job_unref(j));
 
         /* At most one step less than all, and with all that was kept. */
-        o->start_step = 4;
-        assert_int_equal(job_new(o, fixture_model(x), x->arenas, 1, &j, &f), -EINVAL);
-        assert_non_null(strstr(f.text, "cannot go on after step 4"));
-        f = (Fault){};
-        o->start_step = 3;
-        assert_int_equal(job_new(o, fixture_model(x), x->arenas, 1, &j, &f), -EINVAL);
-        assert_non_null(strstr(f.text, "kept_video"));
-        f = (Fault){};
-        o->start_step = 2;
-        o->kept_audio.offset = FIXTURE_ARENA - 4;
-        assert_int_equal(job_new(o, fixture_model(x), x->arenas, 1, &j, &f), -EINVAL);
-        assert_non_null(strstr(f.text, "kept_audio"));
+        refused(x, 4, "cannot go on after step 4");
+        refused(x, 3, "Tensor kept has the shape");
+        refused(x, 0, "cannot use them");
+        o->kept.offset = FIXTURE_ARENA - 2 * stride + 1;
+        refused(x, 2, "Tensor kept lies outside");
+        o->kept.offset = at;
+        o->slot.offset = UINT64_MAX;
+        refused(x, 2, "Tensor slot lies outside");
+        o->slot.offset = at - stride;
+        o->slot.size--;
+        o->slot.shape[0]--;
+        refused(x, 2, "Tensor slot has the shape");
+        o->slot.size++;
+        o->slot.shape[0]++;
+        o->flags = 0;
+        refused(x, 2, "keeps none");
+        o->kept = (WireTensor){};
+        memset(x->input + o->slot.offset + stride - 4, 0xff, 4);
+        refused(x, 2, "denoised audio of slot has NaN at [31, 1, 7]");
+        o->slot = (WireTensor){};
+        refused(x, 2, "Tensor slot has the type");
 }
 
 /* What /proc says of the mapping at p: "r--s". */
@@ -210,7 +230,7 @@ int main(void) {
                 cmocka_unit_test(job_new_holds_model_and_arenas),
                 cmocka_unit_test(job_commit_writes_slots_in_turn),
                 cmocka_unit_test(job_commit_closed_writes_nothing),
-                cmocka_unit_test(job_new_start_step_takes_up_the_state),
+                cmocka_unit_test(job_new_start_step_takes_up_the_slots),
                 cmocka_unit_test(maps_are_writable_only_where_results_go),
         };
 

@@ -61,7 +61,7 @@ static int setup(void **state) {
         available = 0;
         b->backend = (Backend){.program = "test", .ops = &b->ops, .memory_available = memory_available};
         assert_int_equal(b->ops.context_new(1, &b->context), 0);
-        b->runner = (StepRunner){.backend = &b->backend, .link = b->link};
+        b->runner = (StepRunner){.backend = &b->backend, .link = b->link, .merged = MERGED_CACHE_INIT};
 
         b->job = fixture_job(b->x, 5);
         wire_init(&m, WIRE_PLAN, 1, 5, 0);
@@ -154,6 +154,107 @@ static void step_run_device_out_of_memory_says_number(void **state) {
         b->ops.memory_new = real->memory_new;
         f = (Fault){};
         assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
+}
+
+/* A MERGE of the adapter 2 with this strength; NULL plan. */
+static Job *merge_job(Bench *b, double strength) {
+        WireJobOpen open = b->x->sample;
+        Fault f = {};
+        Job *j;
+
+        if (!model_table_find(&b->x->models, 2))
+                fixture_add_model(b->x, 2, "dit/lora/lora_comfy.safetensors");
+        open.kind = WIRE_JOB_MERGE;
+        open.n_loras = 1;
+        open.loras[0] = (WireLora){2, strength};
+        if (fixture_open(b->x, &open, &j, &f) < 0)
+                fail_msg("%s", f.text);
+        return j;
+}
+
+static void assert_merges(Bench *b, Job *j) {
+        uint64_t usec;
+        Fault f = {};
+
+        if (step_run(&b->runner, b->context, j, 0, &usec, &f) < 0)
+                fail_msg("%s", f.text);
+        assert_non_null(j->merged);
+        assert_int_equal(j->committed, 1);
+}
+
+/* Asked before anything is merged. Models that no job uses go first, those in use stay whole. */
+static void step_run_merge_does_not_fit_says_numbers(void **state) {
+        Bench *b = *state;
+        Job *j = merge_job(b, 1), *used = merge_job(b, 0.5), *unused = merge_job(b, 0.25);
+        uint64_t usec, need;
+        Fault f = {};
+
+        assert_merges(b, used);
+        assert_merges(b, unused);
+        (void) job_unref(unused);
+        available = 1000;
+        gemm_count = 0;
+        assert_int_equal(step_run(&b->runner, b->context, j, 0, &usec, &f), -ENOMEM);
+        assert_string_equal(f.name, FAULT_DOES_NOT_FIT);
+        assert_non_null(strstr(f.text, "LoRA adapters (1) needs "));
+        assert_non_null(strstr(f.text, "1000 are free"));
+        assert_int_equal(gemm_count, 0);
+        assert_int_equal(j->committed, 0);
+        assert_null(b->runner.merged.kept[0]);
+        assert_int_equal(used->merged->n_ref, 1);
+
+        need = strtoull(strstr(f.text, "needs ") + strlen("needs "), NULL, 10);
+        assert_true(need > used->merged->h3->private_bytes); /* and room for the work */
+        available = need - 1;
+        f = (Fault){};
+        assert_int_equal(step_run(&b->runner, b->context, j, 0, &usec, &f), -ENOMEM);
+        available = need;
+        assert_merges(b, j);
+        (void) job_unref(j);
+        (void) job_unref(used);
+}
+
+static void step_run_merge_device_out_of_memory_can_be_tried_again(void **state) {
+        Bench *b = *state;
+        Job *j = merge_job(b, 1);
+        uint64_t usec;
+        Fault f = {};
+
+        b->ops.memory_new = failing_memory_new;
+        assert_int_equal(step_run(&b->runner, b->context, j, 0, &usec, &f), -ENOMEM);
+        assert_string_equal(f.name, FAULT_DOES_NOT_FIT);
+        assert_null(j->merged);
+        b->ops.memory_new = real->memory_new;
+        assert_merges(b, j);
+        (void) job_unref(j);
+}
+
+/* Cancelled while it merges: it is seen afterwards, and what was made is kept for others. */
+static Job *cancelled_by_gemm;
+
+static int cancelling_gemm(LkContext *c, const LkGemm *a) {
+        cancelled_by_gemm->cancelled = true;
+        return real->gemm(c, a);
+}
+
+static void step_run_cancelled_during_merge_is_seen_after_it(void **state) {
+        Bench *b = *state;
+        Job *j = merge_job(b, 1), *other = merge_job(b, 1);
+        uint64_t usec;
+        Fault f = {};
+
+        cancelled_by_gemm = j;
+        b->ops.gemm = cancelling_gemm;
+        assert_int_equal(step_run(&b->runner, b->context, j, 0, &usec, &f), -ECANCELED);
+        assert_string_equal(f.name, FAULT_CANCELLED);
+        assert_int_equal(j->committed, 0);
+
+        b->ops.gemm = counting_gemm;
+        gemm_count = 0;
+        assert_merges(b, other);
+        assert_int_equal(gemm_count, 0);
+        (void) job_unref(j);
+        (void) job_unref(other);
 }
 
 static void step_run_cancelled_keeps_the_state(void **state) {
@@ -256,6 +357,9 @@ int main(void) {
                 STEP_TEST(step_run_same_text_is_refined_once),
                 STEP_TEST(step_run_does_not_fit_says_numbers),
                 STEP_TEST(step_run_device_out_of_memory_says_number),
+                STEP_TEST(step_run_merge_does_not_fit_says_numbers),
+                STEP_TEST(step_run_merge_device_out_of_memory_can_be_tried_again),
+                STEP_TEST(step_run_cancelled_during_merge_is_seen_after_it),
                 STEP_TEST(step_run_cancelled_keeps_the_state),
                 STEP_TEST(step_run_progress_is_rare_between_first_and_last_block),
                 STEP_TEST(rank_group_runs_in_order_and_lets_go),

@@ -112,7 +112,7 @@ static void wire_receive_every_type_arrives(void **state) {
                 if (fd >= 0)
                         assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
         }
-        assert_int_equal(n, 20);
+        assert_int_equal(n, 21);
         assert_string_equal(wire_type_name(WIRE_HELLO), "HELLO");
         assert_string_equal(wire_type_name(WIRE_DIE), "DIE");
         assert_int_equal(wire_size_of(UINT16_MAX), 0);
@@ -183,8 +183,8 @@ static void wire_receive_header_rules_refused(void **state) {
 }
 
 static void wire_receive_strings_without_end_are_ended(void **state) {
-        static const WireType with_strings[] = {
-                WIRE_HELLO, WIRE_MODEL_READY, WIRE_ERROR, WIRE_MODEL_OPEN, WIRE_REGION};
+        static const WireType with_strings[] = {WIRE_HELLO, WIRE_MODEL_READY, WIRE_LORA_NOTES, WIRE_ERROR,
+                WIRE_MODEL_OPEN, WIRE_REGION, WIRE_JOB_OPEN};
         CLEANUP_CLOSE int fd = -EBADF;
         WireMessage m, got;
         Fault f = {};
@@ -220,6 +220,26 @@ static void wire_receive_strings_without_end_are_ended(void **state) {
                         assert_int_equal(
                                 strlen(got.model_ready.partition), sizeof(got.model_ready.partition) - 1);
                         assert_int_equal(strlen(got.model_ready.types), sizeof(got.model_ready.types) - 1);
+                        assert_int_equal(
+                                strlen(got.model_ready.support), sizeof(got.model_ready.support) - 1);
+                        assert_int_equal(
+                                strlen(got.model_ready.warning), sizeof(got.model_ready.warning) - 1);
+                        assert_int_equal(got.model_ready.reserved, 0);
+                        break;
+                case WIRE_LORA_NOTES:
+                        for (size_t k = 0; k < WIRE_LORA_NOTES_MAX; k++) {
+                                const WireLoraNote *x = &got.lora_notes.notes[k];
+
+                                assert_int_equal(strlen(x->name), sizeof(x->name) - 1);
+                                assert_int_equal(strlen(x->reason), sizeof(x->reason) - 1);
+                        }
+                        assert_int_equal(got.lora_notes.reserved, 0);
+                        break;
+                case WIRE_JOB_OPEN:
+                        assert_int_equal(strlen(got.job_open.numerics), sizeof(got.job_open.numerics) - 1);
+                        for (size_t k = 0; k < WIRE_CONDITIONS_MAX; k++)
+                                assert_int_equal(got.job_open.conditions[k].reserved, 0);
+                        assert_int_equal(got.job_open.reserved, 0);
                         break;
                 case WIRE_ERROR:
                         assert_int_equal(strlen(got.error.fault.name), sizeof(got.error.fault.name) - 1);

@@ -33,18 +33,6 @@ static Broker *open_with(uint64_t epoch, const Arenas *a) {
         return b;
 }
 
-static void assert_near(const float *have, const Golden *g, const char *name, uint64_t n, double limit) {
-        const float *want;
-        double d, largest;
-        uint64_t m;
-
-        want = golden_data(g, name, ST_F32, &m);
-        assert_int_equal(m, n);
-        d = golden_distance(have, want, n, &largest);
-        if (!(d <= limit))
-                fail_msg("%s is %g away, at most %g is allowed", name, d, limit);
-}
-
 static void step_tiny_f32_matches_reference(void **state) {
         CLEANUP(arenas_freep) Arenas *a = arenas_new(1 << 16, 1 << 16);
         CLEANUP(golden_freep) Golden *want = golden_open("expect_t2va_tiny.f32");
@@ -283,6 +271,7 @@ static void resume_without_valid_state_refused(void **state) {
         CLEANUP(broker_freep) Broker *b = open_with(1, a);
         WireMessage open, ready;
         uint64_t word;
+        float *video;
 
         open = job_of_golden(b, 5, a, "traj_euler_4");
         memset(a->output, 0, a->output_size);
@@ -298,45 +287,13 @@ static void resume_without_valid_state_refused(void **state) {
         open.job_open.flags = 0;
         broker_open_job(b, &open, &ready);
         broker_step(b, 5, 0);
-}
-
-static void finish_steps(Broker *b, const WireMessage *ready, Arenas *a, uint32_t from, float *ret_video) {
-        for (uint32_t step = from; step < TRAJ_STEPS; step++)
-                broker_step(b, 5, step);
-        broker_say(b, WIRE_JOB_CLOSE, 5, 0);
-        memcpy(ret_video, slot_video(a, ready, TRAJ_STEPS), N_VIDEO * sizeof(float));
-}
-
-/* Numbers that the model made are nobody's mistake: after a worker's death and after the service's the job ends as it would have. */
-static void resume_state_with_inf_goes_on(void **state) {
-        CLEANUP(arenas_freep) Arenas *a = arenas_new(1 << 16, 1 << 16);
-        CLEANUP(broker_freep) Broker *b = open_with(1, a);
-        float first[N_VIDEO], second[N_VIDEO], state_video[N_VIDEO], state_audio[N_AUDIO], *video;
-        WireMessage open, ready;
-
-        open = job_of_golden(b, 5, a, "traj_euler_4");
-        broker_open_job(b, &open, &ready);
-        broker_step(b, 5, 0);
         broker_say(b, WIRE_JOB_CLOSE, 5, 0);
         video = (float *) slot_video(a, &ready, 1);
         video[700] = INFINITY;
-        memcpy(state_video, video, (size_t) open.job_open.video.size);
-        memcpy(state_audio, slot_audio(a, &ready, 1), (size_t) open.job_open.audio.size);
-
         open.job_open.flags = WIRE_JOB_RESUME;
-        broker_open_job(b, &open, &ready);
-        assert_int_equal(ready.job_ready.committed, 1);
-        finish_steps(b, &ready, a, 1, first);
-        assert_false(isfinite(first[700]));
-
-        memcpy(a->input + open.job_open.video.offset, state_video, (size_t) open.job_open.video.size);
-        memcpy(a->input + open.job_open.audio.offset, state_audio, (size_t) open.job_open.audio.size);
-        open.job_open.flags = 0;
-        open.job_open.start_step = 1;
-        broker_open_job(b, &open, &ready);
-        assert_int_equal(ready.job_ready.committed, 1);
-        finish_steps(b, &ready, a, 1, second);
-        assert_memory_equal(first, second, sizeof(first));
+        broker_send(b, &open, -EBADF);
+        broker_expect_error(
+                b, 5, FAULT_INVALID_TENSOR, "video of the committed state has Inf at [21, 1, 3, 0]");
 }
 
 static void input_changed_after_ready_has_no_effect(void **state) {
@@ -551,170 +508,6 @@ static void step_out_of_order_refused(void **state) {
         assert_traj_state(a, &ready, traj, 0);
 }
 
-/* What may be wrong with a JOB_OPEN, one change at a time. */
-typedef struct Wrong {
-        const char *what;
-        void (*change)(WireJobOpen *j, Arenas *a);
-        const char *fault, *part;
-} Wrong;
-
-static void set_f32(Arenas *a, const WireTensor *t, uint64_t i, float v) {
-        memcpy(a->input + t->offset + i * 4, &v, sizeof(v));
-}
-
-static void set_u16(Arenas *a, const WireTensor *t, uint64_t i, uint16_t v) {
-        memcpy(a->input + t->offset + i * 2, &v, sizeof(v));
-}
-
-#define CHANGE(name, ...)                                                                                   \
-        static void name(WireJobOpen *j, Arenas *a) {                                                       \
-                (void) a;                                                                                   \
-                __VA_ARGS__;                                                                                \
-        }
-
-CHANGE(kind, j->kind = 2)
-CHANGE(compute, j->compute = 3)
-CHANGE(flags, j->flags = 1u << 2)
-CHANGE(keep_of_step, j->kind = WIRE_JOB_STEP; j->flags = WIRE_JOB_KEEP_STEPS)
-CHANGE(sampler, j->sampler = 1)
-CHANGE(schedule, j->schedule = 3)
-CHANGE(steps_and_sigmas, j->steps = 4)
-CHANGE(no_steps, j->schedule = WIRE_SCHEDULE_SIMPLE; j->shift_video = 12; j->shift_audio = 3)
-CHANGE(many_steps, j->schedule = WIRE_SCHEDULE_SIMPLE; j->steps = 1001; j->shift_video = 12;
-        j->shift_audio = 3)
-CHANGE(nan_shift, j->schedule = WIRE_SCHEDULE_SIMPLE; j->steps = 4; j->shift_video = NAN; j->shift_audio = 3)
-CHANGE(negative_shift, j->schedule = WIRE_SCHEDULE_REFERENCE; j->steps = 4; j->shift_video = 12;
-        j->shift_audio = -3)
-CHANGE(model, j->model = 99)
-CHANGE(session, j->session = 99)
-CHANGE(step_sigma_large, j->kind = WIRE_JOB_STEP; j->sigma_video = 1.0001f)
-CHANGE(step_sigma_nan, j->kind = WIRE_JOB_STEP; j->sigma_audio = NAN)
-CHANGE(video_nan, set_f32(a, &j->video, 33, NAN))
-CHANGE(audio_inf, set_f32(a, &j->audio, 0, -INFINITY))
-CHANGE(text_nan, set_u16(a, &j->text, 161, 0x7fc0))
-CHANGE(text_inf, set_u16(a, &j->text, 1439, 0xff80))
-CHANGE(tag_2, a->input[j->text_tags.offset + 8] = 2)
-CHANGE(video_type, j->video.dtype = ST_BF16)
-CHANGE(text_type, j->text.dtype = 4711)
-CHANGE(video_dims, j->video.n_dims = 5; j->video.shape[4] = 1)
-CHANGE(audio_no_dims, j->audio.n_dims = 0)
-CHANGE(audio_many_dims, j->audio.n_dims = UINT32_MAX)
-CHANGE(video_channels, j->video.shape[0] = 16; j->video.shape[1] = 3)
-CHANGE(audio_channels, j->audio.shape[0] = 64; j->audio.shape[1] = 1)
-CHANGE(video_zero, j->video.shape[1] = 0; j->video.size = 0)
-CHANGE(video_overflow, j->video.shape[1] = UINT64_MAX / 2; j->video.shape[2] = 3)
-CHANGE(video_size_overflow, j->video.shape[1] = (UINT64_MAX / 24 / 16) - 1)
-CHANGE(text_dim, j->text.shape[0] = 10; j->text.shape[1] = 144)
-CHANGE(tags_length, j->text_tags.shape[0] = 8; j->text_tags.size = 8)
-CHANGE(video_size, j->video.size -= 4)
-CHANGE(video_offset, j->video.offset = a->input_size - j->video.size + 1)
-CHANGE(audio_offset_overflow, j->audio.offset = UINT64_MAX - 15)
-CHANGE(text_offset_far, j->text.offset = (uint64_t) 1 << 40)
-CHANGE(sigmas_unequal, j->sigmas_audio.shape[0] = 4; j->sigmas_audio.size = 16)
-CHANGE(sigmas_one, j->sigmas_video.shape[0] = j->sigmas_audio.shape[0] = 1;
-        j->sigmas_video.size = j->sigmas_audio.size = 4)
-CHANGE(sigmas_ascending, set_f32(a, &j->sigmas_video, 1, 1.0f))
-CHANGE(sigmas_nan, set_f32(a, &j->sigmas_audio, 2, NAN))
-CHANGE(sigmas_large, set_f32(a, &j->sigmas_audio, 0, 2.0f))
-CHANGE(sigmas_many, j->sigmas_video.shape[0] = 1002; j->sigmas_video.size = 4008; j->sigmas_video.offset = 0)
-CHANGE(output_odd, j->output_offset = 8; j->output_size -= 8)
-CHANGE(output_outside, j->output_offset = 64)
-CHANGE(output_overflow, j->output_offset = UINT64_MAX - 63)
-CHANGE(output_small, j->output_size = 64 + 2 * (3072 + 2048) - 1)
-CHANGE(output_small_keep, j->output_size = 64 + 5 * (3072 + 2048) - 1; j->flags = WIRE_JOB_KEEP_STEPS)
-
-static const Wrong wrong[] = {
-        {"kind", kind, FAULT_INVALID_ARGUMENT, "unknown kind 2"},
-        {"compute", compute, FAULT_INVALID_ARGUMENT, "unknown compute type 3"},
-        {"flags", flags, FAULT_INVALID_ARGUMENT, "flags 0x4"},
-        {"keep of a step", keep_of_step, FAULT_INVALID_ARGUMENT, "flags 0x1"},
-        {"sampler", sampler, FAULT_INVALID_ARGUMENT, "unknown sampler 1"},
-        {"schedule", schedule, FAULT_INVALID_ARGUMENT, "unknown schedule 3"},
-        {"steps and sigmas", steps_and_sigmas, FAULT_INVALID_ARGUMENT, "give one of them"},
-        {"no steps", no_steps, FAULT_INVALID_ARGUMENT, "0 steps, expected 1 to 1000"},
-        {"many steps", many_steps, FAULT_INVALID_ARGUMENT, "1001 steps, expected 1 to 1000"},
-        {"nan shift", nan_shift, FAULT_INVALID_ARGUMENT, ""},
-        {"negative shift", negative_shift, FAULT_INVALID_ARGUMENT, ""},
-        {"model", model, FAULT_INTERNAL, "model 99"},
-        {"session", session, FAULT_INTERNAL, "session 99"},
-        {"step sigma large", step_sigma_large, FAULT_INVALID_ARGUMENT, "expected 0 to 1"},
-        {"step sigma nan", step_sigma_nan, FAULT_INVALID_ARGUMENT, "nan (audio)"},
-        {"video nan", video_nan, FAULT_INVALID_TENSOR, "video has NaN at [1, 0, 0, 1]"},
-        {"audio inf", audio_inf, FAULT_INVALID_TENSOR, "audio has Inf at [0, 0, 0]"},
-        {"text nan", text_nan, FAULT_INVALID_TENSOR, "text has NaN at [1, 1]"},
-        {"text inf", text_inf, FAULT_INVALID_TENSOR, "text has Inf at [8, 159]"},
-        {"tag 2", tag_2, FAULT_INVALID_TENSOR, "text_tags has 2 at [8]"},
-        {"video type", video_type, FAULT_INVALID_TENSOR, "video has the type BF16, expected F32"},
-        {"text type", text_type, FAULT_INVALID_TENSOR, "text has the type (unknown), expected BF16"},
-        {"video dims", video_dims, FAULT_INVALID_TENSOR,
-                "video has the shape [24, 2, 4, 4, 1], expected [24, *, *, *]"},
-        {"audio no dims", audio_no_dims, FAULT_INVALID_TENSOR,
-                "audio has the shape [], expected [32, 2, *]"},
-        {"audio many dims", audio_many_dims, FAULT_INVALID_TENSOR, "audio has the shape"},
-        {"video channels", video_channels, FAULT_INVALID_TENSOR, "expected [24, *, *, *]"},
-        {"audio channels", audio_channels, FAULT_INVALID_TENSOR, "expected [32, 2, *]"},
-        {"video zero", video_zero, FAULT_INVALID_TENSOR, "expected [24, *, *, *]"},
-        {"video overflow", video_overflow, FAULT_INVALID_TENSOR, "video"},
-        {"video size overflow", video_size_overflow, FAULT_INVALID_TENSOR, "video is given 3072 bytes"},
-        {"text dim", text_dim, FAULT_INVALID_TENSOR, "text has the shape [10, 144], expected [*, 160]"},
-        {"tags length", tags_length, FAULT_INVALID_TENSOR, "text_tags has the shape [8], expected [9]"},
-        {"video size", video_size, FAULT_INVALID_TENSOR, "video is given 3068 bytes"},
-        {"video offset", video_offset, FAULT_INVALID_TENSOR, "video lies outside its arena"},
-        {"audio offset overflow", audio_offset_overflow, FAULT_INVALID_TENSOR,
-                "audio lies outside its arena"},
-        {"text offset far", text_offset_far, FAULT_INVALID_TENSOR, "text lies outside its arena"},
-        {"sigmas unequal", sigmas_unequal, FAULT_INVALID_TENSOR, "5 values, sigmas_audio 4"},
-        {"sigmas one", sigmas_one, "", ""},
-        {"sigmas ascending", sigmas_ascending, "", "sigmas_video"},
-        {"sigmas nan", sigmas_nan, "", "sigmas_audio"},
-        {"sigmas large", sigmas_large, "", "sigmas_audio"},
-        {"sigmas many", sigmas_many, FAULT_INVALID_TENSOR, "1002 elements, at most 1001"},
-        {"output odd", output_odd, FAULT_INVALID_ARGUMENT, "multiple of 64"},
-        {"output outside", output_outside, FAULT_INVALID_ARGUMENT, "output arena of 65536"},
-        {"output overflow", output_overflow, FAULT_INVALID_ARGUMENT, "output arena"},
-        {"output small", output_small, FAULT_DOES_NOT_FIT,
-                "need 10304 bytes of the output arena, 10303 are given"},
-        {"output small keep", output_small_keep, FAULT_DOES_NOT_FIT,
-                "need 25664 bytes of the output arena, 25663 are given"},
-};
-
-static void job_open_wrong_refused_and_nothing_written(void **state) {
-        CLEANUP(arenas_freep) Arenas *a = arenas_new(1 << 16, 1 << 16);
-        CLEANUP(golden_freep) Golden *traj = golden_open("traj_euler_4");
-        CLEANUP_FREE uint8_t *input = malloc(a->input_size);
-        CLEANUP(broker_freep) Broker *b = open_with(1, a);
-        WireMessage good, bad, answer, ready;
-
-        good = job_of_golden(b, 5, a, "traj_euler_4");
-        assert_non_null(input);
-        memcpy(input, a->input, a->input_size);
-
-        for (size_t i = 0; i < ELEMENTSOF(wrong); i++) {
-                const Wrong *x = &wrong[i];
-
-                bad = good;
-                x->change(&bad.job_open, a);
-                broker_send(b, &bad, -EBADF);
-                if (!broker_receive(b, &answer))
-                        fail_msg("%s: the worker ended", x->what);
-                if (answer.header.type != WIRE_ERROR || answer.header.job != 5)
-                        fail_msg("%s: %s instead of ERROR", x->what, wire_type_name(answer.header.type));
-                if ((x->fault[0] && strcmp(answer.error.fault.name, x->fault) != 0) ||
-                        !strstr(answer.error.fault.text, x->part))
-                        fail_msg("%s: %s: %s", x->what, answer.error.fault.name, answer.error.fault.text);
-                memcpy(a->input, input, a->input_size);
-        }
-        for (uint64_t i = 0; i < a->output_size; i++)
-                assert_int_equal(a->output[i], 0xa5);
-
-        /* The same job unspoilt, in exactly the bytes that it needs. */
-        good.job_open.output_size = 64 + 2 * (3072 + 2048);
-        broker_open_job(b, &good, &ready);
-        assert_int_equal(ready.job_ready.output_used, good.job_open.output_size);
-        broker_step(b, 5, 0);
-        assert_traj_state(a, &ready, traj, 0);
-}
-
 static void job_without_tags_is_all_text(void **state) {
         CLEANUP(arenas_freep) Arenas *a = arenas_new(1 << 16, 1 << 16);
         CLEANUP(broker_freep) Broker *b = open_with(1, a);
@@ -792,7 +585,6 @@ int main(void) {
                 cmocka_unit_test(sample_killed_between_and_during_steps_same_bits),
                 cmocka_unit_test(step_killed_and_resumed),
                 cmocka_unit_test(resume_without_valid_state_refused),
-                cmocka_unit_test(resume_state_with_inf_goes_on),
                 cmocka_unit_test(input_changed_after_ready_has_no_effect),
                 cmocka_unit_test(jobs_interleaved_same_bits),
                 cmocka_unit_test(cancel_running_step_stops_at_a_block),
@@ -800,7 +592,6 @@ int main(void) {
                 cmocka_unit_test(close_during_step_leaves_the_arena_alone),
                 cmocka_unit_test(end_of_file_during_step_ends_the_worker),
                 cmocka_unit_test(step_out_of_order_refused),
-                cmocka_unit_test(job_open_wrong_refused_and_nothing_written),
                 cmocka_unit_test(job_without_tags_is_all_text),
                 cmocka_unit_test(arena_unusable_answered_at_job_open),
                 cmocka_unit_test(job_opened_twice_ends_the_worker),

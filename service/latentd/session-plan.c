@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Session.Plan: a job that nobody sees; its end answers the call. */
+#include "service/latentd/session.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "service/latentd/bus-error.h"
+#include "service/latentd/job.h"
+#include "service/latentd/peer.h"
+#include "service/latentd/session-request.h"
+#include "service/shared/cleanup.h"
+
+/* To a caller that left meanwhile the answer goes nowhere. */
+static void on_planned(void *userdata, const Job *j) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *message = userdata;
+        CLEANUP(sd_bus_error_free) sd_bus_error error = SD_BUS_ERROR_NULL;
+        Fault f = j->fault;
+
+        if (j->state == JOB_DONE) {
+                (void) sd_bus_reply_method_return(message, "a{sv}", 4, "rows", "t", j->ready.rows, "steps",
+                        "u", j->ready.steps, "output-bytes", "t", j->ready.output_used, "ranks", "u",
+                        j->plan_ranks);
+                return;
+        }
+
+        (void) fault_set(&f, -ECANCELED, FAULT_CANCELLED,
+                "The session was closed."); /* a fault that is there stays */
+        (void) bus_error_fault(&error, -EIO, &f);
+        (void) sd_bus_reply_method_error(message, &error);
+}
+
+static int read_request(sd_bus_message *message, const Session *s, WireJobOpen *ret, Fault *f) {
+        const char *kind;
+        int r;
+
+        r = sd_bus_message_read(message, "s", &kind);
+        if (r < 0)
+                return r;
+
+        if (strcmp(kind, "step") == 0)
+                return session_request_step(message, s, WIRE_JOB_PLAN_ONLY, ret, f);
+        if (strcmp(kind, "sample") == 0)
+                return session_request_sample(message, s, WIRE_JOB_PLAN_ONLY, ret, f);
+
+        return fault_set(
+                f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"kind\" is \"%.32s\", expected step or sample.", kind);
+}
+
+int session_method_plan(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        Session *s = userdata;
+        WireJobOpen request;
+        Fault f = {};
+        Peer *p;
+        Job *j;
+        int r;
+
+        r = peer_of_message(s->manager, message, &p, &f);
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
+        r = read_request(message, s, &request, &f);
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
+        r = session_submit(s, p, &request, &j, &f);
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
+        j->done_fn = on_planned;
+        j->done_userdata = sd_bus_message_ref(message); /* on_planned()'s */
+        return 1;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* What the readers of requests share: session-request.c (OpenSession, Step, what Step and Sample have in
+ * common), session-request-sample.c, session-request-conditions.c. */
+
+#include "service/latentd/bus-error.h"
+#include "service/latentd/session-request.h"
+#include "service/shared/safetensors.h"
+
+#define VIDEO_CHANNELS 24
+#define AUDIO_CHANNELS 32
+
+/* What Step and Sample have in common. */
+typedef struct Request {
+        WireJobOpen q;
+        const char *compute, *condition_noise;
+        bool text, text_tags, video, audio, mask_video, mask_audio, seed, output_bytes;
+} Request;
+
+#define REQUEST_KEYS(c)                                                                                     \
+        {"text", "(tsat)", &(c)->q.text, &(c)->text},                                                       \
+                {"text-tags", "(tsat)", &(c)->q.text_tags, &(c)->text_tags},                                \
+                {"video", "(tsat)", &(c)->q.video, &(c)->video},                                            \
+                {"audio", "(tsat)", &(c)->q.audio, &(c)->audio},                                            \
+                {"conditions", "aa{sv}", &(c)->q, .read = request_read_conditions},                         \
+                {"condition-noise", "s", &(c)->condition_noise}, {"seed", "t", &(c)->q.seed, &(c)->seed},   \
+                {"mask-video", "(tsat)", &(c)->q.mask_video, &(c)->mask_video},                             \
+                {"mask-audio", "(tsat)", &(c)->q.mask_audio, &(c)->mask_audio},                             \
+                {"compute", "s", &(c)->compute}, {"output-offset", "t", &(c)->q.output_offset}, {           \
+                "output-bytes", "t", &(c)->q.output_size, &(c)->output_bytes                                \
+        }
+
+/* Checks and fills what Step and Sample have in common; q.kind and q.noise are there already. */
+int request_finish(Request *c, const Session *s, Fault *f);
+
+/* What a tensor must be. shape: 0 for any number; text: all of it in words, for the message. */
+typedef struct TensorRule {
+        StType type;
+        uint32_t n_dims;
+        const char *text;
+        uint64_t shape[WIRE_DIMS_MAX];
+} TensorRule;
+
+#define RULE_VIDEO ((TensorRule){ST_F32, 4, "F32 [24, T, H, W]", {VIDEO_CHANNELS}})
+#define RULE_AUDIO ((TensorRule){ST_F32, 3, "F32 [32, 2, A]", {AUDIO_CHANNELS, 2}})
+/* Of the shape of another one. */
+#define RULE_LIKE(t, what)                                                                                  \
+        ((TensorRule){ST_F32, (t)->n_dims, what,                                                            \
+                {(t)->shape[0], (t)->shape[1], (t)->shape[2], (t)->shape[3], (t)->shape[4]}})
+
+int request_missing(const char *key, const char *what, Fault *f);
+/* InvalidArgument if it is required and was not given, InvalidTensor if it is not what the rule says. */
+int request_check_tensor(
+        const char *key, const WireTensor *t, bool seen, bool required, const TensorRule *rule, Fault *f);
+/* The index of value among the names. */
+int request_choice(
+        const char *key, const char *value, const char *const *names, size_t n, uint32_t *ret, Fault *f);
+int request_compute(const char *value, uint32_t *ret, Fault *f);
+
+/* session-request-conditions.c */
+
+/* BusKey.read: k->value is the WireJobOpen. */
+int request_read_conditions(sd_bus_message *m, const BusKey *k, Fault *f);
+/* What of them depends on the request's video. */
+int request_check_conditions(const WireJobOpen *q, Fault *f);

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The keys of Session.Sample. */
+#include "service/latentd/session-request-internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "service/latentd/job-ready.h"
+#include "service/shared/cleanup.h"
+
+#define SHIFT_VIDEO 12.0
+#define SHIFT_AUDIO 3.0
+
+typedef struct Sample {
+        Request c;
+        const char *noise, *sampler, *schedule, *numerics;
+        double shift_video, shift_audio;
+        uint32_t steps;
+        int keep_steps;
+        bool sigmas_video, sigmas_audio, steps_seen, clean_video, clean_audio, slot, kept;
+} Sample;
+
+static int read_names(Sample *x, Fault *f) {
+        static const char *const noises[] = {
+                [WIRE_NOISE_GIVEN] = "given",
+                [WIRE_NOISE_COMFY] = "comfy",
+                [WIRE_NOISE_DIFFUSERS] = "diffusers",
+        };
+        static const char *const samplers[] = {
+                [WIRE_SAMPLER_EULER] = "euler",
+                [WIRE_SAMPLER_RES_MULTISTEP] = "res_multistep",
+                [WIRE_SAMPLER_RES_MULTISTEP_PERSTREAM] = "res_multistep_perstream",
+        };
+        static const char *const schedules[] = {"simple", "reference"};
+        WireJobOpen *q = &x->c.q;
+        uint32_t schedule;
+        int r;
+
+        r = request_choice("noise", x->noise, noises, ELEMENTSOF(noises), &q->noise, f);
+        if (r < 0)
+                return r;
+
+        r = request_choice("sampler", x->sampler, samplers, ELEMENTSOF(samplers), &q->sampler, f);
+        if (r < 0)
+                return r;
+
+        r = request_choice("schedule", x->schedule, schedules, ELEMENTSOF(schedules), &schedule, f);
+        if (r < 0)
+                return r;
+
+        q->schedule = schedule == 0 ? WIRE_SCHEDULE_SIMPLE : WIRE_SCHEDULE_REFERENCE;
+        return 0;
+}
+
+static int given_sigmas(Sample *x, Fault *f) {
+        const TensorRule rule = {ST_F32, 1, "F32 [steps + 1]", {}};
+        WireJobOpen *q = &x->c.q;
+        int r;
+
+        if (!x->sigmas_video || !x->sigmas_audio)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"sigmas-video\" and \"sigmas-audio\" go together: \"%s\" is missing.",
+                        x->sigmas_video ? "sigmas-audio" : "sigmas-video");
+
+        r = request_check_tensor("sigmas-video", &q->sigmas_video, true, true, &rule, f);
+        if (r < 0)
+                return r;
+
+        r = request_check_tensor("sigmas-audio", &q->sigmas_audio, true, true, &rule, f);
+        if (r < 0)
+                return r;
+
+        if (q->sigmas_video.shape[0] != q->sigmas_audio.shape[0] || q->sigmas_video.shape[0] < 2 ||
+                q->sigmas_video.shape[0] > JOB_STEPS_MAX + 1)
+                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                        "\"sigmas-video\" and \"sigmas-audio\" have %" PRIu64 " and %" PRIu64
+                        " values, expected the same number, 2 to %d.",
+                        q->sigmas_video.shape[0], q->sigmas_audio.shape[0], JOB_STEPS_MAX + 1);
+
+        q->schedule = WIRE_SCHEDULE_GIVEN;
+        return 0;
+}
+
+static int made_sigmas(Sample *x, Fault *f) {
+        if (!x->steps_seen)
+                return request_missing("steps", "1 to 1000, or else sigmas-video and sigmas-audio", f);
+
+        if (x->steps < 1 || x->steps > JOB_STEPS_MAX)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"steps\" is %" PRIu32 ", expected 1 to %d.", x->steps, JOB_STEPS_MAX);
+
+        x->c.q.steps = x->steps;
+        return 0;
+}
+
+static int shift(const char *key, double value, float *ret, Fault *f) {
+        float narrow = (float) value;
+
+        if (!isfinite(value) || !isfinite(narrow) || !(narrow > 0.0f))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"%s\" is %g, expected a number above 0.", key, value);
+
+        *ret = narrow;
+        return 0;
+}
+
+static int read_schedule(Sample *x, Fault *f) {
+        WireJobOpen *q = &x->c.q;
+        int r;
+
+        r = x->sigmas_video || x->sigmas_audio ? given_sigmas(x, f) : made_sigmas(x, f);
+        if (r < 0)
+                return r;
+
+        /* Sigmas that are given win over the shifts, but for the sampler that knows the streams' relation by
+         * them. */
+        if (q->schedule == WIRE_SCHEDULE_GIVEN && q->sampler != WIRE_SAMPLER_RES_MULTISTEP)
+                return 0;
+
+        r = shift("shift-video", x->shift_video, &q->shift_video, f);
+        if (r < 0)
+                return r;
+
+        return shift("shift-audio", x->shift_audio, &q->shift_audio, f);
+}
+
+/* What a mask keeps. */
+static int check_clean(const char *key, const WireTensor *clean, bool seen, const char *mask, bool masked,
+        const Sample *x, const WireTensor *like, const char *what, Fault *f) {
+        const TensorRule rule = RULE_LIKE(like, what);
+
+        if (seen && !masked)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"%s\" is what \"%s\" keeps: give that too, or leave it out.", key, mask);
+
+        if (!seen && masked && x->c.q.noise == WIRE_NOISE_GIVEN)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"%s\" needs \"%s\", what it keeps, unless \"noise\" is made.", mask, key);
+
+        return request_check_tensor(key, clean, seen, false, &rule, f);
+}
+
+static int check_cleans(const Sample *x, Fault *f) {
+        const WireJobOpen *q = &x->c.q;
+        int r;
+
+        r = check_clean("clean-video", &q->clean_video, x->clean_video, "mask-video", x->c.mask_video, x,
+                &q->video, "F32 of the shape of \"video\"", f);
+        if (r < 0)
+                return r;
+
+        return check_clean("clean-audio", &q->clean_audio, x->clean_audio, "mask-audio", x->c.mask_audio, x,
+                &q->audio, "F32 of the shape of \"audio\"", f);
+}
+
+static int check_slots(const Sample *x, bool kept, Fault *f) {
+        const WireJobOpen *q = &x->c.q;
+        char slot_text[96], slots_text[96];
+        TensorRule slot = {ST_U8, 1, slot_text, {}};
+        TensorRule slots = {ST_U8, 2, slots_text, {}};
+        JobSlot place;
+        int r;
+
+        r = job_slot_place(q, &place);
+        if (r < 0)
+                return fault_set(f, r, FAULT_INVALID_TENSOR,
+                        "\"video\" and \"audio\" have more bytes than 64 bits can count.");
+
+        slot.shape[0] = slots.shape[1] = place.stride;
+        slots.shape[0] = q->start_step;
+        (void) snprintf(slot_text, sizeof(slot_text), "U8 [%" PRIu64 "], the bytes of a slot", place.stride);
+        (void) snprintf(slots_text, sizeof(slots_text), "U8 [%" PRIu32 ", %" PRIu64 "], the slots before it",
+                q->start_step, place.stride);
+
+        r = request_check_tensor("resume-slot", &q->slot, x->slot, q->start_step > 0, &slot, f);
+        if (r < 0)
+                return r;
+
+        return request_check_tensor("kept-slots", &q->kept, x->kept, kept, &slots, f);
+}
+
+/* A trajectory that another run of the service began. */
+static int check_resumed(Sample *x, Fault *f) {
+        WireJobOpen *q = &x->c.q;
+        uint64_t steps = q->schedule == WIRE_SCHEDULE_GIVEN ? q->sigmas_video.shape[0] - 1 : q->steps;
+        bool kept = q->start_step > 0 && (q->flags & WIRE_JOB_KEEP_STEPS);
+
+        if (q->start_step >= steps)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"resume-step\" is %" PRIu32 ", expected less than the %" PRIu64 " steps.",
+                        q->start_step, steps);
+
+        if (x->numerics && (q->start_step == 0 || strlen(x->numerics) >= sizeof(q->numerics)))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"numerics\" is for a trajectory with \"resume-step\" and has less than %zu bytes.",
+                        sizeof(q->numerics));
+        if (x->numerics)
+                memcpy(q->numerics, x->numerics, strlen(x->numerics) + 1);
+
+        if (x->slot && q->start_step == 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"resume-slot\" is the state after \"resume-step\" steps: give that too, above 0.");
+
+        if (x->kept && !kept)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"kept-slots\" is for \"keep-steps\" with \"resume-step\".");
+
+        return check_slots(x, kept, f);
+}
+
+static int finish(Sample *x, const Session *s, Fault *f) {
+        int r;
+
+        r = read_names(x, f);
+        if (r < 0)
+                return r;
+
+        r = request_finish(&x->c, s, f);
+        if (r < 0)
+                return r;
+
+        r = read_schedule(x, f);
+        if (r < 0)
+                return r;
+
+        r = check_cleans(x, f);
+        if (r < 0)
+                return r;
+
+        r = check_resumed(x, f);
+        if (r < 0)
+                return r;
+
+        return session_check_request(s, &x->c.q, f);
+}
+
+int session_request_sample(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f) {
+        Sample x = {
+                .c.q = {.kind = WIRE_JOB_SAMPLE, .flags = flags},
+                .noise = "given",
+                .sampler = "euler",
+                .schedule = "simple",
+                .shift_video = SHIFT_VIDEO,
+                .shift_audio = SHIFT_AUDIO,
+        };
+        const BusKey keys[] = {
+                REQUEST_KEYS(&x.c),
+                {"noise", "s", &x.noise},
+                {"clean-video", "(tsat)", &x.c.q.clean_video, &x.clean_video},
+                {"clean-audio", "(tsat)", &x.c.q.clean_audio, &x.clean_audio},
+                {"sampler", "s", &x.sampler},
+                {"sigmas-video", "(tsat)", &x.c.q.sigmas_video, &x.sigmas_video},
+                {"sigmas-audio", "(tsat)", &x.c.q.sigmas_audio, &x.sigmas_audio},
+                {"steps", "u", &x.steps, &x.steps_seen},
+                {"schedule", "s", &x.schedule},
+                {"shift-video", "d", &x.shift_video},
+                {"shift-audio", "d", &x.shift_audio},
+                {"keep-steps", "b", &x.keep_steps},
+                {"resume-step", "u", &x.c.q.start_step},
+                {"numerics", "s", &x.numerics},
+                {"resume-slot", "(tsat)", &x.c.q.slot, &x.slot},
+                {"kept-slots", "(tsat)", &x.c.q.kept, &x.kept},
+        };
+        int r;
+
+        r = bus_read_dictionary(message, keys, ELEMENTSOF(keys), f);
+        if (r < 0)
+                return r;
+
+        if (x.keep_steps)
+                x.c.q.flags |= WIRE_JOB_KEEP_STEPS;
+        r = finish(&x, s, f);
+        if (r < 0)
+                return r;
+
+        *ret = x.c.q;
+        return 0;
+}

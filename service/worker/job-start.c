@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/worker/job-private.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "service/shared/cleanup.h"
+#include "service/worker/job-input.h"
+
+/* Numbers that may be drawn for conditions as the official program does, most of them only passed over: as
+ * many as a film of the most rows that there may be. */
+#define NOISE_MAX (UINT64_C(96) << 24)
+
+/* Frames of the film and of all pictures: what the official program draws at once. */
+static uint64_t full_frames(const Job *j) {
+        const H3Shape *s = &j->layout->shape;
+        uint64_t n = s->frames;
+
+        for (uint32_t i = 0; i < s->n_conditions; i++)
+                n += s->conditions[i].grid.frames;
+        return n;
+}
+
+/* Each condition has a film's noise drawn for it: the sum must stay sane. */
+static int check_official(const Job *j, Fault *f) {
+        uint64_t full = full_frames(j), left = NOISE_MAX / j->model->h3->config.video_channels / full;
+        const H3Shape *s = &j->layout->shape;
+
+        for (uint32_t i = 0; i < s->n_conditions; i++) {
+                const H3Grid *g = &s->conditions[i].grid;
+
+                if (g->frames == 0)
+                        continue;
+                if (g->height * g->width > left)
+                        return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                                "With noise as the official program draws it the conditions up to %" PRIu32
+                                " need %" PRIu64 " frames of noise each, and altogether more than %" PRIu64
+                                " numbers: make the film or the conditions smaller.",
+                                i, full, NOISE_MAX);
+                left -= g->height * g->width;
+        }
+        return 0;
+}
+
+static int draw_condition(
+        const Job *j, const WireJobOpen *w, const H3Grid *g, H3Noise *generator, float *ret) {
+        const H3Config *c = &j->model->h3->config;
+
+        switch ((WireNoise) w->condition_noise) {
+        case WIRE_NOISE_COMFY:
+                return h3_noise_condition_comfy(c, g, w->seed, ret);
+        case WIRE_NOISE_OFFICIAL:
+                h3_noise_condition_official(c, g, full_frames(j), w->seed, ret);
+                return 0;
+        default:
+                h3_noise_draw(generator, c->video_channels * g->frames * g->height * g->width, ret);
+                return 0;
+        }
+}
+
+/* In the order of the conditions: diffusers draws all of them from one generator, before the film. */
+static int noise_conditions(Job *j, const WireJobOpen *w, H3Noise *generator, Fault *f) {
+        const H3Shape *s = &j->layout->shape;
+
+        int r = 0;
+
+        if (w->condition_noise == WIRE_NOISE_GIVEN)
+                return 0;
+        if (w->condition_noise == WIRE_NOISE_OFFICIAL)
+                r = check_official(j, f);
+        if (r < 0)
+                return r;
+        for (uint32_t i = 0; i < s->n_conditions; i++) {
+                const H3Grid *g = &s->conditions[i].grid;
+                uint64_t n = j->model->h3->config.video_channels * g->frames * g->height * g->width;
+                CLEANUP_FREE float *noise = NULL;
+
+                if (g->frames == 0)
+                        continue;
+                noise = malloc(n * sizeof(float));
+                if (!noise)
+                        return -ENOMEM;
+                r = draw_condition(j, w, g, generator, noise);
+                if (r < 0)
+                        return r;
+                h3_noise_mix(j->condition_video[i], noise, n, j->condition_video[i]);
+        }
+        return 0;
+}
+
+/* sigma * noise + (1 - sigma) * latent, in place of the noise; at sigma 1 there is no latent in it, to the
+ * bit. */
+static void mix_start(float sigma, const float *latent, uint64_t n, float *noise) {
+        float rest = 1.0f - sigma;
+
+        if (sigma == 1.0f)
+                return;
+        for (uint64_t i = 0; i < n; i++)
+                noise[i] = sigma * noise[i] + rest * latent[i];
+}
+
+static int start_from_noise(
+        Job *j, const WireJobOpen *w, H3Noise *after_conditions, const Latents *given, Fault *f) {
+        bool comfy = w->noise == WIRE_NOISE_COMFY;
+        H3SamplerState state = latents_state(&j->state);
+        H3Noise *generator = after_conditions, own;
+        float sigma_video, sigma_audio;
+        int r;
+
+        /* conditions that others drew left nothing in this generator */
+        if (comfy) {
+                h3_noise_init(&own, w->seed);
+                generator = &own;
+        }
+        r = h3_noise_target(generator, comfy ? H3_NOISE_COMFY : H3_NOISE_DIFFUSERS, &j->model->h3->config,
+                &j->layout->shape, j->state.video, j->state.audio);
+        if (r < 0)
+                return r;
+        if (j->sampler.video_mask)
+                job_hold_video(j, j->state.video);
+
+        h3_sampler_sigmas(&j->sampler, 0, &sigma_video, &sigma_audio);
+        mix_start(sigma_video, given->video, j->n_video, j->state.video);
+        mix_start(sigma_audio, given->audio, j->n_audio, j->state.audio);
+        h3_sampler_start(&j->sampler, j->state.video, j->state.audio, &state);
+        return job_check_finite(j, "the start", &j->state, f);
+}
+
+static int start_from_given(Job *j, const Latents *given, Fault *f) {
+        H3SamplerState state = latents_state(&j->state);
+
+        if (j->sampler.video_mask)
+                job_hold_video(j, given->video);
+        h3_sampler_start(&j->sampler, given->video, given->audio, &state);
+        return job_check_finite(j, "the start", &j->state, f);
+}
+
+/* A trajectory that another run of the service began: the states before the one that it goes on from are
+ * only passed on. Their places are checked also where a dead worker took them up already. */
+static int check_slots(Job *j, const WireJobOpen *w, Fault *f) {
+        TensorRule slot = {.name = "slot", .type = ST_U8, .n_dims = 1, .shape = {j->slot_stride}};
+        TensorRule kept = {
+                .name = "kept", .type = ST_U8, .n_dims = 2, .shape = {w->start_step, j->slot_stride}};
+        bool keep = w->flags & WIRE_JOB_KEEP_STEPS;
+        int r;
+
+        if (w->start_step == 0 && (!tensor_is_absent(&w->slot) || !tensor_is_absent(&w->kept)))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job begins with step 0 and has slots of earlier states: it cannot use them.");
+        if (w->start_step == 0)
+                return 0;
+        if (w->start_step >= j->steps)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The trajectory of %" PRIu32 " steps cannot go on after step %" PRIu32 ".", j->steps,
+                        w->start_step);
+        if (!keep && !tensor_is_absent(&w->kept))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job has slots of earlier states, but keeps none.");
+
+        j->committed = w->start_step;
+        r = tensor_check(&w->slot, &slot, &j->arenas->input, f);
+        if (r < 0)
+                return r;
+        return keep ? tensor_check(&w->kept, &kept, &j->arenas->input, f) : 0;
+}
+
+/* Reads the committed state over the start. A worker that died wrote it: its numbers are checked like an
+ * input's. */
+static int resume(Job *j, Fault *f) {
+        uint32_t epoch, done;
+        int r;
+
+        r = wire_commit_unpack(job_read_commit(j), &epoch, &done);
+        if (r < 0)
+                return fault_set(f, r, FAULT_INVALID_ARGUMENT,
+                        "The job cannot be resumed: its output holds no committed state.");
+        if (done > j->steps)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job cannot be resumed: its output says %" PRIu32 " steps of %" PRIu32
+                        " are done.",
+                        done, j->steps);
+
+        if (done < j->committed)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job cannot be resumed: its output says that %" PRIu32
+                        " steps are done, it began with %" PRIu32 ".",
+                        done, j->committed);
+
+        j->committed = done;
+        if (j->kind == WIRE_JOB_STEP)
+                return 0;
+
+        memcpy(j->state.slot, job_slot(j, done), (size_t) j->slot_stride);
+        return job_check_finite(j, "the committed state", &j->state, f);
+}
+
+static int start_from_slot(Job *j, const WireJobOpen *w, Fault *f) {
+        memcpy(j->state.slot, (const char *) j->arenas->input.map + w->slot.offset, (size_t) j->slot_stride);
+        return job_check_finite(j, "slot", &j->state, f);
+}
+
+int job_make_start(Job *j, const WireJobOpen *w, const Latents *given, Fault *f) {
+        bool resumed = w->flags & WIRE_JOB_RESUME;
+        H3Noise generator;
+        int r;
+
+        r = check_slots(j, w, f);
+        if (r < 0)
+                return r;
+
+        h3_noise_init(&generator, w->seed);
+        r = noise_conditions(j, w, &generator, f);
+        if (r < 0)
+                return r;
+        if (j->kind == WIRE_JOB_STEP) {
+                memcpy(j->state.video, given->video, (size_t) j->video.size);
+                memcpy(j->state.audio, given->audio, (size_t) j->audio.size);
+                return resumed ? resume(j, f) : 0;
+        }
+
+        /* Also of a job that goes on from elsewhere: what is kept of a video has the noise of the start. */
+        r = w->noise == WIRE_NOISE_GIVEN ? start_from_given(j, given, f)
+                                         : start_from_noise(j, w, &generator, given, f);
+        if (r < 0)
+                return r;
+        if (resumed)
+                return resume(j, f);
+        return w->start_step > 0 ? start_from_slot(j, w, f) : 0;
+}

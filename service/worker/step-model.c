@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/worker/step-model.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "service/h3/lora.h"
+#include "service/shared/cleanup.h"
+
+DEFINE_CLEANUP(H3Model *, h3_model_free)
+DEFINE_CLEANUP(H3LoraReport *, h3_lora_report_free)
+
+static bool needs_merge(const Job *j) {
+        if (j->kind == WIRE_JOB_MERGE)
+                return j->n_loras > 0;
+        for (uint32_t i = 0; i < j->n_loras; i++)
+                if (j->strengths[i] != 0)
+                        return true;
+        return false;
+}
+
+/* There is no ENOMEM for memory that was promised and is touched later. Models that no job uses go first. */
+static int admit_merge(StepRunner *s, const Job *j, const H3LoraUse *uses, Fault *f) {
+        uint64_t need, kept, have;
+        int r;
+
+        r = h3_lora_memory(j->model->h3, uses, j->n_loras, j->compute, &need, &kept, f);
+        if (r < 0)
+                return r;
+
+        have = s->backend->memory_available();
+        if (have > 0 && need > have) {
+                merged_cache_clear(&s->merged);
+                have = s->backend->memory_available();
+        }
+        if (have > 0 && need > have)
+                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
+                        "The model with its LoRA adapters (%" PRIu32 ") needs %" PRIu64
+                        " bytes of memory for merged copies, of which %" PRIu64 " stay; %" PRIu64
+                        " are free.",
+                        j->n_loras, need, kept, have);
+        return 0;
+}
+
+static int merge(StepRunner *s, LkContext *context, Job *j, const MergedKey *key, Fault *f) {
+        CLEANUP(h3_lora_report_freep) H3LoraReport *report = NULL;
+        CLEANUP(h3_model_freep) H3Model *h3 = NULL;
+        H3LoraUse uses[WIRE_LORAS_MAX];
+        int r;
+
+        for (uint32_t i = 0; i < j->n_loras; i++)
+                uses[i] = (H3LoraUse){.lora = j->loras[i]->lora, .strength = j->strengths[i]};
+
+        r = admit_merge(s, j, uses, f);
+        if (r < 0)
+                return r;
+        r = h3_model_with_loras(
+                j->model->h3, uses, j->n_loras, j->compute, s->backend->ops, context, &h3, &report, f);
+        if (r < 0)
+                return r;
+        return merged_cache_add(&s->merged, key, j->model, j->loras, &h3, &report, &j->merged);
+}
+
+int step_choose_model(StepRunner *s, LkContext *context, Job *j, Fault *f) {
+        MergedKey key = {.base = j->model->serial, .n_loras = j->n_loras, .compute = j->compute};
+        int r;
+
+        if (j->merged || !needs_merge(j))
+                return 0;
+
+        for (uint32_t i = 0; i < j->n_loras; i++) {
+                key.loras[i] = j->loras[i]->serial;
+                key.strengths[i] = j->strengths[i];
+        }
+        j->merged = merged_cache_find(&s->merged, &key);
+        if (!j->merged) {
+                r = merge(s, context, j, &key, f);
+                if (r < 0)
+                        return r;
+        }
+        return j->cancelled ? -ECANCELED : 0;
+}
+
+static void add_note(StepRunner *s, WireMessage *m, const H3LoraNote *note, bool refused) {
+        WireLoraNote *n = &m->lora_notes.notes[m->lora_notes.n++];
+
+        n->lora = note->lora;
+        n->refused = refused;
+        (void) snprintf(n->name, sizeof(n->name), "%s", note->name);
+        (void) snprintf(n->reason, sizeof(n->reason), "%s", note->reason);
+        if (m->lora_notes.n < WIRE_LORA_NOTES_MAX)
+                return;
+
+        link_send(s->link, m);
+        wire_init(m, WIRE_LORA_NOTES, m->header.epoch, m->header.job, m->header.step);
+}
+
+void step_send_notes(StepRunner *s, const Job *j) {
+        const H3LoraReport *report = j->merged ? j->merged->report : NULL;
+        WireMessage m;
+
+        if (!report)
+                return;
+        wire_init(&m, WIRE_LORA_NOTES, j->epoch, j->id, 0);
+        for (size_t i = 0; i < report->n_applied; i++)
+                add_note(s, &m, &report->applied[i], false);
+        for (size_t i = 0; i < report->n_refused; i++)
+                add_note(s, &m, &report->refused[i], true);
+        if (m.lora_notes.n > 0)
+                link_send(s->link, &m);
+}
