@@ -191,8 +191,8 @@ class Model:
         job_class: Optional[str] = None,
         **split: Any,
     ) -> Session:
-        """Opens a session; sizes of its arenas: 0: 64 MiB; see latent.output_bytes(). split: ranks and what else latent_session_options of
-        client/latent.h has on how a step is split."""
+        """Opens a session; sizes of its arenas: 0: 64 MiB; see latent.output_bytes(). split: how a step is split over ranks, with the same
+        bits: ranks, shares (a list of weights, one per rank), plan, exchange, chunks of latent_session_options in client/latent.h."""
         h = self.handle()
         c = h.connection
         o = fill(

@@ -156,7 +156,8 @@ class Job:
 
     @property
     def result(self) -> dict[str, Any]:
-        """What a job that is done says: rows, numerics, tensors of a step; model, bytes-read of a load; applied, refused of a merge."""
+        """What a job that is done says: rows, numerics, tensors, compute-usec and how it was split of a step; model, bytes-read of a load;
+        applied, refused, bytes of a merge."""
         h = self._open()
         if self._result is None:
             if not self.poll():

@@ -237,7 +237,7 @@ def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Ha
             setattr(s, name, number(name, value))
         elif type_ in (ctypes.c_uint32, ctypes.c_uint64):
             setattr(s, name, uint(name, value, 8 * ctypes.sizeof(type_)))
-        elif owner is None:  # a list of numbers, with n_NAME beside it
+        elif owner is None:  # shares: weights, with their number beside them
             numbers = [uint(name, x, 32) for x in value]
             setattr(s, name, (ctypes.c_uint32 * len(numbers))(*numbers))
             setattr(s, "n_" + name, len(numbers))
