@@ -265,11 +265,17 @@ typedef struct latent_tensor {
 
 typedef struct latent_session_options {
         uint32_t struct_size;
-        uint32_t ranks;        /* 1 .. 64; 0: as many as the worker has devices */
+        uint32_t ranks;        /* 1 .. 64, as many as the worker has at most; 0: all */
         uint64_t input_bytes;  /* size of the input arena; 0: 64 MiB; rounded up to pages */
         uint64_t output_bytes; /* size of the output arena; likewise. See latent_output_bytes() */
         const char *compute;   /* "auto" (default), "f32", "bf16": default of the session's jobs */
         const char *job_class; /* "normal" (default), "batch", "interactive" */
+        /* How a step is split over ranks. Every split gives the same bits. */
+        const uint32_t *shares; /* [n_shares] relative weights, one per rank, 1 .. 1000000; NULL: equal */
+        uint32_t n_shares;
+        uint32_t chunks;      /* parts of a rank's rows, exchanged one by one: 1 .. 32; 0: as fits */
+        const char *plan;     /* "auto" (default), "hidden-gather", "kv-gather", "qkv-all-to-all" */
+        const char *exchange; /* "auto" (default), "host" */
 } latent_session_options;
 
 /* Opens a session and maps its arenas. options may be NULL. *ret_session: latent_session_free(). Errors:
@@ -456,7 +462,8 @@ const char *latent_job_path(const latent_job *job);
 /* A dictionary of its properties (org.latentd.Latent1.Job). Errors: NotFound, Restarted. */
 int latent_job_properties(latent_job *job, latent_value **ret_value, latent_error *error);
 
-/* The result of a job that is done, a dictionary: rows, numerics, tensors; model, bytes-read of a load.
+/* The result of a job that is done, a dictionary: rows, numerics, tensors, compute-usec, queued-usec and how
+ * it was split: plan, ranks, chunks, exchange, exchanged-bytes; model, bytes-read of a load.
  * Belongs to the job. NULL before. */
 const latent_value *latent_job_result(const latent_job *job);
 

@@ -28,6 +28,11 @@ def shifted(sigma, shift_from, shift_to):
     return f32(f32(f32(shift_to) * base) / f32(1.0 + f32(f32(shift_to - 1.0) * base)))
 
 
+def sampled(sigma):
+    """A sigma of a schedule as it arrives with its step: ComfyUI sends f32 thousandths."""
+    return f32(f32(sigma * 1000.0) / 1000.0)
+
+
 @dataclass(frozen=True)
 class Carrier:
     """One step. y = carry * c; the answer for the sampler is offset * y + gain * v, v = dy/dsigma_a."""

@@ -57,4 +57,5 @@ int verb_jobs(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_cancel(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_step(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_sample(Ctl *c, const Verb *verb, int argc, char *argv[]);
+int verb_parity(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_doctor(Ctl *c, const Verb *verb, int argc, char *argv[]);

@@ -63,6 +63,11 @@ static const Verb verbs[] = {
                 "this program does,\n"
                 "                                         and IN's video and audio are the clean latents\n" COMPUTE_HELP,
                 verb_sample},
+        {"parity", "MODEL [OPTION]...",
+                "Runs a short step on one rank and on every number of ranks, plan and exchange that the service "
+                "offers, and compares the\n"
+                "results bit by bit. Exit status 1 if there is a difference.",
+                "  --compute auto|f32|bf16\n" LOAD_OPTIONS, verb_parity},
         {"doctor", "[--json]",
                 "Checks this machine and the service, and says what to do. Exit status 1 if there is a "
                 "problem.",

@@ -16,10 +16,11 @@
 #include "client/liblatent/value.h"
 #include "service/shared/memfd.h"
 
-_Static_assert(sizeof(latent_session_options) == 40, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_session_options) == 72, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_step_options) == 128, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_sample_options) == 192, "public layout changed: add fields, never alter");
 #define SESSION_OPTIONS_SIZE_V1 40u
+#define SHARES_MAX 64u
 #define STEP_OPTIONS_SIZE_V1 80u
 #define SAMPLE_OPTIONS_SIZE_V1 120u
 
@@ -41,6 +42,9 @@ latent_session *session_unref(latent_session *s) {
         (void) adapters_unref(s->in_force);
         free(s->compute);
         free(s->job_class);
+        free(s->plan);
+        free(s->exchange);
+        free(s->shares);
         object_done(&s->object);
         (void) client_unref(s->client);
         free(s);
@@ -140,6 +144,26 @@ static int take_reply(latent_client *c, sd_bus_message *reply, uint64_t input_by
         return 0;
 }
 
+static int append_shares(sd_bus_message *m, const latent_session_options *o) {
+        int r;
+
+        if (o->n_shares == 0)
+                return 0;
+
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", "shares");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "au");
+        if (r >= 0)
+                r = sd_bus_message_append_array(m, 'u', o->shares, o->n_shares * sizeof(*o->shares));
+        if (r >= 0)
+                r = sd_bus_message_close_container(m);
+        if (r >= 0)
+                r = sd_bus_message_close_container(m);
+        return r;
+}
+
 static int append_session_options(
         sd_bus_message *m, const latent_model *model, const latent_session_options *o) {
         int r;
@@ -157,6 +181,14 @@ static int append_session_options(
                 r = append_string(m, "compute", o->compute);
         if (r >= 0)
                 r = append_string(m, "class", o->job_class);
+        if (r >= 0)
+                r = append_shares(m, o);
+        if (r >= 0 && o->chunks > 0)
+                r = sd_bus_message_append(m, "{sv}", "chunks", "u", o->chunks);
+        if (r >= 0)
+                r = append_string(m, "plan", o->plan);
+        if (r >= 0)
+                r = append_string(m, "exchange", o->exchange);
         if (r >= 0)
                 r = sd_bus_message_close_container(m);
 
@@ -184,11 +216,21 @@ static int session_call_open(latent_client *c, const latent_model *model, const 
 
 static int keep_options(latent_session *s, const latent_session_options *o) {
         s->options = *o;
-        if (copy_string(o->compute, &s->compute) < 0 || copy_string(o->job_class, &s->job_class) < 0)
+        if (copy_string(o->compute, &s->compute) < 0 || copy_string(o->job_class, &s->job_class) < 0 ||
+                copy_string(o->plan, &s->plan) < 0 || copy_string(o->exchange, &s->exchange) < 0)
                 return -ENOMEM;
+        if (o->n_shares > 0) {
+                s->shares = malloc(o->n_shares * sizeof(*s->shares));
+                if (!s->shares)
+                        return -ENOMEM;
+                memcpy(s->shares, o->shares, o->n_shares * sizeof(*s->shares));
+        }
 
         s->options.compute = s->compute;
         s->options.job_class = s->job_class;
+        s->options.plan = s->plan;
+        s->options.exchange = s->exchange;
+        s->options.shares = s->shares;
         return 0;
 }
 
@@ -203,6 +245,10 @@ LATENT_PUBLIC int latent_session_open(latent_client *client, latent_model *model
         r = options_read(options, SESSION_OPTIONS_SIZE_V1, &o, sizeof(o), error);
         if (r < 0)
                 return r;
+        if (o.n_shares > SHARES_MAX || (o.n_shares > 0) != (o.shares != NULL))
+                return error_set(error, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                        "shares is %s with n_shares = %u; expected both or none, and at most %u.",
+                        o.shares ? "given" : "NULL", o.n_shares, SHARES_MAX);
 
         s = calloc(1, sizeof(*s));
         if (!s)

@@ -26,7 +26,8 @@ struct latent_session {
         /* for opening it again */
         ModelSource *source; /* reference; NULL: not known */
         latent_session_options options;
-        char *compute, *job_class;
+        char *compute, *job_class, *plan, *exchange;
+        uint32_t *shares;
         latent_job *load; /* of the model, when it is being opened again */
         Arena spare;      /* behind the input: states of trajectories that go on */
 

@@ -77,7 +77,7 @@ static int check_schedule(const H3ModSchedule *s, Fault *f) {
 static int table_plan(const H3Model *m, const H3ModSchedule *s, H3Compute compute, H3ModTable **ret,
         uint64_t *ret_bytes, Fault *f) {
         CLEANUP(h3_mod_table_freep) H3ModTable *t = NULL;
-        const DitRun run = dit_run_make(NULL, m, compute, 0);
+        const DitRun run = dit_run_make(NULL, m, compute);
         uint64_t blocks, all;
         int r;
 
@@ -129,7 +129,7 @@ static int table_fill(const DitRun *run, const H3Model *m, H3ModTable *t, const 
                 r = dit_modulation_rows(run, m, i, t->n);
                 if (r >= 0)
                         r = run->ops->download(
-                                run->context, table_rows(t, i), run->mod, t->n * row_bytes(t, i));
+                                run->context, table_rows(t, i), dit_mod(run, i), t->n * row_bytes(t, i));
                 if (r >= 0 && i < layers && hooks && hooks->on_block)
                         r = hooks->on_block(hooks->userdata, i + 1, layers);
         }
@@ -139,7 +139,7 @@ static int table_fill(const DitRun *run, const H3Model *m, H3ModTable *t, const 
 int h3_mod_table_new(const H3Rank *rank, const H3Model *m, const H3ModSchedule *s, H3Compute compute,
         const H3StepHooks *hooks, H3ModTable **ret, Fault *f) {
         CLEANUP(h3_mod_table_freep) H3ModTable *t = NULL;
-        DitRun run = dit_run_make(rank, m, compute, 0);
+        DitRun run = dit_run_make(rank, m, compute);
         uint64_t bytes;
         void *arena;
         int r;
@@ -202,7 +202,7 @@ int dit_table_load(const DitRun *run, uint32_t layer, const DitTimesteps *t) {
                 n = 1; /* neighbours travel together: both lists ascend */
                 while (i + n < t->n && row + n < table->n && table->t[row + n] == t->t[i + n])
                         n++;
-                r = run->ops->upload(run->context, run->mod + i * bytes,
+                r = run->ops->upload(run->context, dit_mod(run, layer) + i * bytes,
                         table_rows(table, layer) + row * bytes, n * bytes);
                 if (r < 0)
                         return r;

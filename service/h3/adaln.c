@@ -112,7 +112,7 @@ int dit_modulation_rows(const DitRun *run, const H3Model *m, uint32_t layer, uin
         const LkMatrix *w = final ? &m->final_adaln : &m->blocks[layer].adaln;
         const LkVector *bias = final ? &m->final_adaln_bias : &m->blocks[layer].adaln_bias;
 
-        return dit_gemm(run, n, run->coordinate, run->coordinate_type, w, bias, run->mod,
+        return dit_gemm(run, n, run->coordinate, run->coordinate_type, w, bias, dit_mod(run, layer),
                 final ? run->coordinate_type : run->type);
 }
 

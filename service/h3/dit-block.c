@@ -3,166 +3,419 @@
 
 #include "service/h3/dit-private.h"
 
-/* One block over the rank's rows and heads (h3.md 1.6). The refiner's blocks are the same without modulation
- * and rope. */
+/* One block over the rank's rows and heads (h3.md 1.6), chunk by chunk. The refiner's blocks are the same
+ * without modulation and rope. A chunk's way, on every rank:
+ *
+ *      dit_feed()         norm 1, Q, K, V           -> IN of the plan leaves
+ *      take_chunk()       IN of the others arrives, Q, K, V of their rows
+ *      attend_chunk()     after all chunks were taken; O of the others' rows leaves
+ *      finish_chunk()     O of own rows arrives; projection, MLP, and dit_feed() for the next block
+ *
+ * Rows never see each other but in attention, where keys come in absolute order: chunks and ranks change no
+ * bit. */
 
 /* The six vectors of a modulation row: shift, scale, gate of the attention, then of the MLP. */
 static uint64_t mod_at(const DitRun *run, DitBranch branch, uint32_t which) {
         return (branch == DIT_ATTENTION ? which : 3 + which) * (uint64_t) run->c->hidden;
 }
 
-/* Own rows of h = norm(x), modulated. */
-static int norm_rows(const DitRun *run, const LkVector *weight, bool modulated, DitBranch branch) {
+static bool is_modulated(const H3Block *block) {
+        return block->adaln.data != NULL;
+}
+
+static uint64_t heads_width(const DitRun *run, H3Range heads) {
+        return h3_range_size(heads) * run->c->head_dim;
+}
+
+/* h = norm(x), modulated, of own rows. */
+static int norm_rows(const DitRun *run, const H3Block *block, uint32_t layer, DitBranch branch, H3Range rows) {
         uint64_t hidden = run->c->hidden;
+        bool modulated = is_modulated(block);
         const LkNorm args = {
                 .type = run->type,
-                .m = dit_own_rows(run),
+                .m = h3_range_size(rows),
                 .n = hidden,
-                .x = run->x,
+                .x = dit_own_at(run, run->x, rows.begin, hidden),
                 .x_ld = hidden,
-                .weight = *weight,
+                .weight = branch == DIT_ATTENTION ? block->norm1 : block->norm2,
                 .eps = run->c->eps,
-                .mod = modulated ? run->mod : NULL,
+                .mod = modulated ? dit_mod(run, layer) : NULL,
                 .mod_ld = 6 * hidden,
-                .mod_index = modulated ? run->mod_index : NULL,
+                .mod_index = modulated ? run->mod_index + (rows.begin - run->rows.begin) : NULL,
                 .shift_at = mod_at(run, branch, 0),
                 .scale_at = mod_at(run, branch, 1),
-                .y = dit_own_h(run),
+                .y = run->h,
                 .y_ld = hidden,
         };
 
-        if (dit_own_rows(run) == 0)
-                return 0;
         return run->ops->norm(run->context, &args);
 }
 
-/* x += gate * y on own rows. */
-static int add_rows(const DitRun *run, bool modulated, DitBranch branch) {
+/* x += gate * y of own rows. */
+static int add_rows(const DitRun *run, const H3Block *block, uint32_t layer, DitBranch branch, H3Range rows) {
         uint64_t hidden = run->c->hidden;
+        bool modulated = is_modulated(block);
         const LkResidual args = {
                 .type = run->type,
-                .m = dit_own_rows(run),
+                .m = h3_range_size(rows),
                 .n = hidden,
-                .x = run->x,
+                .x = dit_own_at(run, run->x, rows.begin, hidden),
                 .x_ld = hidden,
                 .y = run->y,
                 .y_ld = hidden,
-                .mod = modulated ? run->mod : NULL,
+                .mod = modulated ? dit_mod(run, layer) : NULL,
                 .mod_ld = 6 * hidden,
-                .mod_index = modulated ? run->mod_index : NULL,
+                .mod_index = modulated ? run->mod_index + (rows.begin - run->rows.begin) : NULL,
                 .gate_at = mod_at(run, branch, 2),
         };
 
-        if (dit_own_rows(run) == 0)
-                return 0;
         return run->ops->residual(run->context, &args);
 }
 
-static int norm_heads(const DitRun *run, void *x, const LkVector *head_weight, bool roped) {
-        uint32_t heads = (uint32_t) (run->heads.end - run->heads.begin);
+/* Q, K and V of some rows and heads: where they lie, in rows of ld elements. */
+typedef struct Places {
+        void *q, *k, *v;
+        uint64_t ld;
+} Places;
+
+/* y = the rows in h (or h_int8) times the heads' part of w. */
+static int project(const DitRun *run, uint64_t n, bool int8, const LkMatrix *w, H3Range heads, void *y,
+        uint64_t y_ld) {
+        LkMatrix part = lk_matrix_rows(w, heads.begin * run->c->head_dim, heads_width(run, heads));
+        const LkGemmI8 product = {
+                .m = n,
+                .x = run->h_int8,
+                .x_ld = run->c->hidden,
+                .x_scale = run->h_scale,
+                .w = part,
+                .y = y,
+                .y_type = run->type,
+                .y_ld = y_ld,
+        };
+
+        if (int8)
+                return run->ops->gemm_i8(run->context, &product);
+        return dit_gemm_to(run, n, run->h, &part, y, y_ld);
+}
+
+static int norm_heads(const DitRun *run, const H3Block *block, H3Range rows, H3Range heads, bool keys, void *x,
+        uint64_t ld) {
+        bool roped = is_modulated(block);
+        uint64_t at = roped ? (rows.begin - run->rope.begin) * 3 * run->c->rope_freqs : 0;
         const LkQkNormRope args = {
                 .type = run->type,
-                .m = run->n_rows,
-                .heads = heads,
+                .m = h3_range_size(rows),
+                .heads = (uint32_t) h3_range_size(heads),
                 .head_dim = run->c->head_dim,
                 .x = x,
-                .x_ld = (uint64_t) heads * run->c->head_dim,
-                .weight = *head_weight,
+                .x_ld = ld,
+                .weight = keys ? block->attn.k_norm : block->attn.q_norm,
                 .eps = run->c->eps,
-                .cos = roped ? run->cos : NULL,
-                .sin = roped ? run->sin : NULL,
+                .cos = roped ? run->cos + at : NULL,
+                .sin = roped ? run->sin + at : NULL,
                 .rope_dims = roped ? 3 * run->c->rope_freqs : 0,
         };
 
         return run->ops->qk_norm_rope(run->context, &args);
 }
 
-static int project_heads(const DitRun *run, const LkMatrix *w, void *y) {
-        uint64_t head_dim = run->c->head_dim;
-        LkMatrix part = lk_matrix_rows(
-                w, run->heads.begin * head_dim, (run->heads.end - run->heads.begin) * head_dim);
+/* Q, K, V of the rows that are in h. */
+static int make_qkv(const DitRun *run, const H3Block *block, H3Range rows, H3Range heads, Places y) {
+        bool int8 = h3_block_is_int8(block, run->compute);
+        uint64_t n = h3_range_size(rows);
+        int r;
 
-        return dit_gemm(run, run->n_rows, run->h, run->type, &part, NULL, y, run->type);
+        if (n == 0 || h3_range_size(heads) == 0)
+                return 0;
+        r = project(run, n, int8, &block->attn.q, heads, y.q, y.ld);
+        if (r >= 0)
+                r = project(run, n, int8, &block->attn.k, heads, y.k, y.ld);
+        if (r >= 0)
+                r = project(run, n, int8, &block->attn.v, heads, y.v, y.ld);
+        if (r >= 0)
+                r = norm_heads(run, block, rows, heads, false, y.q, y.ld);
+        return r < 0 ? r : norm_heads(run, block, rows, heads, true, y.k, y.ld);
 }
 
-/* Own heads over all rows: fills their columns of o. */
-static int attend_heads(const DitRun *run, const H3Attention *a, bool roped, uint32_t layer) {
-        uint32_t heads = (uint32_t) (run->heads.end - run->heads.begin), head_dim = run->c->head_dim;
-        uint64_t own = (uint64_t) heads * head_dim;
-        uint8_t *o = run->o + run->heads.begin * head_dim * run->element;
+/* Rows of chunk `chunk` of ranks begin..end. */
+static uint64_t chunk_rows(const DitRun *run, uint32_t chunk, uint32_t begin, uint32_t end) {
+        uint64_t n = 0;
+
+        for (uint32_t i = begin; i < end; i++)
+                n += h3_range_size(h3_plan_chunk(run->plan, i, chunk));
+        return n;
+}
+
+/* Where the queries of a rank's chunk begin in q: [chunk][rank][row], so that a chunk of all ranks is one
+ * array. With KV_GATHER the rank has its own rows only. */
+static uint64_t query_row(const DitRun *run, uint32_t rank, uint32_t chunk) {
+        uint64_t row = 0;
+
+        if (run->plan->kind == H3_PLAN_KV_GATHER)
+                return h3_plan_chunk(run->plan, rank, chunk).begin - run->rows.begin;
+        for (uint32_t c = 0; c < chunk; c++)
+                row += chunk_rows(run, c, 0, run->plan->ranks);
+        return row + chunk_rows(run, chunk, 0, rank);
+}
+
+/* Where attention wants a rank's chunk. */
+static Places attention_places(const DitRun *run, uint32_t rank, uint32_t chunk) {
+        uint64_t ld = heads_width(run, run->heads), row = ld * run->element;
+        uint64_t key = h3_plan_chunk(run->plan, rank, chunk).begin;
+
+        return (Places){
+                .q = run->q + query_row(run, rank, chunk) * row,
+                .k = run->k + key * row,
+                .v = run->v + key * row,
+                .ld = ld,
+        };
+}
+
+/* A heads' part of rows of ld elements. */
+static H3View view_of(const DitRun *run, void *x, uint64_t rows, uint64_t width, uint64_t ld) {
+        return (H3View){.data = x, .rows = rows, .width = width * run->element, .stride = ld * run->element};
+}
+
+/* What is in h, as it travels. */
+static uint32_t view_hidden(const DitRun *run, const H3Block *block, uint64_t n, H3View *ret) {
+        uint64_t hidden = run->c->hidden;
+
+        if (!h3_block_is_int8(block, run->compute)) {
+                ret[0] = view_of(run, run->h, n, hidden, hidden);
+                return 1;
+        }
+        ret[0] = (H3View){.data = run->h_int8, .rows = n, .width = hidden, .stride = hidden};
+        ret[1] = (H3View){.data = run->h_scale, .rows = n, .width = sizeof(float), .stride = sizeof(float)};
+        return 2;
+}
+
+static uint32_t view_places(
+        const DitRun *run, const Places *x, bool queries, uint64_t n, H3Range heads, H3View *ret) {
+        uint64_t width = heads_width(run, heads);
+        uint32_t i = 0;
+
+        if (queries)
+                ret[i++] = view_of(run, x->q, n, width, x->ld);
+        ret[i++] = view_of(run, x->k, n, width, x->ld);
+        ret[i++] = view_of(run, x->v, n, width, x->ld);
+        return i;
+}
+
+/* Sends to all that need it, or to nobody. */
+static int send(const DitRun *run, H3Message m, const H3View *views, uint32_t n) {
+        bool needed = false;
+
+        for (uint32_t to = 0; to < run->plan->ranks && !needed; to++)
+                needed = (m.to == H3_TO_ALL || m.to == to) &&
+                         h3_plan_receives(run->plan, m.phase, m.from, to);
+        if (!needed)
+                return 0;
+        return run->rank->exchange->send(run->rank->exchange, run->rank, &m, views, n);
+}
+
+/* Rows in h to int8, once for Q, K and V. */
+static int quantise_hidden(const DitRun *run, const H3Block *block, uint64_t n) {
+        const LkQuantise args = {
+                .x_type = run->type,
+                .m = n,
+                .k = run->c->hidden,
+                .x = run->h,
+                .x_ld = run->c->hidden,
+                .rotation = block->attn.q.quant.rotation,
+                .q = run->h_int8,
+                .q_ld = run->c->hidden,
+                .scale = run->h_scale,
+        };
+
+        return h3_block_is_int8(block, run->compute) ? run->ops->quantise(run->context, &args) : 0;
+}
+
+/* Q, K and V of own rows to the ranks that have the heads. */
+static int feed_all(const DitRun *run, const H3Block *block, H3Message m, H3Range rows) {
+        uint64_t inner = run->c->inner;
+        H3View views[H3_VIEWS_MAX];
+        int r = 0;
+
+        for (uint32_t i = 0; r >= 0 && i < run->plan->ranks; i++) {
+                H3Range heads = run->plan->heads[i];
+                uint64_t at = heads.begin * run->c->head_dim * run->element;
+                Places y = {run->qkv_out[0] + at, run->qkv_out[1] + at, run->qkv_out[2] + at, inner};
+
+                if (i == run->self || h3_range_size(heads) == 0)
+                        continue;
+                m.to = i;
+                r = make_qkv(run, block, rows, heads, y);
+                if (r >= 0)
+                        r = send(run, m, views,
+                                view_places(run, &y, true, h3_range_size(rows), heads, views));
+        }
+        return r;
+}
+
+int dit_feed(const DitRun *run, const H3Block *block, uint32_t layer, uint32_t chunk) {
+        uint32_t self = run->self;
+        H3Range rows = h3_plan_chunk(run->plan, self, chunk);
+        H3Message m = {.phase = H3_PHASE_IN, .from = self, .to = H3_TO_ALL, .chunk = chunk,
+                .sequence = layer + 1};
+        uint64_t n = h3_range_size(rows);
+        H3View views[H3_VIEWS_MAX];
+        Places y;
+        int r;
+
+        if (n == 0)
+                return 0;
+        r = norm_rows(run, block, layer, DIT_ATTENTION, rows);
+        if (r >= 0 && is_modulated(block))
+                r = dit_tap(run, (int) layer, "attn_in", run->h, run->type, n, run->c->hidden);
+        if (r >= 0)
+                r = quantise_hidden(run, block, n);
+        if (r >= 0 && run->plan->kind == H3_PLAN_HIDDEN_GATHER)
+                r = send(run, m, views, view_hidden(run, block, n, views));
+        if (r >= 0 && run->plan->kind == H3_PLAN_QKV_ALL_TO_ALL)
+                r = feed_all(run, block, m, rows);
+        if (r < 0)
+                return r;
+
+        y = attention_places(run, self, chunk);
+        r = make_qkv(run, block, rows, run->heads, y);
+        if (r >= 0 && run->plan->kind == H3_PLAN_KV_GATHER)
+                r = send(run, m, views, view_places(run, &y, false, n, run->heads, views));
+        return r;
+}
+
+/* Another rank's rows. */
+static int take_chunk(const DitRun *run, const H3Block *block, uint32_t layer, uint32_t from, uint32_t chunk) {
+        H3Exchange *e = run->rank->exchange;
+        H3Range rows = h3_plan_chunk(run->plan, from, chunk);
+        Places y = attention_places(run, from, chunk);
+        uint64_t n = h3_range_size(rows);
+        H3View views[H3_VIEWS_MAX];
+        uint32_t n_views;
+        const H3Message m = {
+                .phase = H3_PHASE_IN,
+                .from = from,
+                .to = h3_plan_sends_to_all(run->plan, H3_PHASE_IN) ? H3_TO_ALL : run->self,
+                .chunk = chunk,
+                .sequence = layer + 1,
+        };
+        int r;
+
+        if (n == 0)
+                return 0;
+        if (run->plan->kind == H3_PLAN_HIDDEN_GATHER)
+                n_views = view_hidden(run, block, n, views);
+        else
+                n_views = view_places(
+                        run, &y, run->plan->kind == H3_PLAN_QKV_ALL_TO_ALL, n, run->heads, views);
+        r = e->recv(e, run->rank, &m, views, n_views);
+        if (r >= 0 && run->plan->kind == H3_PLAN_HIDDEN_GATHER)
+                r = make_qkv(run, block, rows, run->heads, y);
+        return r;
+}
+
+/* Everything of the others. Ranks begin with their right neighbour, so that not all read one at a time. */
+static int take_all(const DitRun *run, const H3Block *block, uint32_t layer) {
+        uint32_t ranks = run->plan->ranks, self = run->self;
+        int r = 0;
+
+        for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
+                for (uint32_t i = 1; r >= 0 && i < ranks; i++) {
+                        uint32_t from = (self + i) % ranks;
+
+                        if (h3_plan_receives(run->plan, H3_PHASE_IN, from, self))
+                                r = take_chunk(run, block, layer, from, chunk);
+                }
+        return r;
+}
+
+/* n queries from row `query` of q. */
+static int attend(const DitRun *run, uint64_t query, uint64_t n, void *o, uint64_t o_ld) {
+        uint64_t own = heads_width(run, run->heads);
         const LkAttention args = {
                 .type = run->type,
-                .n_q = run->n_rows,
+                .n_q = n,
                 .n_k = run->n_rows,
-                .heads = heads,
-                .head_dim = head_dim,
-                .scale = 1.0f / sqrtf((float) head_dim),
-                .q = run->q,
+                .heads = (uint32_t) h3_range_size(run->heads),
+                .head_dim = run->c->head_dim,
+                .scale = 1.0f / sqrtf((float) run->c->head_dim),
+                .q = run->q + query * own * run->element,
                 .k = run->k,
                 .v = run->v,
                 .o = o,
                 .q_ld = own,
                 .k_ld = own,
                 .v_ld = own,
-                .o_ld = run->c->inner,
+                .o_ld = o_ld,
         };
+
+        return n == 0 ? 0 : run->ops->attention(run->context, &args);
+}
+
+/* O of other ranks' rows, then to them. */
+static int attend_others(const DitRun *run, uint32_t layer, uint32_t chunk) {
+        uint32_t ranks = run->plan->ranks, self = run->self;
+        uint64_t own = heads_width(run, run->heads), at = 0, before = chunk_rows(run, chunk, 0, self);
         int r;
 
-        if (heads == 0)
-                return 0;
-        r = project_heads(run, &a->q, run->q);
+        r = attend(run, query_row(run, 0, chunk), before, run->o_out, own);
         if (r >= 0)
-                r = project_heads(run, &a->k, run->k);
-        if (r >= 0)
-                r = project_heads(run, &a->v, run->v);
-        if (r >= 0)
-                r = norm_heads(run, run->q, &a->q_norm, roped);
-        if (r >= 0)
-                r = norm_heads(run, run->k, &a->k_norm, roped);
-        if (r < 0)
-                return r;
+                r = attend(run, query_row(run, self + 1, chunk), chunk_rows(run, chunk, self + 1, ranks),
+                        run->o_out + before * own * run->element, own);
 
-        if (roped) {
-                r = dit_tap(run, (int) layer, "q", run->q, run->type, run->n_rows, own);
-                if (r >= 0)
-                        r = dit_tap(run, (int) layer, "k", run->k, run->type, run->n_rows, own);
-                if (r >= 0)
-                        r = dit_tap(run, (int) layer, "v", run->v, run->type, run->n_rows, own);
-                if (r < 0)
-                        return r;
+        for (uint32_t to = 0; r >= 0 && to < ranks; to++) {
+                uint64_t n = chunk_rows(run, chunk, to, to + 1);
+                const H3Message m = {.phase = H3_PHASE_OUT, .from = self, .to = to, .chunk = chunk,
+                        .sequence = layer + 1};
+                const H3View view = view_of(run, run->o_out + at * own * run->element, n, own, own);
+
+                if (to == self || n == 0)
+                        continue;
+                r = send(run, m, &view, 1);
+                at += n;
         }
-        return run->ops->attention(run->context, &args);
+        return r;
 }
 
-static int attention_branch(const DitRun *run, const H3Block *block, bool modulated, uint32_t layer) {
-        const H3Config *c = run->c;
-        const uint8_t *own_o = run->o + run->rows.begin * c->inner * run->element;
-        int r;
+static int attend_chunk(const DitRun *run, uint32_t layer, uint32_t chunk) {
+        uint64_t inner = run->c->inner;
+        H3Range rows = h3_plan_chunk(run->plan, run->self, chunk);
+        uint8_t *o = dit_own_at(run, run->o, rows.begin, inner) +
+                     run->heads.begin * run->c->head_dim * run->element;
+        int r = 0;
 
-        r = norm_rows(run, &block->norm1, modulated, DIT_ATTENTION);
-        if (r >= 0 && run->exchange)
-                r = run->exchange->gather(run->exchange, run->rank, run->h, c->hidden * run->element);
-        if (r >= 0 && modulated)
-                r = dit_tap(run, (int) layer, "attn_in", dit_own_h(run), run->type, dit_own_rows(run),
-                        c->hidden);
-        if (r >= 0)
-                r = attend_heads(run, &block->attn, modulated, layer);
-        if (r >= 0 && run->exchange)
-                r = run->exchange->scatter_heads(
-                        run->exchange, run->rank, run->o, c->head_dim * run->element);
-        if (r >= 0 && modulated)
-                r = dit_tap(run, (int) layer, "attn", own_o, run->type, dit_own_rows(run), c->inner);
-        if (r >= 0)
-                r = dit_gemm(
-                        run, dit_own_rows(run), own_o, run->type, &block->attn.out, NULL, run->y, run->type);
-        if (r >= 0 && modulated)
-                r = dit_tap(run, (int) layer, "attn_proj", run->y, run->type, dit_own_rows(run), c->hidden);
-        return r < 0 ? r : add_rows(run, modulated, DIT_ATTENTION);
+        if (h3_range_size(run->heads) == 0)
+                return 0;
+        if (run->plan->ranks > 1 && run->plan->kind != H3_PLAN_KV_GATHER)
+                r = attend_others(run, layer, chunk);
+        return r < 0 ? r : attend(run, query_row(run, run->self, chunk), h3_range_size(rows), o, inner);
 }
 
-static int mlp_chunk(const DitRun *run, const H3Mlp *m, uint64_t begin, uint64_t n) {
+/* O of own rows from the ranks that have the other heads. */
+static int take_o(const DitRun *run, uint32_t layer, uint32_t chunk, H3Range rows) {
+        uint32_t ranks = run->plan->ranks, self = run->self;
+        uint8_t *o = dit_own_at(run, run->o, rows.begin, run->c->inner);
+        H3Exchange *e = run->rank->exchange;
+        int r = 0;
+
+        for (uint32_t i = 1; r >= 0 && i < ranks; i++) {
+                uint32_t from = (self + i) % ranks;
+                const H3Message m = {.phase = H3_PHASE_OUT, .from = from, .to = self, .chunk = chunk,
+                        .sequence = layer + 1};
+                H3View view;
+
+                if (!h3_plan_receives(run->plan, H3_PHASE_OUT, from, self))
+                        continue;
+                view = view_of(run, o + run->plan->heads[from].begin * run->c->head_dim * run->element,
+                        h3_range_size(rows), heads_width(run, run->plan->heads[from]), run->c->inner);
+                r = e->recv(e, run->rank, &m, &view, 1);
+        }
+        return r;
+}
+
+static int mlp_piece(const DitRun *run, const H3Mlp *m, uint64_t begin, uint64_t n) {
         uint64_t hidden_bytes = run->c->hidden * run->element, ffn = run->c->ffn;
-        const uint8_t *h = dit_own_h(run) + begin * hidden_bytes;
+        const uint8_t *h = run->h + begin * hidden_bytes;
+        uint8_t *y = run->y + begin * hidden_bytes;
         const LkSwiglu args = {
                 .type = run->type,
                 .m = n,
@@ -181,38 +434,80 @@ static int mlp_chunk(const DitRun *run, const H3Mlp *m, uint64_t begin, uint64_t
                 r = dit_gemm(run, n, h, run->type, &m->up, NULL, run->up, run->type);
         if (r >= 0 &&
                 dit_is_int8(run, &m->down, run->type)) /* the quantiser does it, unrounded (h3.md 2.2) */
-                return dit_int8_gemm(run, n, run->gate, run->up, &m->down, NULL,
-                        run->y + begin * hidden_bytes, run->type);
+                return dit_int8_gemm_gated(run, n, run->gate, run->up, &m->down, y);
         if (r >= 0)
                 r = run->ops->swiglu(run->context, &args);
-        return r < 0 ? r
-                     : dit_gemm(run, n, run->act, run->type, &m->down, NULL, run->y + begin * hidden_bytes,
-                               run->type);
+        return r < 0 ? r : dit_gemm(run, n, run->act, run->type, &m->down, NULL, y, run->type);
 }
 
-static int mlp_branch(const DitRun *run, const H3Block *block, bool modulated, uint32_t layer) {
-        uint64_t own = dit_own_rows(run);
-        int r;
+static int attention_end(const DitRun *run, const H3Block *block, uint32_t layer, H3Range rows) {
+        const uint8_t *o = dit_own_at(run, run->o, rows.begin, run->c->inner);
+        uint64_t n = h3_range_size(rows);
+        bool modulated = is_modulated(block);
+        int r = 0;
 
-        r = norm_rows(run, &block->norm2, modulated, DIT_MLP);
-        if (r >= 0 && modulated)
-                r = dit_tap(run, (int) layer, "ff_in", dit_own_h(run), run->type, own, run->c->hidden);
-        for (uint64_t begin = 0; r >= 0 && begin < own; begin += DIT_CHUNK_ROWS)
-                r = mlp_chunk(run, &block->mlp, begin,
-                        own - begin < DIT_CHUNK_ROWS ? own - begin : DIT_CHUNK_ROWS);
-        if (r >= 0 && modulated)
-                r = dit_tap(run, (int) layer, "ff_out", run->y, run->type, own, run->c->hidden);
-        return r < 0 ? r : add_rows(run, modulated, DIT_MLP);
-}
-
-int dit_block(const DitRun *run, const H3Block *block, uint32_t layer) {
-        bool modulated = block->adaln.data != NULL;
-        int r;
-
-        r = attention_branch(run, block, modulated, layer);
+        if (modulated)
+                r = dit_tap(run, (int) layer, "attn", o, run->type, n, run->c->inner);
         if (r >= 0)
-                r = mlp_branch(run, block, modulated, layer);
+                r = dit_gemm(run, n, o, run->type, &block->attn.out, NULL, run->y, run->type);
         if (r >= 0 && modulated)
-                r = dit_tap(run, (int) layer, "out", run->x, run->type, dit_own_rows(run), run->c->hidden);
+                r = dit_tap(run, (int) layer, "attn_proj", run->y, run->type, n, run->c->hidden);
+        return r < 0 ? r : add_rows(run, block, layer, DIT_ATTENTION, rows);
+}
+
+static int mlp_branch(const DitRun *run, const H3Block *block, uint32_t layer, H3Range rows) {
+        uint64_t n = h3_range_size(rows);
+        bool modulated = is_modulated(block);
+        int r;
+
+        r = norm_rows(run, block, layer, DIT_MLP, rows);
+        if (r >= 0 && modulated)
+                r = dit_tap(run, (int) layer, "ff_in", run->h, run->type, n, run->c->hidden);
+        for (uint64_t begin = 0; r >= 0 && begin < n; begin += DIT_PIECE_ROWS)
+                r = mlp_piece(run, &block->mlp, begin, n - begin < DIT_PIECE_ROWS ? n - begin : DIT_PIECE_ROWS);
+        if (r >= 0 && modulated)
+                r = dit_tap(run, (int) layer, "ff_out", run->y, run->type, n, run->c->hidden);
+        return r < 0 ? r : add_rows(run, block, layer, DIT_MLP, rows);
+}
+
+static int finish_chunk(
+        const DitRun *run, const H3Block *block, const H3Block *next, uint32_t layer, uint32_t chunk) {
+        H3Range rows = h3_plan_chunk(run->plan, run->self, chunk);
+        uint64_t n = h3_range_size(rows);
+        int r;
+
+        if (n == 0)
+                return 0;
+        r = take_o(run, layer, chunk, rows);
+        if (r >= 0)
+                r = attention_end(run, block, layer, rows);
+        if (r >= 0)
+                r = mlp_branch(run, block, layer, rows);
+        if (r >= 0 && is_modulated(block))
+                r = dit_tap(run, (int) layer, "out", dit_own_at(run, run->x, rows.begin, run->c->hidden),
+                        run->type, n, run->c->hidden);
+        return r < 0 || !next ? r : dit_feed(run, next, layer + 1, chunk);
+}
+
+static int tap_qkv(const DitRun *run, uint32_t layer) {
+        uint64_t own = heads_width(run, run->heads);
+        int r;
+
+        r = dit_tap(run, (int) layer, "q", run->q, run->type, run->n_rows, own);
+        if (r >= 0)
+                r = dit_tap(run, (int) layer, "k", run->k, run->type, run->n_rows, own);
+        return r < 0 ? r : dit_tap(run, (int) layer, "v", run->v, run->type, run->n_rows, own);
+}
+
+int dit_block(const DitRun *run, const H3Block *block, const H3Block *next, uint32_t layer) {
+        int r;
+
+        r = take_all(run, block, layer);
+        if (r >= 0 && is_modulated(block) && run->plan->ranks == 1)
+                r = tap_qkv(run, layer);
+        for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
+                r = attend_chunk(run, layer, chunk);
+        for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
+                r = finish_chunk(run, block, next, layer, chunk);
         return r;
 }

@@ -5,47 +5,61 @@
  * includes it. */
 
 #include "service/h3/dit.h"
+#include "service/h3/exchange-size.h"
 
 /* The MLP's inner rows are the widest thing there is: they are made for so many rows at a time. */
-#define DIT_CHUNK_ROWS 4096
+#define DIT_PIECE_ROWS 4096
 
 /* Timesteps of a step: one per stream and one per kind of condition, fewer if they are equal; more with a
  * denoise mask. */
 #define DIT_TIMESTEPS_MAX (4 + 2 * H3_MASK_LEVELS)
 
-/* Rows are elements of `type` unless stated; "own" rows and heads are those of the rank. All arrays are
- * device memory, parts of one arena. */
+/* Rows are elements of `type` unless stated; "own" rows are those of the rank, a "chunk" is one of the plan's
+ * (h3_plan_chunk()). `heads` are those that the rank attends for. All arrays are device memory, parts of one
+ * arena. */
 typedef struct DitRun {
         const LkOps *ops;
         LkContext *context;
-        H3Exchange *exchange; /* NULL: nothing to move */
-        uint32_t rank;
+        const H3Rank *rank; /* for the exchange */
+        uint32_t self;      /* its index */
+        const H3Plan *plan;
         const H3Config *c;
+        H3Compute compute;
         LkType type;
         uint64_t element;       /* bytes of `type` */
         uint64_t n_rows;        /* of the whole sequence */
         uint64_t timesteps_max; /* what the arrays below have room for */
         H3Range rows, heads;
+        H3Range rope;       /* rows of cos and sin: those that the rank makes Q and K of */
+        uint64_t own_chunk; /* rows of the largest own chunk */
+        uint64_t in_chunk;  /* rows of the largest chunk that h takes */
 
-        uint8_t *x;               /* [own rows, hidden]: the residual stream */
-        uint8_t *h;               /* [all rows, hidden]: normed rows */
-        uint8_t *q, *k, *v;       /* [all rows, own heads * head_dim] */
-        uint8_t *o;               /* [all rows, inner] */
-        uint8_t *y;               /* [own rows, hidden]: what a branch adds */
-        uint8_t *gate, *up, *act; /* [chunk, ffn] */
-        int8_t *int8;             /* [chunk, int8_cols]: quantised rows; no int8 matrices: empty */
-        float *int8_scale;        /* [chunk] */
+        uint8_t *x;         /* [own rows, hidden]: the residual stream */
+        uint8_t *h;         /* [in_chunk, hidden]: normed rows of a chunk */
+        int8_t *h_int8;     /* [in_chunk, hidden]: the same for int8 matrices, which the model has */
+        float *h_scale;     /* [in_chunk] */
+        uint8_t *q;         /* [rows attended for, heads * head_dim], [chunk][rank][row] */
+        uint8_t *k, *v;     /* [all rows, heads * head_dim] */
+        uint8_t *o;         /* [own rows, inner] */
+        uint8_t *o_out;     /* [other ranks' rows of a chunk, heads * head_dim]: O that leaves */
+        uint8_t *qkv_out[3]; /* [own chunk, inner]: Q, K, V that leave */
+        uint8_t *y;         /* [own chunk, hidden]: what a branch adds */
+        uint8_t *gate, *up, *act; /* [piece of a chunk, ffn] */
+        int8_t *int8;             /* [piece, int8_cols]: quantised rows; no int8 matrices: empty */
+        float *int8_scale;        /* [piece] */
         uint32_t int8_cols;
 
         /* of a step, not of the refiner */
-        float *cos, *sin;       /* [all rows, 3 * rope_freqs] */
+        float *cos, *sin;       /* [rope rows, 3 * rope_freqs] */
         uint8_t *coordinate;    /* [timesteps, time_dim]: silu(temb), or the curve's point */
         LkType coordinate_type; /* `type`; f32 with a curve, and so are the final layer's shift and scale */
         float *time_a, *time_b; /* [timesteps, the widest time row] */
-        uint8_t *mod; /* [timesteps * tags, 6 * hidden] of the block at hand, then [timesteps, 2 * hidden] */
+        uint8_t *mod[2];     /* [timesteps * tags, 6 * hidden] of block i in mod[i % 2]: the norm before block
+                                i + 1 runs while block i is not done; [timesteps, 2 * hidden] of the final layer,
+                                which comes after the last block (dit_mod()) */
         int32_t *mod_index;  /* [own rows]: timestep * tags + tag */
         int32_t *time_index; /* [own rows]: timestep */
-        float *io;           /* [own rows, the widest latent row], f32 */
+        float *io;           /* [own chunk, the widest latent row], f32 */
 
         const H3ModTable *table;  /* NULL: modulation rows are computed */
         const H3StepHooks *hooks; /* may be NULL */
@@ -57,11 +71,15 @@ typedef enum DitBranch {
         DIT_MLP,
 } DitBranch;
 
-/* A run of all rows and heads without memory yet. rank may be NULL. */
-DitRun dit_run_make(const H3Rank *rank, const H3Model *m, H3Compute compute, uint64_t n_rows);
+/* A run without rows and memory yet. rank: its ops and context; may be NULL. */
+DitRun dit_run_make(const H3Rank *rank, const H3Model *m, H3Compute compute);
 /* Memory for all arrays of a step of run's rows and timesteps_max; freed by ops->memory_free(). 0 or what
  * ops->memory_new() says. */
 int dit_arena_new(DitRun *run, void **ret_arena);
+
+static inline uint8_t *dit_mod(const DitRun *run, uint32_t layer) {
+        return run->mod[layer % 2];
+}
 
 /* The widest row of the time embedding. */
 static inline uint64_t dit_time_width(const H3Config *c) {
@@ -74,27 +92,34 @@ static inline uint64_t dit_own_rows(const DitRun *run) {
         return run->rows.end - run->rows.begin;
 }
 
-static inline uint8_t *dit_own_h(const DitRun *run) {
-        return run->h + run->rows.begin * run->c->hidden * run->element;
+/* Where own row `row` (of the sequence) is in an array of own rows of `width` elements. */
+static inline uint8_t *dit_own_at(const DitRun *run, uint8_t *x, uint64_t row, uint64_t width) {
+        return x + (row - run->rows.begin) * width * run->element;
 }
 
 /* y[m, w.rows] = x[m, w.cols] . w^T + bias, dense rows; m may be 0. bias may be NULL. */
 int dit_gemm(const DitRun *run, uint64_t m, const void *x, LkType x_type, const LkMatrix *w,
         const LkVector *bias, void *y, LkType y_type);
+/* The same into rows of y_ld elements, in the activation type. */
+int dit_gemm_to(const DitRun *run, uint64_t m, const void *x, const LkMatrix *w, void *y, uint64_t y_ld);
 
 /* Whether a product with w is made in int8: of activations in bf16. In f32, int8 matrices are expanded. */
 static inline bool dit_is_int8(const DitRun *run, const LkMatrix *w, LkType x_type) {
         return w->type == LK_I8 && run->type == LK_BF16 && x_type == LK_BF16;
 }
 
-/* The same product for such a w, by rows of a chunk. up: NULL, or x is the gate and silu(x) * up goes
- * in. */
-int dit_int8_gemm(const DitRun *run, uint64_t m, const void *x, const void *up, const LkMatrix *w,
-        const LkVector *bias, void *y, LkType y_type);
+/* The product of silu(gate) * up, unrounded, for such a w, in the activation type. */
+int dit_int8_gemm_gated(const DitRun *run, uint64_t m, const void *gate, const void *up, const LkMatrix *w, void *y);
 
-/* dit-block.c: a block of the model (block->adaln present: modulated by run->mod, roped) or of the refiner.
- */
-int dit_block(const DitRun *run, const H3Block *block, uint32_t layer);
+/* dit-block.c: a block of the model (block->adaln present: modulated, roped) or of the refiner. */
+
+/* The norm before a block's attention on the rank's rows of a chunk, and all that attention needs of them:
+ * Q, K and V into place, or on their way to the ranks that make or want them. layer counts from 0. */
+int dit_feed(const DitRun *run, const H3Block *block, uint32_t layer, uint32_t chunk);
+
+/* The block, whose rows were fed; each chunk that is done is fed to the next one at once (NULL: it is the
+ * last), so that it leaves while the following chunks compute. */
+int dit_block(const DitRun *run, const H3Block *block, const H3Block *next, uint32_t layer);
 
 /* timesteps.c */
 typedef struct DitTimesteps {
@@ -111,7 +136,7 @@ int dit_index_rows(const DitRun *run, const H3Layout *l, const DitTimesteps *t);
 
 /* adaln.c: sets run->coordinate for n timesteps. */
 int dit_time_embedding(const DitRun *run, const H3Model *m, const float *t, uint32_t n);
-/* Sets run->mod to the rows of block `layer` for n timesteps from run->coordinate; layer = layers: of the
+/* Sets dit_mod(run, layer) to the rows of block `layer` for n timesteps from run->coordinate; layer = layers: of the
  * final layer. One row of 18 * hidden per timestep is H3_TAGS rows of 6 * hidden. */
 int dit_modulation_rows(const DitRun *run, const H3Model *m, uint32_t layer, uint32_t n);
 /* The same for the step's timesteps, from run->table if there is one. */
@@ -120,7 +145,7 @@ int dit_modulation(const DitRun *run, const H3Model *m, uint32_t layer, const Di
 /* adaln-table.c: whether the table is of this model and has the timesteps of the step. -EINVAL (Internal).
  */
 int dit_table_check(const H3ModTable *table, const H3Model *m, const H3StepInput *in, Fault *f);
-/* Sets run->mod to the rows of run->table, which was checked. */
+/* Sets dit_mod(run, layer) to the rows of run->table, which was checked. */
 int dit_table_load(const DitRun *run, uint32_t layer, const DitTimesteps *t);
 
 /* Hands rows x columns of device memory to the test's tap, if there is one. layer < 0: no "block.N." before

@@ -12,72 +12,6 @@
 
 #define ARENA_ALIGN 256
 
-int dit_gemm(const DitRun *run, uint64_t m, const void *x, LkType x_type, const LkMatrix *w,
-        const LkVector *bias, void *y, LkType y_type) {
-        const LkGemm args = {
-                .m = m,
-                .x = x,
-                .x_type = x_type,
-                .x_ld = w->cols,
-                .w = *w,
-                .bias = bias ? *bias : (LkVector){},
-                .y = y,
-                .y_type = y_type,
-                .y_ld = w->rows,
-        };
-
-        if (m == 0)
-                return 0;
-        if (dit_is_int8(run, w, x_type))
-                return dit_int8_gemm(run, m, x, NULL, w, bias, y, y_type);
-        return run->ops->gemm(run->context, &args);
-}
-
-static int int8_chunk(const DitRun *run, uint64_t n, const uint8_t *x, const uint8_t *up, const LkMatrix *w,
-        const LkVector *bias, uint8_t *y, LkType y_type) {
-        const LkQuantise rows = {
-                .x_type = run->type,
-                .m = n,
-                .k = w->cols,
-                .x = x,
-                .x_ld = w->cols,
-                .up = up,
-                .up_ld = w->cols,
-                .rotation = w->quant.rotation,
-                .q = run->int8,
-                .q_ld = w->cols,
-                .scale = run->int8_scale,
-        };
-        const LkGemmI8 product = {
-                .m = n,
-                .x = run->int8,
-                .x_ld = w->cols,
-                .x_scale = run->int8_scale,
-                .w = *w,
-                .bias = bias ? *bias : (LkVector){},
-                .y = y,
-                .y_type = y_type,
-                .y_ld = w->rows,
-        };
-        int r;
-
-        r = run->ops->quantise(run->context, &rows);
-        return r < 0 ? r : run->ops->gemm_i8(run->context, &product);
-}
-
-int dit_int8_gemm(const DitRun *run, uint64_t m, const void *x, const void *up, const LkMatrix *w,
-        const LkVector *bias, void *y, LkType y_type) {
-        uint64_t x_row = w->cols * run->element, y_row = w->rows * lk_type_size(y_type);
-        int r = 0;
-
-        for (uint64_t begin = 0; r >= 0 && begin < m; begin += DIT_CHUNK_ROWS)
-                r = int8_chunk(run, m - begin < DIT_CHUNK_ROWS ? m - begin : DIT_CHUNK_ROWS,
-                        (const uint8_t *) x + begin * x_row,
-                        up ? (const uint8_t *) up + begin * x_row : NULL, w, bias,
-                        (uint8_t *) y + begin * y_row, y_type);
-        return r;
-}
-
 void dit_tap_host(
         const DitRun *run, const char *name, const float *values, uint64_t rows, uint64_t columns) {
         if (run->hooks && run->hooks->on_tap)
@@ -117,20 +51,36 @@ int dit_tap(const DitRun *run, int layer, const char *name, const void *x, LkTyp
         return 0;
 }
 
-DitRun dit_run_make(const H3Rank *rank, const H3Model *m, H3Compute compute, uint64_t n_rows) {
+/* Until a run is given a plan. */
+static const H3Range nothing = {0, 0};
+static const H3Plan no_plan = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &nothing, .heads = &nothing};
+
+DitRun dit_run_make(const H3Rank *rank, const H3Model *m, H3Compute compute) {
         return (DitRun){
                 .ops = rank ? rank->ops : NULL,
                 .context = rank ? rank->context : NULL,
+                .plan = &no_plan,
                 .c = &m->config,
+                .compute = compute,
                 .type = compute == H3_COMPUTE_F32 ? LK_F32 : LK_BF16,
                 .element = compute == H3_COMPUTE_F32 ? 4 : 2,
                 .coordinate_type =
                         compute == H3_COMPUTE_F32 || m->config.curve_points > 0 ? LK_F32 : LK_BF16,
                 .int8_cols = compute == H3_COMPUTE_F32 ? 0 : m->int8_cols,
-                .n_rows = n_rows,
-                .rows = {0, n_rows},
-                .heads = {0, m->config.heads},
         };
+}
+
+/* The rank's part of a sequence of n_rows rows. */
+static DitRun run_of_rank(const H3Rank *rank, const H3Model *m, H3Compute compute, uint64_t n_rows) {
+        DitRun run = dit_run_make(rank, m, compute);
+
+        run.rank = rank;
+        run.self = rank->index;
+        run.plan = rank->plan;
+        run.n_rows = n_rows;
+        run.rows = rank->plan->rows[rank->index];
+        run.heads = h3_plan_heads(rank->plan, rank->index, m->config.heads);
+        return run;
 }
 
 static uint64_t max_of(uint64_t a, uint64_t b) {
@@ -149,27 +99,72 @@ static void *carve(Carver *k, uint64_t bytes) {
         return p;
 }
 
+static uint64_t largest_chunk(const H3Plan *p, uint32_t begin, uint32_t end) {
+        uint64_t rows = 0;
+
+        for (uint32_t i = begin; i < end; i++)
+                for (uint32_t chunk = 0; chunk < p->chunks; chunk++)
+                        rows = max_of(rows, h3_range_size(h3_plan_chunk(p, i, chunk)));
+        return rows;
+}
+
+/* Rows of other ranks in the chunk that has most of them. */
+static uint64_t largest_rest(const H3Plan *p, uint32_t self) {
+        uint64_t rows = 0;
+
+        for (uint32_t chunk = 0; chunk < p->chunks; chunk++) {
+                uint64_t n = 0;
+
+                for (uint32_t i = 0; i < p->ranks; i++)
+                        n += i != self ? h3_range_size(h3_plan_chunk(p, i, chunk)) : 0;
+                rows = max_of(rows, n);
+        }
+        return rows;
+}
+
+/* What of attention the plan asks for beside the arrays of every rank. */
+static void carve_exchange(DitRun *run, Carver *k) {
+        uint64_t own_inner = h3_range_size(run->heads) * run->c->head_dim * run->element;
+
+        if (run->plan->ranks == 1 || run->plan->kind == H3_PLAN_KV_GATHER)
+                return;
+        run->o_out = carve(k, largest_rest(run->plan, run->self) * own_inner);
+        if (run->plan->kind == H3_PLAN_QKV_ALL_TO_ALL)
+                for (unsigned i = 0; i < ELEMENTSOF(run->qkv_out); i++)
+                        run->qkv_out[i] = carve(k, run->own_chunk * run->c->inner * run->element);
+}
+
 /* Sizes cannot overflow: rows are at most 2^24 (layout.c), widths at most 2^20 (model-bind.c). */
 static void carve_blocks(DitRun *run, Carver *k) {
         const H3Config *c = run->c;
         uint64_t own = dit_own_rows(run), e = run->element;
-        uint64_t own_inner = (run->heads.end - run->heads.begin) * c->head_dim;
-        uint64_t chunk = own < DIT_CHUNK_ROWS ? own : DIT_CHUNK_ROWS;
+        uint64_t own_inner = h3_range_size(run->heads) * c->head_dim;
+        bool alone = run->plan->kind == H3_PLAN_KV_GATHER; /* among its queries */
+        bool takes = run->plan->kind == H3_PLAN_HIDDEN_GATHER && own_inner > 0;
+        uint64_t piece;
+
+        run->own_chunk = largest_chunk(run->plan, run->self, run->self + 1);
+        run->in_chunk = takes ? largest_chunk(run->plan, 0, run->plan->ranks) : run->own_chunk;
+        run->rope = takes ? (H3Range){0, run->n_rows} : run->rows;
+        piece = run->own_chunk < DIT_PIECE_ROWS ? run->own_chunk : DIT_PIECE_ROWS;
 
         run->x = carve(k, own * c->hidden * e);
-        run->h = carve(k, run->n_rows * c->hidden * e);
-        run->q = carve(k, run->n_rows * own_inner * e);
+        run->h = carve(k, run->in_chunk * c->hidden * e);
+        run->q = carve(k, (alone ? own : run->n_rows) * own_inner * e);
         run->k = carve(k, run->n_rows * own_inner * e);
         run->v = carve(k, run->n_rows * own_inner * e);
-        run->o = carve(k, run->n_rows * c->inner * e);
-        run->y = carve(k, own * c->hidden * e);
-        run->gate = carve(k, chunk * c->ffn * e);
-        run->up = carve(k, chunk * c->ffn * e);
-        run->act = carve(k, chunk * c->ffn * e);
+        run->o = carve(k, own * c->inner * e);
+        run->y = carve(k, run->own_chunk * c->hidden * e);
+        run->gate = carve(k, piece * c->ffn * e);
+        run->up = carve(k, piece * c->ffn * e);
+        run->act = carve(k, piece * c->ffn * e);
+        carve_exchange(run, k);
         if (run->int8_cols > 0) {
-                uint64_t rows = max_of(run->n_rows, run->timesteps_max);
+                uint64_t rows = max_of(max_of(run->own_chunk, run->in_chunk), run->timesteps_max);
 
-                rows = rows < DIT_CHUNK_ROWS ? rows : DIT_CHUNK_ROWS;
+                run->h_int8 = carve(k, run->in_chunk * c->hidden);
+                run->h_scale = carve(k, run->in_chunk * sizeof(float));
+                rows = rows < DIT_PIECE_ROWS ? rows : DIT_PIECE_ROWS;
                 run->int8 = carve(k, rows * run->int8_cols);
                 run->int8_scale = carve(k, rows * sizeof(float));
         }
@@ -181,7 +176,7 @@ static uint64_t video_row(const H3Config *c) {
 
 static void carve_step(DitRun *run, Carver *k) {
         const H3Config *c = run->c;
-        uint64_t own = dit_own_rows(run), rope = run->n_rows * 3 * c->rope_freqs * sizeof(float);
+        uint64_t own = dit_own_rows(run), rope = h3_range_size(run->rope) * 3 * c->rope_freqs * sizeof(float);
         uint64_t time_bytes = run->timesteps_max * dit_time_width(c) * sizeof(float);
 
         run->cos = carve(k, rope);
@@ -189,10 +184,11 @@ static void carve_step(DitRun *run, Carver *k) {
         run->coordinate = carve(k, run->timesteps_max * c->time_dim * lk_type_size(run->coordinate_type));
         run->time_a = carve(k, time_bytes);
         run->time_b = carve(k, time_bytes);
-        run->mod = carve(k, 6 * run->timesteps_max * H3_TAGS * c->hidden * run->element);
+        for (unsigned i = 0; i < ELEMENTSOF(run->mod); i++)
+                run->mod[i] = carve(k, 6 * run->timesteps_max * H3_TAGS * c->hidden * run->element);
         run->mod_index = carve(k, own * sizeof(int32_t));
         run->time_index = carve(k, own * sizeof(int32_t));
-        run->io = carve(k, own * max_of(video_row(c), c->audio_channels) * sizeof(float));
+        run->io = carve(k, run->own_chunk * max_of(video_row(c), c->audio_channels) * sizeof(float));
 }
 
 int dit_arena_new(DitRun *run, void **ret_arena) {
@@ -236,7 +232,7 @@ static int refine(DitRun *run, const H3Model *m, const uint16_t *text, void *dev
                 .x_ld = c->hidden,
                 .weight = m->refiner_norm,
                 .eps = c->eps,
-                .y = run->y,
+                .y = run->y, /* [rows, hidden], with one chunk */
                 .y_ld = c->hidden,
         };
         int r;
@@ -244,8 +240,10 @@ static int refine(DitRun *run, const H3Model *m, const uint16_t *text, void *dev
         r = run->ops->upload(run->context, device_text, text, n * c->text_dim * sizeof(*text));
         if (r >= 0)
                 r = dit_gemm(run, n, device_text, LK_BF16, &m->text_in, &m->text_in_bias, run->x, run->type);
+        if (r >= 0 && c->refiner_layers > 0)
+                r = dit_feed(run, m->refiner, 0, 0);
         for (uint32_t i = 0; r >= 0 && i < c->refiner_layers; i++)
-                r = dit_block(run, m->refiner + i, i);
+                r = dit_block(run, m->refiner + i, i + 1 < c->refiner_layers ? m->refiner + i + 1 : NULL, i);
         if (r >= 0)
                 r = run->ops->norm(run->context, &args);
         return r < 0 ? r : run->ops->download(run->context, ret, run->y, n * c->hidden * run->element);
@@ -253,7 +251,10 @@ static int refine(DitRun *run, const H3Model *m, const uint16_t *text, void *dev
 
 int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, const uint16_t *text,
         uint64_t text_rows, void **ret_refined, Fault *f) {
-        DitRun run = dit_run_make(rank, m, compute, text_rows);
+        const H3Range rows = {0, text_rows}, heads = {0, m->config.heads};
+        const H3Plan plan = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &rows, .heads = &heads};
+        const H3Rank alone = {.ops = rank->ops, .context = rank->context, .plan = &plan};
+        DitRun run = run_of_rank(&alone, m, compute, text_rows);
         Carver k = {};
         CLEANUP_FREE void *refined = NULL;
         void *arena, *device_text;
@@ -285,21 +286,15 @@ int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, cons
         return 0;
 }
 
-/* The part of a segment that is the rank's, relative to the segment; empty: false. */
-static bool own_part(const DitRun *run, const H3Segment *s, uint64_t *ret_begin, uint64_t *ret_end) {
-        uint64_t begin = max_of(s->begin, run->rows.begin),
-                 end = s->end < run->rows.end ? s->end : run->rows.end;
+/* The part of a segment that is in `rows`, relative to the segment; empty: false. */
+static bool part_of(const H3Segment *s, H3Range rows, uint64_t *ret_begin, uint64_t *ret_end) {
+        uint64_t begin = max_of(s->begin, rows.begin), end = s->end < rows.end ? s->end : rows.end;
 
         if (begin >= end)
                 return false;
         *ret_begin = begin - s->begin;
         *ret_end = end - s->begin;
         return true;
-}
-
-/* Where row `row` of a segment is in an array of own rows of `width` bytes. */
-static uint64_t own_offset(const DitRun *run, const H3Segment *s, uint64_t row, uint64_t width) {
-        return (s->begin + row - run->rows.begin) * width;
 }
 
 /* Rows begin..end of a segment of latents, the target's or a condition's. */
@@ -319,14 +314,14 @@ static void latent_rows(const DitRun *run, const H3StepInput *in, const H3Segmen
 }
 
 /* Latent rows through their patch projection into the residual stream. */
-static int pack_latent(
-        const DitRun *run, const H3Model *m, const H3StepInput *in, const H3Segment *s, float *host) {
+static int pack_latent(const DitRun *run, const H3Model *m, const H3StepInput *in, const H3Segment *s,
+        H3Range rows, float *host) {
         const H3Config *c = run->c;
         bool video = s->kind == H3_SEGMENT_VIDEO;
         uint64_t width = video ? video_row(c) : c->audio_channels, begin, end;
         int r;
 
-        if (!own_part(run, s, &begin, &end))
+        if (!part_of(s, rows, &begin, &end))
                 return 0;
         latent_rows(run, in, s, begin, end, host);
         r = run->ops->upload(run->context, run->io, host, (end - begin) * width * sizeof(float));
@@ -334,75 +329,96 @@ static int pack_latent(
                 return r;
         return dit_gemm(run, end - begin, run->io, LK_F32, video ? &m->video_in : &m->audio_in,
                 video ? &m->video_in_bias : &m->audio_in_bias,
-                run->x + own_offset(run, s, begin, c->hidden * run->element), run->type);
+                dit_own_at(run, run->x, s->begin + begin, c->hidden), run->type);
 }
 
-static int pack(const DitRun *run, const H3Model *m, const H3StepInput *in, float *host) {
+static int pack_rows(
+        const DitRun *run, const H3Model *m, const H3StepInput *in, H3Range rows, float *host) {
         uint64_t row_bytes = run->c->hidden * run->element, begin, end;
         const H3Segment *text = in->layout->segments;
         int r = 0;
 
-        if (own_part(run, text, &begin, &end))
-                r = run->ops->upload(run->context, run->x + own_offset(run, text, begin, row_bytes),
+        if (part_of(text, rows, &begin, &end))
+                r = run->ops->upload(run->context,
+                        dit_own_at(run, run->x, text->begin + begin, run->c->hidden),
                         (const uint8_t *) in->refined_text + begin * row_bytes, (end - begin) * row_bytes);
         for (uint32_t i = 1; r >= 0 && i < in->layout->n_segments; i++)
-                r = pack_latent(run, m, in, in->layout->segments + i, host);
+                r = pack_latent(run, m, in, in->layout->segments + i, rows, host);
+        return r;
+}
+
+static int pack(const DitRun *run, const H3Model *m, const H3StepInput *in, float *host) {
+        int r = 0;
+
+        for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
+                r = pack_rows(run, m, in, h3_plan_chunk(run->plan, run->self, chunk), host);
         return r < 0 ? r
                      : dit_tap(run, -1, "packed_input", run->x, run->type, dit_own_rows(run),
                                run->c->hidden);
 }
 
 static int upload_rope(const DitRun *run, const H3Layout *l) {
-        uint64_t width = 3ull * run->c->rope_freqs, n = run->n_rows * width;
+        uint64_t width = 3ull * run->c->rope_freqs, rows = h3_range_size(run->rope), n = rows * width;
         CLEANUP_FREE float *table = NULL;
         int r;
 
+        if (rows == 0)
+                return 0;
         table = malloc(2 * n * sizeof(float));
         if (!table)
                 return -ENOMEM;
-        h3_rope_table(run->c, l, 0, run->n_rows, run->type == LK_BF16, table, table + n);
-        dit_tap_host(run, "rope_cos", table, run->n_rows, width);
-        dit_tap_host(run, "rope_sin", table + n, run->n_rows, width);
+        h3_rope_table(run->c, l, run->rope.begin, run->rope.end, run->type == LK_BF16, table, table + n);
+        dit_tap_host(run, "rope_cos", table, rows, width);
+        dit_tap_host(run, "rope_sin", table + n, rows, width);
 
         r = run->ops->upload(run->context, run->cos, table, n * sizeof(float));
         return r < 0 ? r : run->ops->upload(run->context, run->sin, table + n, n * sizeof(float));
+}
+
+static int modulate(const DitRun *run, const H3Model *m, const DitTimesteps *t, uint32_t i) {
+        int r;
+
+        r = dit_modulation(run, m, i, t);
+        return r < 0 ? r
+                     : dit_tap(run, (int) i, "mod", dit_mod(run, i), run->type, (uint64_t) t->n * H3_TAGS,
+                               6ull * run->c->hidden);
 }
 
 static int run_blocks(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
         const H3Config *c = run->c;
         int r;
 
-        for (uint32_t i = 0; i < c->layers; i++) {
-                const H3Block *b = m->blocks + i;
+        r = modulate(run, m, t, 0);
+        for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
+                r = dit_feed(run, m->blocks, 0, chunk);
 
-                r = dit_modulation(run, m, i, t);
+        for (uint32_t i = 0; r >= 0 && i < c->layers; i++) {
+                const H3Block *next = i + 1 < c->layers ? m->blocks + i + 1 : NULL;
+
+                if (next)
+                        r = modulate(run, m, t, i + 1);
                 if (r >= 0)
-                        r = dit_tap(run, (int) i, "mod", run->mod, run->type, (uint64_t) t->n * H3_TAGS,
-                                6ull * c->hidden);
-                if (r >= 0)
-                        r = dit_block(run, b, i);
+                        r = dit_block(run, m->blocks + i, next, i);
                 if (r >= 0 && run->hooks && run->hooks->on_block)
                         r = run->hooks->on_block(run->hooks->userdata, i + 1, c->layers);
-                if (r < 0)
-                        return r;
         }
-        return 0;
+        return r;
 }
 
-static int final_rows(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
+static int final_rows(const DitRun *run, const H3Model *m, H3Range rows) {
         uint64_t hidden = run->c->hidden;
         const LkNorm args = {
                 .type = run->type,
-                .m = dit_own_rows(run),
+                .m = h3_range_size(rows),
                 .n = hidden,
-                .x = run->x,
+                .x = dit_own_at(run, run->x, rows.begin, hidden),
                 .x_ld = hidden,
                 .weight = m->final_norm,
                 .eps = run->c->eps,
-                .mod = run->mod,
+                .mod = dit_mod(run, run->c->layers),
                 .mod_type = run->coordinate_type,
                 .mod_ld = 2 * hidden,
-                .mod_index = run->time_index,
+                .mod_index = run->time_index + (rows.begin - run->rows.begin),
                 .shift_at = 0,
                 .scale_at = hidden,
                 .y = run->y,
@@ -410,11 +426,9 @@ static int final_rows(const DitRun *run, const H3Model *m, const DitTimesteps *t
         };
         int r;
 
-        r = dit_modulation(run, m, m->config.layers, t);
-        if (r < 0 || dit_own_rows(run) == 0)
-                return r;
         r = run->ops->norm(run->context, &args);
-        return r < 0 ? r : dit_tap(run, -1, "final_norm", run->y, run->type, dit_own_rows(run), hidden);
+        return r < 0 ? r
+                     : dit_tap(run, -1, "final_norm", run->y, run->type, h3_range_size(rows), hidden);
 }
 
 /* Rows begin..end of a segment times their part of the mask. */
@@ -428,19 +442,20 @@ static void mask_rows(
         }
 }
 
-/* Final rows of a target segment through its head, in f32, into the latent. */
-static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const H3Segment *s, float *host,
-        float *ret) {
+/* Final rows, which are in y, of a target segment through its head, in f32, into the latent. */
+static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const H3Segment *s, H3Range rows,
+        float *host, float *ret) {
         const H3Config *c = run->c;
         H3Grid grid = h3_shape_grid(&l->shape);
         bool video = s->kind == H3_SEGMENT_VIDEO;
         uint64_t width = video ? video_row(c) : c->audio_channels, begin, end;
         int r;
 
-        if (!own_part(run, s, &begin, &end))
+        if (!part_of(s, rows, &begin, &end))
                 return 0;
-        r = dit_gemm(run, end - begin, run->y + own_offset(run, s, begin, c->hidden * run->element),
-                run->type, video ? &m->video_out : &m->audio_out,
+        r = dit_gemm(run, end - begin,
+                run->y + (s->begin + begin - rows.begin) * c->hidden * run->element, run->type,
+                video ? &m->video_out : &m->audio_out,
                 video ? &m->video_out_bias : &m->audio_out_bias, run->io, LK_F32);
         if (r >= 0)
                 r = run->ops->download(run->context, host, run->io, (end - begin) * width * sizeof(float));
@@ -454,13 +469,33 @@ static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const 
         return 0;
 }
 
+/* The final layer, chunk by chunk. */
+static int finish(const DitRun *run, const H3Model *m, const H3Layout *l, const DitTimesteps *t, float *host,
+        float *ret_video, float *ret_audio) {
+        int r;
+
+        r = dit_modulation(run, m, m->config.layers, t);
+        for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++) {
+                H3Range rows = h3_plan_chunk(run->plan, run->self, chunk);
+
+                if (h3_range_size(rows) == 0)
+                        continue;
+                r = final_rows(run, m, rows);
+                if (r >= 0)
+                        r = unpack(run, m, l, h3_layout_audio(l), rows, host, ret_audio);
+                if (r >= 0)
+                        r = unpack(run, m, l, h3_layout_video(l), rows, host, ret_video);
+        }
+        return r;
+}
+
 static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret_video, float *ret_audio) {
         const H3Layout *l = in->layout;
         CLEANUP_FREE float *host = NULL; /* latent rows on their way in and out */
         DitTimesteps t;
         int r;
 
-        host = malloc(max_of(1, dit_own_rows(run)) * max_of(video_row(run->c), run->c->audio_channels) *
+        host = malloc(max_of(1, run->own_chunk) * max_of(video_row(run->c), run->c->audio_channels) *
                       sizeof(float));
         if (!host)
                 return -ENOMEM;
@@ -476,42 +511,43 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
                 r = pack(run, m, in, host);
         if (r >= 0)
                 r = run_blocks(run, m, &t);
-        if (r >= 0)
-                r = final_rows(run, m, &t);
-        if (r >= 0)
-                r = unpack(run, m, l, h3_layout_audio(l), host, ret_audio);
-        return r < 0 ? r : unpack(run, m, l, h3_layout_video(l), host, ret_video);
+        return r < 0 ? r : finish(run, m, l, &t, host, ret_video, ret_audio);
+}
+
+static bool range_fits(H3Range r, uint64_t end) {
+        return r.begin <= r.end && r.end <= end;
 }
 
 /* A run of one rank of a plan, without memory yet. */
-static int run_of_plan(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint32_t rank,
-        H3Compute compute, DitRun *ret) {
-        DitRun run = dit_run_make(NULL, m, compute, l->rows);
+static int run_of_plan(
+        const H3Rank *rank, const H3Model *m, const H3Layout *l, H3Compute compute, DitRun *ret) {
+        const H3Plan *plan = rank->plan;
 
-        if (rank >= plan->ranks)
+        if (rank->index >= plan->ranks || plan->kind >= _H3_PLAN_MAX || plan->row_tile == 0 ||
+                plan->chunks == 0 || (plan->ranks > 1 && plan->rows[plan->ranks - 1].end != l->rows))
                 return -EINVAL;
-        run.rank = rank;
-        run.timesteps_max = l->timesteps_max;
-        run.rows = plan->rows[rank];
-        run.heads = plan->heads[rank];
-        if (run.rows.begin > run.rows.end || run.rows.end > l->rows || run.heads.begin > run.heads.end ||
-                run.heads.end > m->config.heads)
-                return -EINVAL;
-        *ret = run;
+        for (uint32_t i = 0; i < plan->ranks; i++)
+                if (!range_fits(plan->rows[i], l->rows) || !range_fits(plan->heads[i], m->config.heads))
+                        return -EINVAL;
+        *ret = run_of_rank(rank, m, compute, l->rows);
+        ret->timesteps_max = l->timesteps_max;
         return 0;
 }
 
 int h3_step_memory(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint32_t rank, H3Compute compute,
         uint64_t *ret_bytes) {
+        const H3Rank x = {.index = rank, .plan = plan};
         Carver k = {};
         DitRun run;
         int r;
 
-        r = run_of_plan(m, l, plan, rank, compute, &run);
+        r = run_of_plan(&x, m, l, compute, &run);
         if (r < 0)
                 return r;
-        carve_blocks(&run, &k);
-        carve_step(&run, &k);
+        if (!h3_plan_is_idle(plan, rank)) {
+                carve_blocks(&run, &k);
+                carve_step(&run, &k);
+        }
         *ret_bytes = k.at;
         return 0;
 }
@@ -535,8 +571,8 @@ static int check_input(const H3StepInput *in, Fault *f) {
         return 0;
 }
 
-int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks,
-        float *ret_video, float *ret_audio, Fault *f) {
+static int step_of_rank(const H3Rank *rank, const H3Model *m, const H3StepInput *in,
+        const H3StepHooks *hooks, float *ret_video, float *ret_audio, Fault *f) {
         uint64_t bytes;
         void *arena;
         DitRun run;
@@ -547,16 +583,17 @@ int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H
                 r = dit_table_check(in->mod_table, m, in, f);
         if (r < 0)
                 return r;
-        r = run_of_plan(m, in->layout, rank->plan, rank->index, in->compute, &run);
+        r = run_of_plan(rank, m, in->layout, in->compute, &run);
         if (r >= 0)
                 r = h3_step_memory(m, in->layout, rank->plan, rank->index, in->compute, &bytes);
+        if (r >= 0 && rank->plan->ranks > 1 && !rank->exchange)
+                r = -EINVAL;
         if (r < 0)
                 return fault_set(f, r, FAULT_INTERNAL,
                         "The plan does not fit the step: rank %u of %u, %llu rows.", rank->index,
                         rank->plan->ranks, (unsigned long long) in->layout->rows);
-        run.ops = rank->ops;
-        run.context = rank->context;
-        run.exchange = rank->exchange;
+        if (h3_plan_is_idle(rank->plan, rank->index))
+                return 0;
         run.table = in->mod_table;
         run.hooks = hooks;
 
@@ -567,4 +604,17 @@ int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H
         r = step(&run, m, in, ret_video, ret_audio);
         run.ops->memory_free(run.context, arena);
         return r < 0 ? device_fault(f, r, "step") : 0;
+}
+
+int h3_step(const H3Rank *rank, const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks,
+        float *ret_video, float *ret_audio, Fault *f) {
+        Fault why = {};
+        int r;
+
+        r = step_of_rank(rank, m, in, hooks, ret_video, ret_audio, &why);
+        if (r < 0 && rank->exchange) /* also what failed before its first message: others wait for it */
+                rank->exchange->fail(rank->exchange, rank->index, r, &why);
+        if (r < 0 && f && f->name[0] == '\0')
+                *f = why;
+        return r;
 }

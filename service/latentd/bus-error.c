@@ -40,6 +40,7 @@ static const char *type_description(const char *type) {
                 { "as",             "an array of strings"                                   },
                 { "ad",             "an array of floating-point numbers"                    },
                 { "aa{sv}",         "an array of dictionaries"                              },
+                { "au",             "an array of 32-bit unsigned numbers"                   },
                 { TENSOR_SIGNATURE, "a tensor: offset, type name, array of dimensions"      },
         };
 
@@ -134,6 +135,19 @@ static int read_tensor(sd_bus_message *m, const BusKey *k, Fault *f) {
         return tensor_fill(k->key, offset, type_name, shape, size / sizeof(uint64_t), k->value, f);
 }
 
+static int read_numbers(sd_bus_message *m, BusNumbers *ret) {
+        const void *values;
+        size_t size;
+        int r;
+
+        r = sd_bus_message_read_array(m, 'u', &values, &size);
+        if (r < 0)
+                return r;
+
+        *ret = (BusNumbers){ values, size / sizeof(uint32_t) };
+        return 0;
+}
+
 static int read_value(sd_bus_message *m, const BusKey *k, Fault *f) {
         const char *given;
         int r;
@@ -159,6 +173,8 @@ static int read_value(sd_bus_message *m, const BusKey *k, Fault *f) {
                 r = k->read(m, k, f);
         else if (strcmp(k->type, TENSOR_SIGNATURE) == 0)
                 r = read_tensor(m, k, f);
+        else if (strcmp(k->type, "au") == 0)
+                r = read_numbers(m, k->value);
         else
                 r = sd_bus_message_read_basic(m, k->type[0], k->value);
         if (r < 0)

@@ -14,8 +14,15 @@
  * strerror(r). */
 int bus_error_fault(sd_bus_error *error, int r, const Fault *f);
 
-/* One expected key. `type` is the D-Bus signature of the value ("s", "t", "u", "d", "b", "o", "(tsat)"); value points to const char *,
- * uint64_t, uint32_t, double, int, const char *, WireTensor; valid as long as the message. seen is set. Other types: read() does it. */
+/* An array of numbers, in the message. */
+typedef struct BusNumbers {
+        const uint32_t *values;
+        size_t n;
+} BusNumbers;
+
+/* One expected key. `type` is the D-Bus signature of the value ("s", "t", "u", "d", "b", "o", "au", "(tsat)"); value points to
+ * const char *, uint64_t, uint32_t, double, int, const char *, BusNumbers, WireTensor; valid as long as the message. seen is set. Other
+ * types: read() does it. */
 typedef struct BusKey BusKey;
 struct BusKey {
         const char *key;

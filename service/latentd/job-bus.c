@@ -9,6 +9,7 @@
 
 #include "service/latentd/bus-error.h"
 #include "service/latentd/peer.h"
+#include "service/latentd/plan.h"
 #include "service/latentd/queue.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/safetensors.h"
@@ -71,6 +72,19 @@ static int append_tensors(sd_bus_message *m, const Job *j) {
         return 0;
 }
 
+/* How its last step was split. A job that was taken up with all its steps done was not. */
+static int append_plan(sd_bus_message *m, const Job *j) {
+        if (j->plan.ranks == 0)
+                return 0;
+
+        return sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}",
+                                     "plan", "s", plan_kind_to_string((WirePlanKind) j->plan.kind),
+                                     "ranks", "u", plan_ranks_used(&j->plan),
+                                     "chunks", "u", j->plan.chunks,
+                                     "exchange", "s", plan_exchange_to_string((WireExchange) j->plan.exchange),
+                                     "exchanged-bytes", "t", j->exchanged_bytes);
+}
+
 static int append_result(sd_bus_message *m, const Job *j) {
         int r;
 
@@ -101,7 +115,12 @@ static int append_result(sd_bus_message *m, const Job *j) {
                 if (r < 0)
                         return r;
 
-                r = sd_bus_message_append(m, "{sv}{sv}", "rows", "t", j->ready.rows, "numerics", "s", j->numerics_id);
+                r = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}", "rows", "t", j->ready.rows, "numerics", "s", j->numerics_id,
+                                          "compute-usec", "t", j->compute_usec, "queued-usec", "t", j->queued_usec);
+                if (r < 0)
+                        return r;
+
+                r = append_plan(m, j);
                 if (r < 0)
                         return r;
         }

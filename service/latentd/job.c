@@ -46,7 +46,9 @@ int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f) {
                 .phase = "queue",
                 .created_usec = job_clock_usec(),
         };
+        j->progress_sent_usec = j->created_usec;
         TAILQ_INSERT_TAIL(&m->jobs, j, entry);
+        TAILQ_INSERT_TAIL(&m->unfinished, j, unfinished_entry);
         *ret = j;
         return 0;
 }
@@ -57,7 +59,6 @@ static void drop_references(Job *j) {
         Session *session = STEAL_PTR(j->session);
         Model *model = STEAL_PTR(j->model);
 
-        j->progress_timer = sd_event_source_disable_unref(j->progress_timer);
         if (m->queue)
                 queue_remove(m->queue, j);
         if (m->worker && j->kind != JOB_LOAD)
@@ -83,6 +84,10 @@ Job *job_free(Job *j) {
 
         tell_end(j);
         drop_references(j);
+        if (!job_is_finished(j))
+                TAILQ_REMOVE(&j->manager->unfinished, j, unfinished_entry);
+        else if (j->owner)
+                j->owner->n_finished--;
         TAILQ_REMOVE(&j->manager->jobs, j, entry);
         lora_notes_done(&j->notes);
         free(j->result_model);
@@ -93,9 +98,10 @@ Job *job_free(Job *j) {
 Job *job_find(Manager *m, uint64_t id) {
         Job *j;
 
-        TAILQ_FOREACH(j, &m->jobs, entry)
-                if (j->id == id)
-                        return j;
+        /* The newest ones are asked for most. */
+        TAILQ_FOREACH_REVERSE(j, &m->jobs, JobList, entry)
+                if (j->id <= id)
+                        return j->id == id ? j : NULL;
 
         return NULL;
 }
@@ -150,59 +156,78 @@ uint64_t job_queued_usec(const Job *j) {
         return j->state == JOB_QUEUED ? job_clock_usec() - j->created_usec : j->queued_usec;
 }
 
-static int send_progress(Job *j) {
+static void send_progress(Job *j) {
+        j->progress_waits = false;
         j->progress_sent_usec = job_clock_usec();
-        return job_bus_send_progress(j);
+        (void) job_bus_send_progress(j); /* may be lost, as documented */
 }
 
-static int on_progress_timer(sd_event_source *source, uint64_t usec, void *userdata) {
-        Job *j = userdata;
+static int arm_progress_timer(Manager *m, uint64_t usec);
 
-        if (j->owner)
-                (void) send_progress(j); /* may be lost, as documented */
+static int on_progress_timer(sd_event_source *source, uint64_t usec, void *userdata) {
+        Manager *m = userdata;
+        uint64_t now = job_clock_usec(), next = UINT64_MAX;
+        Job *j;
+
+        m->progress_usec = 0;
+        TAILQ_FOREACH(j, &m->unfinished, unfinished_entry) {
+                uint64_t due = j->progress_sent_usec + PROGRESS_INTERVAL_USEC;
+
+                if (!j->progress_waits || !j->owner)
+                        continue;
+                if (due <= now)
+                        send_progress(j);
+                else if (due < next)
+                        next = due;
+        }
+
+        if (next != UINT64_MAX)
+                (void) arm_progress_timer(m, next);
         return 0;
+}
+
+/* One for all jobs, set only where it would go off too late: what is over within a tenth of a second costs nothing. */
+static int arm_progress_timer(Manager *m, uint64_t usec) {
+        int r;
+
+        if (m->progress_usec != 0 && m->progress_usec <= usec)
+                return 0;
+
+        if (!m->progress_timer)
+                r = sd_event_add_time(m->event, &m->progress_timer, CLOCK_MONOTONIC, usec, 1000, on_progress_timer, m);
+        else {
+                r = sd_event_source_set_time(m->progress_timer, usec);
+                if (r >= 0)
+                        r = sd_event_source_set_enabled(m->progress_timer, SD_EVENT_ONESHOT);
+        }
+        if (r >= 0)
+                m->progress_usec = usec;
+        return r;
 }
 
 void job_progress(Job *j) {
         uint64_t due = j->progress_sent_usec + PROGRESS_INTERVAL_USEC;
-        int enabled;
 
         if (job_is_finished(j) || !j->owner || j->kind == JOB_PLAN)
                 return;
 
-        if (j->progress_sent_usec == 0 || job_clock_usec() >= due) {
-                if (j->progress_timer)
-                        (void) sd_event_source_set_enabled(j->progress_timer, SD_EVENT_OFF);
-                (void) send_progress(j);
+        if (job_clock_usec() >= due) {
+                send_progress(j);
                 return;
         }
 
-        if (!j->progress_timer) {
-                (void) sd_event_add_time(j->manager->event, &j->progress_timer, CLOCK_MONOTONIC, due, 1000,
-                        on_progress_timer, j);
-                return;
-        }
-
-        if (sd_event_source_get_enabled(j->progress_timer, &enabled) >= 0 && enabled == SD_EVENT_OFF) {
-                (void) sd_event_source_set_time(j->progress_timer, due);
-                (void) sd_event_source_set_enabled(j->progress_timer, SD_EVENT_ONESHOT);
-        }
+        j->progress_waits = true;
+        (void) arm_progress_timer(j->manager, due);
 }
 
 /* Forgets the oldest finished jobs of this peer beyond FINISHED_MAX. */
 static void trim_finished(Manager *m, const Peer *owner) {
-        unsigned n = 0;
         Job *j, *next;
 
-        TAILQ_FOREACH(j, &m->jobs, entry)
-                n += j->owner == owner && job_is_finished(j);
-
-        for (j = TAILQ_FIRST(&m->jobs); j && n > FINISHED_MAX; j = next) {
+        for (j = TAILQ_FIRST(&m->jobs); j && owner->n_finished > FINISHED_MAX; j = next) {
                 next = TAILQ_NEXT(j, entry);
-                if (j->owner == owner && job_is_finished(j)) {
+                if (j->owner == owner && job_is_finished(j))
                         (void) job_free(j);
-                        n--;
-                }
         }
 }
 
@@ -212,6 +237,7 @@ void job_finish(Job *j, JobState state, const Fault *f) {
 
         if (j->state == JOB_QUEUED)
                 j->queued_usec = job_queued_usec(j);
+        TAILQ_REMOVE(&j->manager->unfinished, j, unfinished_entry);
         j->state = state;
         j->eta_usec = 0;
 
@@ -239,6 +265,7 @@ void job_finish(Job *j, JobState state, const Fault *f) {
                 return;
         }
 
+        j->owner->n_finished++;
         (void) job_bus_send_finished(j);
         trim_finished(j->manager, j->owner);
 }

@@ -40,8 +40,8 @@ struct Job {
         uint64_t created_usec, started_usec, queued_usec, compute_usec; /* CLOCK_MONOTONIC and durations */
         uint32_t retries; /* of the current step; total in retries_total */
         uint32_t retries_total;
-        uint64_t progress_sent_usec;
-        sd_event_source *progress_timer; /* a newer value waits for its tenth of a second */
+        uint64_t progress_sent_usec; /* or when it was made: what is over sooner has no Progress */
+        bool progress_waits;         /* a newer value, for its tenth of a second */
         Fault fault;
         Model *model;       /* LOAD: being loaded; others: counted user; NULL once finished */
         LoraList loras;     /* held until finished; in request too */
@@ -55,7 +55,7 @@ struct Job {
         uint64_t session_id;
         uint64_t bytes_read; /* LOAD */
         WireJobOpen request; /* all but LOAD */
-        WireJobReady ready;  /* valid once opened; kept over a worker's death */
+        WireJobReady ready;  /* valid once opened, expected before; kept over a worker's death */
         bool opened;         /* JOB_READY seen from the current worker */
         char numerics_id[128];
 
@@ -65,11 +65,15 @@ struct Job {
         uint64_t turn;        /* when it last had the worker; 0: never */
         uint64_t step_usec;   /* how long a step takes, measured; 0: not known yet */
         uint64_t step_started_usec;
+        uint64_t open_started_usec, open_took_usec; /* JOB_OPEN to JOB_READY; took: 0 once a step's time has it */
 
         /* worker-link.c: epoch of the worker that has the JOB_OPEN, the PLAN */
         uint64_t worker_epoch, plan_epoch;
+        WirePlan plan;            /* the last one sent */
+        uint64_t exchanged_bytes; /* between ranks, over the steps that this service ran */
 
         TAILQ_ENTRY(Job) entry;       /* manager's list, by id */
+        TAILQ_ENTRY(Job) unfinished_entry;
         TAILQ_ENTRY(Job) queue_entry; /* queue's list */
         bool queued;                  /* in queue's list */
 };
@@ -87,7 +91,8 @@ bool job_is_finished(const Job *j);
 void job_start(Job *j, const char *phase);
 /* Time spent in the queue so far. */
 uint64_t job_queued_usec(const Job *j);
-/* Sends the signal at most 10 times a second: at once, or the newest value when its time has come. */
+/* Sends the signal at most 10 times a second, the first one a tenth after the job was made: at once, or the newest value when its time
+ * has come. */
 void job_progress(Job *j);
 /* The one end of every job: sets the state, drops references, sends Finished, trims the owner's finished
  * jobs to 256. f: NULL if done. Frees a job whose owner is gone: do not touch j after it. */

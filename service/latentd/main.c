@@ -21,6 +21,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/fault.h"
 #include "service/shared/log.h"
+#include "service/shared/slice.h"
 
 static bool arg_user, arg_system;
 static const char *arg_bus_address, *arg_config;
@@ -253,6 +254,7 @@ static int run(void) {
                 return log_error(0, "%s", f.text), r;
 
         log_info("latentd " LATENTD_VERSION " serves %s", arg_user ? "its user" : "the users of the system");
+        (void) slice_make_short(); /* the loop never runs long, and all wait for it */
         r = sd_event_loop(m->event);
         if (r < 0)
                 return log_error(r, "The event loop failed");

@@ -418,6 +418,8 @@ static int property_get_u(sd_bus *bus, const char *path, const char *interface, 
                 v = worker_link_is_ready(m->worker);
         else if (strcmp(property, "StuckReads") == 0)
                 v = store_stuck(m->store) + m->n_stuck_opens;
+        else if (strcmp(property, "Ranks") == 0)
+                v = worker_link_ranks(m->worker);
         else
                 v = n_regions(m);
 
@@ -449,6 +451,7 @@ static const sd_bus_vtable manager_vtable[] = {
         SD_BUS_PROPERTY("NumericsId", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("Workers", "u", property_get_u, 0, 0),
         SD_BUS_PROPERTY("WorkerStart", "s", property_get_text, 0, 0),
+        SD_BUS_PROPERTY("Ranks", "u", property_get_u, 0, 0),
         SD_BUS_PROPERTY("WorkerStarts", "t", property_get_t, 0, 0),
         SD_BUS_PROPERTY("Steps", "t", NULL, offsetof(Manager, steps_done), 0),
         SD_BUS_PROPERTY("BytesRead", "t", property_get_t, 0, 0),

@@ -61,6 +61,7 @@ int manager_new(Config *config, bool user_mode, FdStore *fds, Manager **ret) {
         TAILQ_INIT(&m->models);
         TAILQ_INIT(&m->sessions);
         TAILQ_INIT(&m->jobs);
+        TAILQ_INIT(&m->unfinished);
         TAILQ_INIT(&m->devices);
         TAILQ_INIT(&m->queries);
         m->next_id = 1;
@@ -109,16 +110,8 @@ static void end_jobs(Manager *m) {
 
         (void) fault_set(&f, -ECANCELED, FAULT_RESTARTED, "The service stops; start the job again when it is back.");
 
-        j = TAILQ_FIRST(&m->jobs);
-        while (j) {
-                if (job_is_finished(j)) {
-                        j = TAILQ_NEXT(j, entry);
-                        continue;
-                }
-
+        while ((j = TAILQ_FIRST(&m->unfinished)))
                 job_finish(j, JOB_FAILED, &f);
-                j = TAILQ_FIRST(&m->jobs); /* finishing one may free others */
-        }
 }
 
 static int on_stop_post(sd_event_source *s, void *userdata) {
@@ -195,6 +188,7 @@ Manager *manager_free(Manager *m) {
         }
 
         sd_event_source_disable_unref(m->devices_timer);
+        sd_event_source_disable_unref(m->progress_timer);
         sd_event_source_disable_unref(m->stop_post);
         sd_event_source_disable_unref(m->stop_timer);
         private_socket_free(m->private_socket);

@@ -56,7 +56,8 @@ struct Manager {
         TAILQ_HEAD(, Peer) peers;
         TAILQ_HEAD(, Model) models;
         TAILQ_HEAD(, Session) sessions;
-        TAILQ_HEAD(, Job) jobs;
+        TAILQ_HEAD(JobList, Job) jobs; /* by id */
+        TAILQ_HEAD(, Job) unfinished; /* those of them that are; short, while a client's finished ones pile up */
         TAILQ_HEAD(, Device) devices;
         TAILQ_HEAD(, PolkitQuery) queries; /* polkit.c */
         uint64_t next_id; /* of models, sessions, jobs, devices alike: never used twice */
@@ -64,6 +65,8 @@ struct Manager {
         uint64_t steps_done;
         unsigned n_stuck_opens; /* below ModelPath=, where a file system does not answer */
         char state_reason[256]; /* empty: ready */
+        sd_event_source *progress_timer; /* job.c: Progress that waits for its time */
+        uint64_t progress_usec; /* when it goes off; 0: off */
         sd_event_source *devices_timer; /* tells device states to clients, not more often than 10 times a second */
         bool stopping;
         int exit_status;

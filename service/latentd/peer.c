@@ -161,7 +161,7 @@ int peer_of_message(Manager *m, sd_bus_message *message, Peer **ret, Fault *f) {
 
 Peer *peer_of_call(Manager *m, sd_bus *bus) {
         sd_bus_message *message = sd_bus_get_current_message(bus);
-        Peer *p;
+        Peer *p = NULL;
 
         if (!message || sd_bus_message_is_method_call(message, NULL, NULL) <= 0)
                 return NULL;

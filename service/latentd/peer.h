@@ -18,6 +18,7 @@ struct Peer {
         uint64_t granted_until[POLKIT_ACTION_MAX]; /* by polkit; CLOCK_MONOTONIC, 0: not asked or refused */
         sd_bus_track *track; /* NULL on a private socket */
         bool gone;
+        unsigned n_finished; /* jobs of it that are kept */
         TAILQ_ENTRY(Peer) entry;
 };
 

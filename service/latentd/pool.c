@@ -9,6 +9,7 @@
 #include <sys/queue.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/slice.h"
 
 typedef struct PoolItem {
         PoolWork work;
@@ -54,6 +55,7 @@ static void finish_item(Pool *p, PoolItem *item) {
 static void *pool_thread(void *userdata) {
         Pool *p = userdata;
 
+        (void) slice_make_long(); /* the loop goes first */
         for (;;) {
                 PoolItem *item;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A small pool of threads for work in proportion to bytes (populate, unmap, free, checksum, file headers),
+/* A small pool of threads for work in proportion to bytes (populate, unmap, free, checksum),
  * which must never run on the event loop. Results come back to the loop through an eventfd source. */
 
 #include <systemd/sd-event.h>

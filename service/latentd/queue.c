@@ -16,7 +16,9 @@
 #define DEATHS_MAX 2 /* in one step */
 
 typedef enum Activity {
-        ACTIVITY_OPEN, /* the job's JOB_OPEN, or its model before that */
+        ACTIVITY_OPEN,  /* the job's JOB_OPEN, or its model before that */
+        ACTIVITY_AHEAD, /* JOB_RUN; JOB_READY makes it ACTIVITY_STEP */
+        ACTIVITY_REPLAN, /* JOB_READY had other rows than expected: the step will fail by its plan and is asked for again */
         ACTIVITY_STEP,
 } Activity;
 
@@ -32,6 +34,7 @@ struct Queue {
 };
 
 static int on_dispatch(sd_event_source *source, void *userdata);
+static int look_for_work(Queue *q);
 
 static int on_wait_over(sd_event_source *source, uint64_t usec, void *userdata) {
         queue_dispatch(userdata);
@@ -87,7 +90,8 @@ Queue *queue_free(Queue *q) {
 void queue_add(Queue *q, Job *j) {
         TAILQ_INSERT_TAIL(&q->jobs, j, queue_entry);
         j->queued = true;
-        queue_dispatch(q);
+        if (!q->active && look_for_work(q) < 0) /* whoever adds it does not expect its end: another try, from the loop */
+                queue_dispatch(q);
 }
 
 void queue_remove(Queue *q, Job *j) {
@@ -98,7 +102,8 @@ void queue_remove(Queue *q, Job *j) {
         j->queued = false;
         if (q->active == j)
                 q->active = NULL;
-        queue_dispatch(q);
+        if (!q->active)
+                queue_dispatch(q);
 }
 
 bool queue_is_empty(const Queue *q) {
@@ -193,43 +198,69 @@ static void estimate(const Queue *q, Job *j) {
         j->eta_usec = (uint64_t) (left * (double) j->step_usec * n_concurrent(q));
 }
 
-static void start(Queue *q, Job *j) {
-        WorkerLink *w = q->manager->worker;
-        int r;
-
-        q->active = j;
-        if (j->opened) {
-                q->activity = ACTIVITY_STEP;
-                j->turn = ++q->turns;
-                j->step_started_usec = job_clock_usec();
-                j->block = 0;
-                lora_notes_done(&j->notes); /* of an attempt that was lost */
-                estimate(q, j);
-                job_progress(j);
-                r = worker_link_step(w, j, j->step);
-        } else {
-                q->activity = ACTIVITY_OPEN;
-                job_start(j, running_phase(j));
-                if (j->resume && strcmp(j->numerics_id, worker_link_numerics_id(w)) != 0) {
-                        /* This worker computes other bits than the one that began: all steps or none from
-                         * one of them. */
-                        j->resume = false;
-                        j->step = j->request.start_step;
-                }
-                r = worker_link_open_job(w, j, j->resume);
-        }
-        if (r < 0) {
-                Fault f = {};
-
-                (void) fault_set(&f, r, FAULT_INTERNAL, "The job could not be given to the worker: %s.",
-                        strerror(-r));
-                job_finish(j, JOB_FAILED, &f);
-        }
+/* The worker has its step, or gets it now. */
+static void begin_step(Queue *q, Job *j, Activity activity) {
+        q->activity = activity;
+        j->turn = ++q->turns;
+        j->step_started_usec = job_clock_usec();
+        j->block = 0;
+        lora_notes_done(&j->notes); /* of an attempt that was lost */
+        estimate(q, j);
+        job_progress(j);
 }
 
-static int on_dispatch(sd_event_source *source, void *userdata) {
-        Queue *q = userdata;
+static int start_step(Queue *q, Job *j) {
+        begin_step(q, j, ACTIVITY_STEP);
+        return worker_link_step(q->manager->worker, j, j->step);
+}
+
+/* The same but for what no answer to JOB_OPEN depends on. */
+static bool same_request(const WireJobOpen *a, const WireJobOpen *b) {
+        WireJobOpen x = *a, y = *b;
+
+        x.header = y.header = (WireHeader){};
+        x.sigma_video = y.sigma_video = 0;
+        x.sigma_audio = y.sigma_audio = 0;
+        return memcmp(&x, &y, sizeof(x)) == 0;
+}
+
+/* A MERGE has no plan, a PLAN no step. */
+static bool can_run_ahead(const Job *j) {
+        return (j->kind == JOB_STEP || j->kind == JOB_SAMPLE) && !j->resume;
+}
+
+static int start_open(Queue *q, Job *j) {
+        WorkerLink *w = q->manager->worker;
+        const Session *s = j->session;
+        bool known;
+        int r;
+
+        q->activity = ACTIVITY_OPEN;
+        job_start(j, running_phase(j));
+        if (j->resume && strcmp(j->numerics_id, worker_link_numerics_id(w)) != 0) {
+                /* This worker computes other bits than the one that began: all steps or none from
+                 * one of them. */
+                j->resume = false;
+                j->step = j->request.start_step;
+        }
+
+        /* The session's last job was of the same shape: then what the worker will answer is known. */
+        known = can_run_ahead(j) && s->known_epoch == worker_link_epoch(w) &&
+                same_request(&s->known_request, &j->request);
+        if (known)
+                j->ready = s->known_ready;
+
+        j->open_started_usec = job_clock_usec();
+        r = worker_link_open_job(w, j, j->resume, known);
+        if (r > 0)
+                begin_step(q, j, ACTIVITY_AHEAD);
+        return r;
+}
+
+/* If there is something and the worker is free. A failure leaves everything as it was, ret_job says whose. */
+static int start_next(Queue *q, Job **ret_job) {
         Job *j;
+        int r;
 
         if (q->active)
                 return 0;
@@ -246,8 +277,40 @@ static int on_dispatch(sd_event_source *source, void *userdata) {
         }
 
         manager_devices_busy(q->manager, true);
-        start(q, j);
+        q->active = j;
+        r = j->opened ? start_step(q, j) : start_open(q, j);
+        if (r < 0) {
+                q->active = NULL;
+                *ret_job = j;
+        }
+        return r;
+}
+
+static int look_for_work(Queue *q) {
+        Job *unused;
+
+        return start_next(q, &unused);
+}
+
+static int on_dispatch(sd_event_source *source, void *userdata) {
+        Queue *q = userdata;
+        Fault f = {};
+        Job *j;
+        int r;
+
+        r = start_next(q, &j);
+        if (r < 0) {
+                (void) fault_set(&f, r, FAULT_INTERNAL, "The job could not be given to the worker: %s.",
+                        strerror(-r));
+                job_finish(j, JOB_FAILED, &f);
+        }
         return 0;
+}
+
+/* After an answer: what comes next goes out without another turn of the loop. */
+static void dispatch_now(Queue *q) {
+        (void) sd_event_source_set_enabled(q->dispatch_source, SD_EVENT_OFF);
+        (void) on_dispatch(NULL, q);
 }
 
 static void lie(Queue *q, const char *what) {
@@ -290,9 +353,21 @@ static void finish_plan(const WorkerLink *w, Job *j) {
         job_finish(j, r < 0 ? JOB_FAILED : JOB_DONE, r < 0 ? &f : NULL);
 }
 
+/* For jobs like this one. */
+static void remember(const Job *j, const WireJobReady *m, uint64_t epoch) {
+        Session *s = j->session;
+
+        if (!can_run_ahead(j))
+                return;
+        s->known_request = j->request;
+        s->known_ready = *m;
+        s->known_epoch = epoch;
+}
+
 void queue_on_job_ready(Queue *q, const WireJobReady *m) {
         WorkerLink *w = q->manager->worker;
-        Job *j = expect(q, &m->header, ACTIVITY_OPEN);
+        bool ahead = q->activity == ACTIVITY_AHEAD, as_expected;
+        Job *j = expect(q, &m->header, ahead ? ACTIVITY_AHEAD : ACTIVITY_OPEN);
         const char *why;
 
         if (!j)
@@ -300,9 +375,11 @@ void queue_on_job_ready(Queue *q, const WireJobReady *m) {
 
         why = job_ready_check(j, m);
         if (why) {
+                j->session->known_epoch = 0;
                 lie(q, why);
                 return;
         }
+        as_expected = ahead && m->rows == j->ready.rows;
 
         j->ready = *m;
         j->opened = true;
@@ -311,13 +388,19 @@ void queue_on_job_ready(Queue *q, const WireJobReady *m) {
         (void) snprintf(j->numerics_id, sizeof(j->numerics_id), "%s", worker_link_numerics_id(w));
         if (!j->resume)
                 j->first_epoch = (uint32_t) worker_link_epoch(w);
-        q->active = NULL;
+        j->open_took_usec = job_clock_usec() - j->open_started_usec;
+        remember(j, m, worker_link_epoch(w));
+        if (ahead) {
+                q->activity = as_expected ? ACTIVITY_STEP : ACTIVITY_REPLAN;
+                return;
+        }
 
+        q->active = NULL;
         if (j->state == JOB_CANCELLING)
                 job_finish(j, JOB_CANCELLED, NULL);
         else if (j->kind == JOB_PLAN)
                 finish_plan(w, j);
-        queue_dispatch(q);
+        dispatch_now(q);
 }
 
 void queue_on_lora_notes(Queue *q, const WireLoraNotes *m) {
@@ -370,7 +453,9 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
 
         elapsed = job_clock_usec() - j->step_started_usec;
         j->step_usec = elapsed;
+        elapsed += STEAL(j->open_took_usec, 0); /* the first one's time has the opening in it */
         j->compute_usec += m->compute_usec < elapsed ? m->compute_usec : elapsed;
+        j->exchanged_bytes += m->exchanged_bytes;
         j->retries = 0;
         j->step++;
         j->block = j->step < j->steps ? 0 : j->blocks;
@@ -385,7 +470,7 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 estimate(q, j);
                 job_progress(j);
         }
-        queue_dispatch(q);
+        dispatch_now(q);
 }
 
 void queue_on_job_error(Queue *q, const WireError *m) {
@@ -393,7 +478,7 @@ void queue_on_job_error(Queue *q, const WireError *m) {
         Fault f = {};
 
         /* While its model opens the job itself is not with the worker: worker-link made the message. */
-        if (!j || j->id != m->header.job || (q->activity == ACTIVITY_STEP && m->header.step != j->step)) {
+        if (!j || j->id != m->header.job || (q->activity >= ACTIVITY_REPLAN && m->header.step != j->step)) {
                 lie(q, "ERROR for nothing that was asked");
                 return;
         }
@@ -406,6 +491,8 @@ void queue_on_job_error(Queue *q, const WireError *m) {
         q->active = NULL;
         if (j->state == JOB_CANCELLING)
                 job_finish(j, JOB_CANCELLED, NULL);
+        else if (q->activity == ACTIVITY_REPLAN)
+                j->plan_epoch = 0;
         else {
                 worker_link_fault(&m->fault, &f);
                 job_finish(j, JOB_FAILED, &f);

@@ -12,13 +12,13 @@
 
 int queue_new(Manager *m, Queue **ret);
 Queue *queue_free(Queue *q); /* jobs stay; they are not in it any more */
-void queue_add(Queue *q, Job *j);
+void queue_add(Queue *q, Job *j); /* a free worker gets it at once; no job ends in here */
 void queue_remove(Queue *q, Job *j); /* fine if it is not in */
 bool queue_is_empty(const Queue *q);
 uint32_t queue_position(const Queue *q, const Job *j); /* jobs before it; 0: running or not queued */
 /* The worker is busy with this job and will answer: it cannot end before. */
 bool queue_must_wait(const Queue *q, const Job *j);
-/* Looks for work if the worker is free: from the loop, never from inside. Called after every change. */
+/* Looks for work if the worker is free: from the loop, never from inside. Called after every change that does not see to it itself. */
 void queue_dispatch(Queue *q);
 
 /* The worker's news, by worker-link. What was not asked for or does not fit is a lie: worker_link_drop(). */

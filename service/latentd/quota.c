@@ -49,8 +49,8 @@ int quota_check_job(const Manager *m, uid_t uid, Fault *f) {
         const Job *j;
         uint32_t n = 0;
 
-        TAILQ_FOREACH(j, &m->jobs, entry)
-                if (j->uid == uid && !job_is_finished(j))
+        TAILQ_FOREACH(j, &m->unfinished, unfinished_entry)
+                if (j->uid == uid)
                         n++;
 
         if (n >= m->config->jobs_per_user)

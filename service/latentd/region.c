@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "service/shared/cleanup.h"
 #include "service/shared/crc32c.h"
@@ -18,6 +19,11 @@ DEFINE_CLEANUP(Region *, region_free)
 /* The kernel holds the lock of the whole address space while it unmaps or locks: in steps, so that the loop
  * gets its turn. */
 #define STEP_BYTES (UINT64_C(16) << 20)
+
+/* Of memory that goes back for good, some half a millisecond of the kernel's work: with as long a pause behind each, whoever shares the
+ * processor is not kept waiting for longer. */
+#define SCRAP_BYTES (UINT64_C(2) << 20)
+#define REST_MAX_NSEC 2000000
 
 _Static_assert(sizeof(RegionTrailer) <= REGION_BLOCK, "the trailer is one page");
 
@@ -85,6 +91,35 @@ Region *region_free(Region *r) {
                 (void) close(r->fd);
         free(r);
         return NULL;
+}
+
+/* As long as it has worked since then, by its own clock. */
+static void rest(const struct timespec *since) {
+        struct timespec t;
+
+        (void) clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+        t.tv_nsec -= since->tv_nsec;
+        if (t.tv_sec == since->tv_sec && t.tv_nsec > 0 && t.tv_nsec < REST_MAX_NSEC)
+                (void) nanosleep(&(struct timespec){ .tv_nsec = t.tv_nsec }, NULL);
+}
+
+Region *region_scrap(Region *r) {
+        uint64_t at = r->size, begin;
+        struct timespec t;
+
+        /* From the end: without its trailer nobody takes what is left for a region. */
+        for (; at > 0; at = begin) {
+                begin = (at - 1) / SCRAP_BYTES * SCRAP_BYTES;
+                (void) clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+                if (r->map)
+                        (void) munmap((char *) r->map + begin, at - begin);
+                if (r->fd >= 0)
+                        (void) fallocate(r->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t) begin,
+                                (off_t) (at - begin)); /* else it goes when all have closed it */
+                rest(&t);
+        }
+        r->map = NULL;
+        return region_free(r);
 }
 
 int region_lock(const Region *r) {

@@ -86,6 +86,9 @@ void region_store_name(const FileIdentity *identity, const NumaPolicy *policy, c
 
 /* Unmaps and closes: in proportion to size, pool threads only. */
 Region *region_free(Region *r);
+/* The same for one that nobody needs any more, the service manager neither: its memory is free even if somebody still holds or maps it,
+ * who finds zeros. */
+Region *region_scrap(Region *r);
 
 /* Locks all pages, or none and a negative errno. Pool threads. */
 int region_lock(const Region *r);

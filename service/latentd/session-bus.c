@@ -219,7 +219,7 @@ static const sd_bus_vtable session_vtable[] = {
         SD_BUS_METHOD("Close", NULL, NULL, method_close, SD_BUS_VTABLE_UNPRIVILEGED),
         SD_BUS_PROPERTY("Model", "o", property_get_model, 0, SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("Compute", "s", property_get_compute, 0, SD_BUS_VTABLE_PROPERTY_CONST),
-        SD_BUS_PROPERTY("Ranks", "u", NULL, offsetof(Session, ranks), SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Ranks", "u", NULL, offsetof(Session, split.ranks), SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("Class", "s", property_get_class, 0, SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("InputBytes", "t", NULL, offsetof(Session, input_bytes), SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("OutputBytes", "t", NULL, offsetof(Session, output_bytes), SD_BUS_VTABLE_PROPERTY_CONST),

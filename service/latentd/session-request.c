@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "service/latentd/model.h"
+#include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
 
 #define ARENA_DEFAULT (UINT64_C(64) << 20)
@@ -105,22 +106,91 @@ static int check_class(const char *s, Fault *f) {
                 "\"class\" is \"%.32s\", expected normal, batch or interactive.", s);
 }
 
+/* As the caller wrote it. */
+typedef struct Split {
+        uint32_t ranks, chunks;
+        BusNumbers shares;
+        const char *plan, *exchange;
+} Split;
+
+static int check_ranks(const Manager *m, const char *key, uint64_t ranks, Fault *f) {
+        uint32_t have = worker_link_ranks(m->worker);
+
+        if (ranks > WIRE_RANKS_MAX)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"%s\" is for %" PRIu64 " ranks, expected 1 to %d.", key, ranks, WIRE_RANKS_MAX);
+        if (have > 0 && ranks > have)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"%s\" is for %" PRIu64 " ranks, the worker has %" PRIu32
+                        ": ask for fewer, or set WorkerRanks=.",
+                        key, ranks, have);
+        return 0;
+}
+
+static int read_shares(const Manager *m, const Split *s, PlanWishes *w, Fault *f) {
+        int r;
+
+        r = check_ranks(m, "shares", s->shares.n, f);
+        if (r < 0)
+                return r;
+        if (s->shares.n > 0 && s->ranks > 0 && s->shares.n != s->ranks)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"shares\" has %zu numbers for %" PRIu32 " ranks: one per rank was expected.",
+                        s->shares.n, s->ranks);
+        for (size_t i = 0; i < s->shares.n; i++) {
+                if (s->shares.values[i] == 0 || s->shares.values[i] > PLAN_SHARE_MAX)
+                        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                                "Share %zu is %" PRIu32 ", expected 1 to %" PRIu32
+                                "; use fewer ranks to leave one out.",
+                                i, s->shares.values[i], PLAN_SHARE_MAX);
+                w->shares[i] = s->shares.values[i];
+        }
+        w->n_shares = (uint32_t) s->shares.n;
+        return 0;
+}
+
+static int read_split(const Manager *m, const Split *s, PlanWishes *ret, Fault *f) {
+        PlanWishes w = { .ranks = s->ranks, .chunks = s->chunks };
+        int r;
+
+        r = check_ranks(m, "ranks", s->ranks, f);
+        if (r >= 0)
+                r = read_shares(m, s, &w, f);
+        if (r < 0)
+                return r;
+
+        if (plan_kind_from_string(s->plan, &w.kind) < 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"plan\" is \"%.32s\", expected auto, hidden-gather, kv-gather or qkv-all-to-all.",
+                        s->plan);
+        if (plan_exchange_from_string(s->exchange, &w.exchange) < 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"exchange\" is \"%.32s\", expected auto or host.", s->exchange);
+        if (s->chunks > WIRE_CHUNKS_MAX)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"chunks\" is %" PRIu32 ", expected 1 to %d, or 0 for as many as fit.", s->chunks,
+                        WIRE_CHUNKS_MAX);
+        *ret = w;
+        return 0;
+}
+
 int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, SessionOptions *ret, Fault *f) {
         SessionOptions o = { .input_bytes = ARENA_DEFAULT, .output_bytes = ARENA_DEFAULT };
         const char *model = NULL, *compute = "auto", *job_class = "normal";
-        uint32_t ranks = 0, compute_index;
+        uint32_t compute_index;
+        Split split = { .plan = "auto", .exchange = "auto" };
         const BusKey keys[] = {
                 { "model", "o", &model },
                 { "input-bytes", "t", &o.input_bytes },
                 { "output-bytes", "t", &o.output_bytes },
                 { "compute", "s", &compute },
-                { "ranks", "u", &ranks },
+                { "ranks", "u", &split.ranks },
+                { "shares", "au", &split.shares },
+                { "plan", "s", &split.plan },
+                { "exchange", "s", &split.exchange },
+                { "chunks", "u", &split.chunks },
                 { "class", "s", &job_class },
                 { "gpus", "as", NULL, NULL, true },
-                { "shares", "ad", NULL, NULL, true },
-                { "plan", "s", NULL, NULL, true },
-                { "exchange", "s", NULL, NULL, true },
-                { "chunks", "u", NULL, NULL, true },
                 { "sigmas", "ad", NULL, NULL, true },
                 { "sparse", "s", NULL, NULL, true },
                 { "preview", "u", NULL, NULL, true },
@@ -147,9 +217,9 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
                 return r;
         o.compute = (WireCompute) compute_index;
 
-        if (ranks > WIRE_RANKS_MAX)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"ranks\" is %" PRIu32 ", expected 1 to %d, or 0 for all.", ranks, WIRE_RANKS_MAX);
+        r = read_split(m, &split, &o.split, f);
+        if (r < 0)
+                return r;
 
         r = check_class(job_class, f);
         if (r < 0)
@@ -163,8 +233,6 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"model\" is a LoRA adapter: open the session on the model that it was made for and give the "
                         "adapter to SetLoras.");
-
-        o.ranks = ranks;
         o.job_class = job_class; /* as long as the message */
         *ret = o;
         return 0;

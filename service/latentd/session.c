@@ -202,7 +202,7 @@ int session_new(
                 .owner = owner,
                 .uid = owner->uid,
                 .compute = o->compute,
-                .ranks = o->ranks,
+                .split = o->split,
                 .input_bytes = o->input_bytes,
                 .output_bytes = o->output_bytes,
                 .input_fd = -EBADF,
@@ -275,10 +275,10 @@ static int check_output(const Session *s, const WireJobOpen *q, Fault *f) {
         if (q->flags & WIRE_JOB_PLAN_ONLY)
                 return 0;
 
-        TAILQ_FOREACH(j, &s->manager->jobs, entry) {
+        TAILQ_FOREACH(j, &s->manager->unfinished, unfinished_entry) {
                 const WireJobOpen *o = &j->request;
 
-                if (j->session != s || job_is_finished(j) || (j->kind != JOB_STEP && j->kind != JOB_SAMPLE))
+                if (j->session != s || (j->kind != JOB_STEP && j->kind != JOB_SAMPLE))
                         continue;
 
                 if (q->output_offset < o->output_offset + o->output_size &&
@@ -427,8 +427,8 @@ void session_merge_finished(Session *s, const Job *j) {
 static Job *first_uncancelled(const Session *s) {
         Job *j;
 
-        TAILQ_FOREACH(j, &s->manager->jobs, entry)
-                if (j->session == s && !job_is_finished(j) && j->state != JOB_CANCELLING)
+        TAILQ_FOREACH(j, &s->manager->unfinished, unfinished_entry)
+                if (j->session == s && j->state != JOB_CANCELLING)
                         return j;
 
         return NULL;

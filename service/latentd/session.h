@@ -5,6 +5,7 @@
 
 #include "service/latentd/lora.h"
 #include "service/latentd/manager.h"
+#include "service/latentd/plan.h"
 
 typedef enum SessionState {
         SESSION_OPENING, /* its arenas are being populated */
@@ -27,13 +28,18 @@ struct Session {
         uint64_t merge_job; /* of that SetLoras */
         Fault lora_fault;   /* of that merge, if it failed: later requests fail with it */
         WireCompute compute;
-        uint32_t ranks;
+        PlanWishes split;
         char job_class[16];
         uint64_t input_bytes, output_bytes;
         int input_fd, output_fd;
         void *output_map;     /* read-only: the broker reads commit words through it */
         uint64_t arena_epoch; /* worker_link_epoch() of the worker that has the arenas */
         unsigned n_busy;      /* unfinished jobs, and the populating */
+
+        /* queue.c: the last JOB_OPEN that the worker of this epoch answered, and how; 0: none */
+        uint64_t known_epoch;
+        WireJobOpen known_request;
+        WireJobReady known_ready;
         int populate_result;
         SessionOpenFn open_fn;
         void *open_userdata;
@@ -44,7 +50,7 @@ typedef struct SessionOptions {
         Model *model;                       /* MODEL_READY */
         uint64_t input_bytes, output_bytes; /* multiples of the page size */
         WireCompute compute;
-        uint32_t ranks;
+        PlanWishes split;
         const char *job_class;
 } SessionOptions;
 

@@ -28,6 +28,7 @@ typedef struct GiveBack {
         FileSource source;
         int fd;
         uint64_t bytes;
+        bool scrap; /* nobody is to have the region after us */
 } GiveBack;
 
 uint64_t store_now_usec(void) {
@@ -93,7 +94,10 @@ static int give_back_work(void *userdata) {
         file_source_done(&g->source);
         if (g->fd >= 0)
                 (void) close(g->fd);
-        region_free(g->region);
+        if (g->scrap)
+                region_scrap(g->region);
+        else
+                region_free(g->region);
         return 0;
 }
 
@@ -123,6 +127,7 @@ void store_give_back(Store *s, Region *r, const FileSource *source, int fd) {
                 .source = source ? *source : (FileSource){.fd = -EBADF},
                 .fd = fd,
                 .bytes = r ? r->populated : 0,
+                .scrap = r && !r->stored && !s->closing,
         };
         s->freeing_bytes += g->bytes;
 

@@ -22,6 +22,8 @@
 #define PACE_GPU UINT64_C(1000000000000)
 #define PATIENCE 10 /* times the expected duration */
 
+#define CLOSE_DELAY_USEC 20000 /* of a JOB_CLOSE that nothing waits for */
+
 static LinkModel *find_model(const WorkerLink *w, uint64_t id) {
         LinkModel *x;
 
@@ -43,6 +45,45 @@ static void send_simple(WorkerLink *w, WireType type, uint64_t id, uint32_t step
 
         wire_init(&m, type, w->epoch, id, step);
         worker_send(w, &m, -EBADF);
+}
+
+static void send_closes(WorkerLink *w) {
+        for (unsigned i = 0; i < w->n_closing; i++)
+                send_simple(w, WIRE_JOB_CLOSE, w->closing[i], 0);
+        w->n_closing = 0;
+}
+
+static int on_close_timer(sd_event_source *source, uint64_t usec, void *userdata) {
+        WorkerLink *w = userdata;
+
+        if (w->state == LINK_READY)
+                send_closes(w);
+        return 0;
+}
+
+/* The timer stays as it is once it runs: with many short steps it finds nothing to do most of the time. */
+static int arm_close_timer(WorkerLink *w) {
+        int enabled, r;
+
+        if (!w->close_timer)
+                return sd_event_add_time_relative(w->manager->event, &w->close_timer, CLOCK_MONOTONIC, CLOSE_DELAY_USEC, 1000,
+                        on_close_timer, w);
+
+        r = sd_event_source_get_enabled(w->close_timer, &enabled);
+        if (r < 0 || enabled != SD_EVENT_OFF)
+                return r;
+
+        r = sd_event_source_set_time_relative(w->close_timer, CLOSE_DELAY_USEC);
+        return r < 0 ? r : sd_event_source_set_enabled(w->close_timer, SD_EVENT_ONESHOT);
+}
+
+/* The worker does not touch a job that is done: it can have the next one before it clears away. */
+static void close_later(WorkerLink *w, uint64_t id) {
+        if (w->n_closing == ELEMENTSOF(w->closing))
+                send_closes(w);
+        w->closing[w->n_closing++] = id;
+        if (arm_close_timer(w) < 0)
+                send_closes(w);
 }
 
 static void send_model(WorkerLink *w, const Model *model) {
@@ -80,7 +121,7 @@ static bool job_uses(const Job *j, uint64_t model) {
 static bool model_has_jobs(const WorkerLink *w, const LinkModel *x) {
         const Job *j;
 
-        TAILQ_FOREACH(j, &w->manager->jobs, entry)
+        TAILQ_FOREACH(j, &w->manager->unfinished, unfinished_entry)
                 if (j->worker_epoch == w->epoch && job_uses(j, x->id))
                         return true;
 
@@ -99,6 +140,7 @@ static void make_room(WorkerLink *w) {
                 next = TAILQ_NEXT(x, entry);
                 if (!x->ready || model_has_jobs(w, x))
                         continue;
+                send_closes(w);
                 send_simple(w, WIRE_MODEL_CLOSE, x->id, 0);
                 (void) link_model_free(w, x);
                 n--;
@@ -260,44 +302,63 @@ static void send_arenas(WorkerLink *w, Session *s) {
         s->arena_epoch = w->epoch;
 }
 
-static void send_job(WorkerLink *w, Job *j, bool resume) {
+/* Fills p behind its header, which stays. */
+static int fill_plan(const WorkerLink *w, const Job *j, WirePlan *p) {
+        return plan_make(j->ready.rows, j->model->info.heads, w->ranks, w->row_tile, &j->session->split, p);
+}
+
+/* with_step: JOB_RUN; j->ready is known. */
+static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         WireHeader header;
         WireMessage m;
+        int r;
 
         send_arenas(w, j->session);
-        wire_init(&m, WIRE_JOB_OPEN, w->epoch, j->id, 0);
+        wire_init(&m, with_step ? WIRE_JOB_RUN : WIRE_JOB_OPEN, w->epoch, j->id, 0);
         header = m.header;
         m.job_open = j->request;
         m.header = header;
         if (resume)
                 m.job_open.flags |= WIRE_JOB_RESUME;
+        if (with_step) {
+                r = fill_plan(w, j, &m.job_run.plan);
+                if (r < 0)
+                        return r;
+                j->plan = m.job_run.plan;
+        } else
+                send_closes(w); /* not more jobs open than the queue has in its window */
 
         j->worker_epoch = w->epoch;
-        j->plan_epoch = 0;
+        j->plan_epoch = with_step ? w->epoch : 0;
         w->asked_job = j->id;
-        w->asked_step = false;
+        w->asked_open = true;
+        w->asked_step = with_step;
         w->patience_usec = w->open_usec;
-        worker_send(w, &m, -EBADF);
         w->job_usec = job_clock_usec();
+        worker_send(w, &m, -EBADF);
         worker_link_watch(w);
+        return 0;
 }
 
-/* Sends the job that is opening, if the worker has all of its models. */
-static void send_opening(WorkerLink *w) {
+/* Sends the job that is opening, if the worker has all of its models: 1, else 0. */
+static int send_opening(WorkerLink *w, bool with_step) {
         const Job *j = w->opening;
         const LinkModel *x = find_model(w, j->request.model);
         bool ready = x && x->ready;
+        int r;
 
         for (uint32_t i = 0; i < j->request.n_loras; i++) {
                 x = find_model(w, j->request.loras[i].model);
                 ready = ready && x && x->ready;
         }
+        if (!ready)
+                return 0;
 
-        if (ready)
-                send_job(w, STEAL_PTR(w->opening), w->opening_resume);
+        r = send_job(w, STEAL_PTR(w->opening), w->opening_resume, with_step);
+        return r < 0 ? r : 1;
 }
 
-int worker_link_open_job(WorkerLink *w, Job *j, bool resume) {
+int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         LinkModel *x;
         int r;
 
@@ -314,28 +375,8 @@ int worker_link_open_job(WorkerLink *w, Job *j, bool resume) {
                 return r;
         }
 
-        send_opening(w);
-        return 0;
-}
-
-static int make_plan(const WorkerLink *w, const Job *j, WirePlan *p) {
-        uint32_t ranks = j->session->ranks;
-        int r;
-
-        if (ranks == 0 || ranks > w->ranks)
-                ranks = w->ranks;
-
-        r = plan_make(j->ready.rows, j->model->info.heads, ranks, w->row_tile, p);
-        if (r < 0)
-                return r;
-
-        /* The session uses fewer ranks than the worker has: the others take part with nothing to do. */
-        for (uint32_t i = p->ranks; i < w->ranks; i++) {
-                p->rows[i] = (WireRange){ j->ready.rows, j->ready.rows };
-                p->heads[i] = (WireHeads){ j->model->info.heads, j->model->info.heads };
-        }
-        p->ranks = w->ranks;
-        return 0;
+        r = send_opening(w, with_step);
+        return r < 0 ? r : r > 0 && with_step;
 }
 
 static int send_plan(WorkerLink *w, Job *j) {
@@ -343,9 +384,10 @@ static int send_plan(WorkerLink *w, Job *j) {
         int r;
 
         wire_init(&m, WIRE_PLAN, w->epoch, j->id, 0);
-        r = make_plan(w, j, &m.plan);
+        r = fill_plan(w, j, &m.plan);
         if (r < 0)
                 return r;
+        j->plan = m.plan;
 
         worker_send(w, &m, -EBADF);
         j->plan_epoch = w->epoch;
@@ -353,18 +395,14 @@ static int send_plan(WorkerLink *w, Job *j) {
 }
 
 int worker_link_plan_ranks(const WorkerLink *w, const Job *j, uint32_t *ret) {
-        uint32_t n = 0;
         WirePlan p = {};
         int r;
 
-        r = make_plan(w, j, &p);
+        r = fill_plan(w, j, &p);
         if (r < 0)
                 return r;
 
-        for (uint32_t i = 0; i < p.ranks; i++)
-                n += p.rows[i].end > p.rows[i].begin;
-
-        *ret = n;
+        *ret = plan_ranks_used(&p);
         return 0;
 }
 
@@ -403,11 +441,34 @@ int worker_link_step(WorkerLink *w, Job *j, uint32_t step) {
 
         w->asked_job = j->id;
         w->asked_step = true;
-        w->patience_usec = step_patience(w, j);
-        send_simple(w, WIRE_STEP, j->id, step);
+        if (!w->asked_open) /* else JOB_READY sets it */
+                w->patience_usec = step_patience(w, j);
         w->job_usec = job_clock_usec();
+        send_simple(w, WIRE_STEP, j->id, step);
         worker_link_watch(w);
         return 0;
+}
+
+bool worker_feed_take_answer(WorkerLink *w, const WireHeader *h, bool step) {
+        Job *j;
+
+        if (w->asked_job == 0 || w->asked_job != h->job || w->asked_open == step || (step && !w->asked_step)) {
+                worker_link_drop(w, "broke the protocol: an answer to nothing that was asked");
+                return false;
+        }
+
+        w->failures = 0;
+        if (!step && w->asked_step) {
+                w->asked_open = false;
+                j = job_find(w->manager, h->job);
+                if (j)
+                        w->patience_usec = step_patience(w, j);
+                return true;
+        }
+
+        w->asked_job = 0;
+        w->asked_open = w->asked_step = false;
+        return true;
 }
 
 void worker_link_close_job(WorkerLink *w, Job *j) {
@@ -415,9 +476,14 @@ void worker_link_close_job(WorkerLink *w, Job *j) {
                 w->opening = NULL;
 
         if (j->worker_epoch != 0 && j->worker_epoch == w->epoch) {
-                if (w->asked_job == j->id)
+                if (w->asked_job == j->id) {
                         w->asked_job = 0;
-                send_simple(w, WIRE_JOB_CLOSE, j->id, 0);
+                        w->asked_open = w->asked_step = false;
+                }
+                if (j->state == JOB_DONE)
+                        close_later(w, j->id);
+                else
+                        send_simple(w, WIRE_JOB_CLOSE, j->id, 0);
         }
         j->worker_epoch = 0;
         j->plan_epoch = 0;
@@ -429,8 +495,10 @@ void worker_link_cancel(WorkerLink *w, Job *j) {
 }
 
 void worker_link_forget_session(WorkerLink *w, Session *s) {
-        if (s->arena_epoch != 0 && s->arena_epoch == w->epoch)
+        if (s->arena_epoch != 0 && s->arena_epoch == w->epoch) {
+                send_closes(w);
                 send_simple(w, WIRE_ARENA_CLOSE, s->id, 0);
+        }
         s->arena_epoch = 0;
 }
 
@@ -452,6 +520,7 @@ void worker_link_forget_model(WorkerLink *w, Model *model) {
         if (!y->sent)
                 (void) link_model_free(w, y);
         else if (y->ready) {
+                send_closes(w);
                 send_simple(w, WIRE_MODEL_CLOSE, y->id, 0);
                 (void) link_model_free(w, y);
         } else
@@ -484,7 +553,7 @@ void worker_feed_on_model_ready(WorkerLink *w, const WireModelReady *m) {
 
         x->ready = true;
         if (w->opening)
-                send_opening(w);
+                (void) send_opening(w, false); /* fails only with a step */
         while (answer_one(w, model, m, NULL))
                 ;
 }
@@ -534,7 +603,8 @@ void worker_feed_on_error(WorkerLink *w, const WireError *m) {
         }
 
         w->asked_job = 0;
-        if (!w->asked_step) {
+        w->asked_step = false;
+        if (STEAL(w->asked_open, false)) {
                 /* A refused job is not there to be closed. */
                 j = job_find(w->manager, m->header.job);
                 if (j)
@@ -580,6 +650,8 @@ void worker_feed_on_gone(WorkerLink *w, const char *reason, bool crashed) {
 
         w->opening = NULL;
         w->asked_job = 0;
+        w->asked_open = w->asked_step = false;
+        w->n_closing = 0;
         while (!TAILQ_EMPTY(&w->models))
                 (void) link_model_free(w, TAILQ_FIRST(&w->models));
 

@@ -4,6 +4,7 @@
 /* What the parts of the broker's end of a worker share: worker-link.c (life and death), worker-send.c
  * (sending), worker-feed.c (models, arenas, jobs). Tests shorten the times. */
 
+#include "service/latentd/queue.h"
 #include "service/latentd/worker-link.h"
 #include "service/latentd/worker-start.h"
 
@@ -57,6 +58,7 @@ struct WorkerLink {
         WireHello hello;
         uint32_t ranks;
         sd_event_source *io, *child, *timer;
+        uint64_t timer_usec; /* when it goes off; UINT64_MAX: off */
 
         unsigned failures; /* in a row: starts that came to nothing */
         uint64_t failed_usec;
@@ -70,17 +72,22 @@ struct WorkerLink {
 
         Job *opening; /* waits for its models; its JOB_OPEN is not sent */
         bool opening_resume;
-        uint64_t asked_job; /* JOB_OPEN or STEP that the worker has not answered; 0: none */
-        bool asked_step;
+        uint64_t asked_job;          /* the one with a JOB_OPEN or STEP that the worker has not answered; 0: none */
+        bool asked_open, asked_step; /* both: by JOB_RUN */
         uint64_t patience_usec;           /* for the next sign of life of it */
         uint64_t job_usec, models_usec;   /* when it was asked or last gave one: jobs, models */
+
+        uint64_t closing[QUEUE_WINDOW]; /* jobs that are done: their JOB_CLOSE can wait until the worker is at the next */
+        unsigned n_closing;
+        sd_event_source *close_timer;
 
         uint64_t hello_usec, stall_usec, open_usec, end_usec; /* limits */
 };
 
 /* worker-link.c */
 
-/* Sets the timer of the stall limits, or stops it if nothing is asked. */
+/* Sees to it that the timer of the stall limits goes off in time: it looks then what is to be done, so that not every step has to set
+ * it. */
 void worker_link_watch(WorkerLink *w);
 
 /* worker-send.c */
@@ -88,11 +95,12 @@ void worker_link_watch(WorkerLink *w);
 /* Queues a message and sends what may go. fd stays the caller's. A failure drops the worker. */
 void worker_send(WorkerLink *w, const WireMessage *m, int fd);
 void worker_send_flush(WorkerLink *w);
-int worker_send_on_ack(WorkerLink *w); /* -EPROTO: nothing to acknowledge */
+int worker_send_on_acks(WorkerLink *w, uint32_t n); /* -EPROTO: more than there are */
 void worker_send_clear(WorkerLink *w);
 
 /* worker-feed.c */
 bool worker_feed_is_busy(const WorkerLink *w); /* waits for an answer */
+bool worker_feed_take_answer(WorkerLink *w, const WireHeader *h, bool step); /* to JOB_OPEN or STEP; false: not asked for */
 void worker_feed_on_ready(WorkerLink *w);      /* a worker is there: open what was asked for */
 void worker_feed_on_model_ready(WorkerLink *w, const WireModelReady *m);
 void worker_feed_on_error(WorkerLink *w, const WireError *m);

@@ -43,6 +43,7 @@ int worker_link_new(Manager *m, WorkerLink **ret) {
                 .stall_usec = 30 * SECOND,
                 .open_usec = 600 * SECOND,
                 .end_usec = 10 * SECOND,
+                .timer_usec = UINT64_MAX,
         };
         STAILQ_INIT(&w->queue);
         TAILQ_INIT(&w->models);
@@ -66,11 +67,13 @@ int worker_link_new(Manager *m, WorkerLink **ret) {
 
 /* One timer: what it means follows from the state. */
 static void arm(WorkerLink *w, uint64_t usec) {
+        w->timer_usec = usec;
         (void) sd_event_source_set_time(w->timer, usec);
         (void) sd_event_source_set_enabled(w->timer, SD_EVENT_ONESHOT);
 }
 
 static void disarm(WorkerLink *w) {
+        w->timer_usec = UINT64_MAX;
         (void) sd_event_source_set_enabled(w->timer, SD_EVENT_OFF);
 }
 
@@ -112,6 +115,7 @@ WorkerLink *worker_link_free(WorkerLink *w) {
         worker_send_clear(w);
         worker_feed_clear(w);
         (void) sd_event_source_disable_unref(w->timer);
+        (void) sd_event_source_disable_unref(w->close_timer);
         free(w);
         return NULL;
 }
@@ -124,6 +128,10 @@ uint64_t worker_link_epoch(const WorkerLink *w) {
         return w->epoch;
 }
 
+uint32_t worker_link_ranks(const WorkerLink *w) {
+        return w->ranks;
+}
+
 uint64_t worker_link_starts(const WorkerLink *w) {
         return w->starts;
 }
@@ -132,21 +140,33 @@ const char *worker_link_numerics_id(const WorkerLink *w) {
         return w->hello.numerics_id;
 }
 
-void worker_link_watch(WorkerLink *w) {
+/* When the worker has been silent for too long; UINT64_MAX: it may be. */
+static uint64_t patience_ends(const WorkerLink *w) {
         uint64_t until = w->asked_job != 0 ? w->job_usec + w->patience_usec : UINT64_MAX;
         const LinkModel *x;
-
-        if (w->state != LINK_READY)
-                return;
 
         /* A model that opens may take long, but that is no excuse for the step beside it. */
         TAILQ_FOREACH(x, &w->models, entry)
                 if (x->sent && !x->ready && w->models_usec + w->open_usec < until)
                         until = w->models_usec + w->open_usec;
 
-        if (until == UINT64_MAX)
-                disarm(w);
-        else
+        return until;
+}
+
+void worker_link_watch(WorkerLink *w) {
+        uint64_t until = patience_ends(w);
+
+        if (w->state == LINK_READY && until < w->timer_usec)
+                arm(w, until);
+}
+
+/* The timer of a worker at work went off. */
+static void check_patience(WorkerLink *w) {
+        uint64_t until = patience_ends(w);
+
+        if (until <= job_clock_usec())
+                worker_link_drop(w, "stopped working: no progress for longer than ten times what a step takes");
+        else if (until != UINT64_MAX)
                 arm(w, until);
 }
 
@@ -313,6 +333,7 @@ int worker_link_release(WorkerLink *w) {
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata) {
         WorkerLink *w = userdata;
 
+        w->timer_usec = UINT64_MAX;
         switch (w->state) {
 
         case LINK_DELAY:
@@ -324,8 +345,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata) {
                 break;
 
         case LINK_READY:
-                worker_link_drop(
-                        w, "stopped working: no progress for longer than ten times what a step takes");
+                check_patience(w);
                 break;
 
         case LINK_ENDING:
@@ -396,8 +416,8 @@ static void on_hello(WorkerLink *w, const WireHello *m) {
 
 /* It has acknowledged WELCOME: its ranks run. One that cannot run them ends before, and counts as one that
  * did not start. */
-static void on_welcome_ack(WorkerLink *w) {
-        if (worker_send_on_ack(w) < 0) {
+static void on_welcome_ack(WorkerLink *w, const WireMessage *m) {
+        if (worker_send_on_acks(w, m->header.acks) < 0) {
                 worker_link_drop(w, "broke the protocol: ACK for nothing");
                 return;
         }
@@ -411,25 +431,12 @@ static void on_welcome_ack(WorkerLink *w) {
         queue_dispatch(w->manager->queue);
 }
 
-/* An answer to JOB_OPEN or STEP. */
-static bool take_answer(WorkerLink *w, const WireHeader *h, bool step) {
-        if (w->asked_job == 0 || w->asked_job != h->job || w->asked_step != step) {
-                worker_link_drop(w, "broke the protocol: an answer to nothing that was asked");
-                return false;
-        }
-        w->asked_job = 0;
-        w->failures = 0;
-        return true;
-}
-
 static void on_work_message(WorkerLink *w, const WireMessage *m) {
         Queue *q = w->manager->queue;
 
         switch ((WireType) m->header.type) {
 
         case WIRE_ACK:
-                if (worker_send_on_ack(w) < 0)
-                        worker_link_drop(w, "broke the protocol: ACK for nothing");
                 return; /* no sign of work */
 
         case WIRE_MODEL_READY:
@@ -438,7 +445,7 @@ static void on_work_message(WorkerLink *w, const WireMessage *m) {
                 break;
 
         case WIRE_JOB_READY:
-                if (take_answer(w, &m->header, false))
+                if (worker_feed_take_answer(w, &m->header, false))
                         queue_on_job_ready(q, &m->job_ready);
                 break;
 
@@ -451,7 +458,7 @@ static void on_work_message(WorkerLink *w, const WireMessage *m) {
                 break;
 
         case WIRE_STEP_DONE:
-                if (take_answer(w, &m->header, true))
+                if (worker_feed_take_answer(w, &m->header, true))
                         queue_on_step_done(q, &m->step_done);
                 break;
 
@@ -475,7 +482,7 @@ static void on_message(WorkerLink *w, const WireMessage *m) {
                 if (!w->greeted && m->header.type == WIRE_HELLO && m->header.epoch == 0)
                         on_hello(w, &m->hello);
                 else if (w->greeted && m->header.type == WIRE_ACK && m->header.epoch == w->epoch)
-                        on_welcome_ack(w);
+                        on_welcome_ack(w, m);
                 else
                         worker_link_drop(w,
                                 "broke the protocol: it does not begin with HELLO and the ACK of WELCOME");
@@ -487,6 +494,11 @@ static void on_message(WorkerLink *w, const WireMessage *m) {
 
         if (m->header.epoch != w->epoch) {
                 log_debug("Dropped %s of another epoch.", wire_type_name(m->header.type));
+                return;
+        }
+
+        if (worker_send_on_acks(w, m->header.acks) < 0) {
+                worker_link_drop(w, "broke the protocol: more acknowledged than was sent");
                 return;
         }
 

@@ -19,6 +19,7 @@ WorkerLink *worker_link_free(WorkerLink *w);
 void worker_link_want(WorkerLink *w);
 bool worker_link_is_ready(const WorkerLink *w);
 uint64_t worker_link_epoch(const WorkerLink *w);
+uint32_t worker_link_ranks(const WorkerLink *w); /* of the last worker that was welcomed; 0 before */
 uint64_t worker_link_starts(const WorkerLink *w);
 const char *worker_link_numerics_id(const WorkerLink *w); /* of the last worker that said Hello; "" before */
 
@@ -41,8 +42,9 @@ void worker_link_forget_model(
 void worker_link_forget_session(WorkerLink *w, Session *s); /* ARENA_CLOSE */
 
 /* Makes sure that this worker has the job's model, adapters and arenas, then JOB_OPEN (resume: flag RESUME). Answer:
- * queue_on_job_ready or _error, never from inside. -ENOTCONN if it is not ready. */
-int worker_link_open_job(WorkerLink *w, Job *j, bool resume);
+ * queue_on_job_ready or _error, never from inside. with_step: j->ready is what the answer will be (same rows); if the worker has the
+ * models the first step is asked for too, by JOB_RUN, and the answer is 1, else 0. -ENOTCONN if it is not ready. */
+int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool with_step);
 int worker_link_step(
         WorkerLink *w, Job *j, uint32_t step); /* PLAN first where the worker has none for this job; never for a MERGE */
 /* How many ranks would have rows of the job, which the worker has opened. */

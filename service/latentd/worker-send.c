@@ -14,6 +14,11 @@ static bool needs_credit(uint16_t type) {
         return type != WIRE_CANCEL && type != WIRE_DIE;
 }
 
+static void count_credit(WorkerLink *w, uint16_t type) {
+        if (needs_credit(type) && ++w->credits_used > w->credits_used_max)
+                w->credits_used_max = w->credits_used;
+}
+
 static Outgoing *outgoing_free(Outgoing *o) {
         cleanup_closep(&o->fd);
         free(o);
@@ -62,8 +67,7 @@ void worker_send_flush(WorkerLink *w) {
                         return;
                 }
 
-                if (needs_credit(m.header.type) && ++w->credits_used > w->credits_used_max)
-                        w->credits_used_max = w->credits_used;
+                count_credit(w, m.header.type);
                 STAILQ_REMOVE_HEAD(&w->queue, entry);
                 (void) outgoing_free(o);
         }
@@ -79,6 +83,13 @@ void worker_send(WorkerLink *w, const WireMessage *m, int fd) {
         if (w->state != LINK_READY && w->state != LINK_HELLO)
                 return; /* dropped meanwhile */
 
+        if (STAILQ_EMPTY(&w->queue) && (!needs_credit(m->header.type) || w->credits_used < WIRE_CREDITS) &&
+                wire_send(w->process.socket, m, fd) == 0) {
+                count_credit(w, m->header.type);
+                return;
+        }
+
+        /* Not now; what is wrong with it shows again. */
         o = malloc(sizeof(*o) + m->header.size);
         if (!o) {
                 send_failed(w, -ENOMEM);
@@ -102,11 +113,12 @@ void worker_send(WorkerLink *w, const WireMessage *m, int fd) {
         worker_send_flush(w);
 }
 
-int worker_send_on_ack(WorkerLink *w) {
-        if (w->credits_used == 0)
+int worker_send_on_acks(WorkerLink *w, uint32_t n) {
+        if (n > w->credits_used)
                 return -EPROTO;
 
-        w->credits_used--;
-        worker_send_flush(w);
+        w->credits_used -= n;
+        if (n > 0)
+                worker_send_flush(w);
         return 0;
 }

@@ -42,6 +42,7 @@ static const TypeInfo types[WIRE_TYPE_MAX] = {
         [WIRE_JOB_CLOSE] = {"JOB_CLOSE", sizeof(WireJobClose), false},
         [WIRE_CANCEL] = {"CANCEL", sizeof(WireCancel), false},
         [WIRE_DIE] = {"DIE", sizeof(WireDie), false},
+        [WIRE_JOB_RUN] = {"JOB_RUN", sizeof(WireJobRun), false},
 };
 
 static const TypeInfo *type_info(uint16_t type) {
@@ -77,6 +78,7 @@ uint32_t wire_init(WireMessage *m, WireType type, uint64_t epoch, uint64_t job, 
                 .epoch = epoch,
                 .job = job,
                 .step = step,
+                .acks = type == WIRE_ACK ? 1 : 0,
         };
         return size;
 }
@@ -196,7 +198,8 @@ static int check_message(const WireMessage *m, size_t n, int flags, unsigned n_f
 /* Makes what the other side may have got wrong harmless: strings end, padding is zero. */
 static void normalise(WireMessage *m) {
         memset(m->bytes + m->header.size, 0, sizeof(m->bytes) - m->header.size);
-        m->header.reserved = 0;
+        if (m->header.type >= WIRE_WELCOME)
+                m->header.acks = 0;
 
         switch ((WireType) m->header.type) {
 
@@ -260,6 +263,12 @@ static void normalise(WireMessage *m) {
 
         case WIRE_PLAN:
                 m->plan.reserved = 0;
+                break;
+
+        case WIRE_JOB_RUN:
+                TERMINATE(m->job_run.open.numerics);
+                m->job_run.open.reserved = m->job_run.plan.reserved = 0;
+                m->job_run.plan.header = (WireHeader){};
                 break;
 
         default:

@@ -14,9 +14,13 @@
  *   broker: PLAN, then STEP step=i for i = committed .. steps-1
  *                           worker: PROGRESS (may be dropped), then STEP_DONE or ERROR
  *   broker: JOB_CLOSE, ARENA_CLOSE, MODEL_CLOSE in this order; CANCEL at any time; DIE.
- * Credits: the broker has at most WIRE_CREDITS messages (other than CANCEL and DIE) that the worker has not yet answered with
- * ACK; the worker sends ACK when it has taken a message in (for STEP: queued it). Neither side ever blocks in a send: what
- * does not go out waits in a queue for POLLOUT, except PROGRESS, which is dropped.
+ * A broker that knows the rows already (an equal request came before) sends JOB_RUN: JOB_OPEN, PLAN and the first STEP in one. The
+ * answers are the same, in the same order; if the job is refused that ERROR is the only one.
+ * Credits: the broker has at most WIRE_CREDITS messages (other than CANCEL and DIE) that the worker has not yet acknowledged.
+ * The worker acknowledges what it has taken in (for STEP: queued) with header.acks of whatever it sends next, with an ACK where
+ * it has nothing to say: within WIRE_ACK_DELAY_MSEC, at once when half of the credits are owed, of WELCOME, and of MODEL_COMMIT,
+ * whose answer may take long. Neither side ever blocks in a send: what does not go out waits in a queue for POLLOUT, except
+ * PROGRESS, which is dropped.
  * Epoch: the broker counts worker starts; both sides drop messages of another epoch (HELLO has 0). 1 .. UINT32_MAX: the commit
  * word has room for 32 bits.
  * What the worker does beyond this: a REGION or ARENA that cannot be used is no protocol error, the fault answers MODEL_COMMIT or
@@ -32,8 +36,9 @@
 #include "service/shared/fault.h"
 
 #define WIRE_VERSION 1u
-#define WIRE_MESSAGE_MAX 4096u
+#define WIRE_MESSAGE_MAX 8192u
 #define WIRE_CREDITS 16u
+#define WIRE_ACK_DELAY_MSEC 20
 #define WIRE_DIMS_MAX 5
 #define WIRE_RANKS_MAX 64
 #define WIRE_DEVICES_MAX 8
@@ -65,6 +70,7 @@ typedef enum WireType {
         WIRE_JOB_CLOSE,
         WIRE_CANCEL,
         WIRE_DIE,
+        WIRE_JOB_RUN,
         WIRE_TYPE_MAX,
 } WireType;
 
@@ -75,7 +81,7 @@ typedef struct WireHeader {
         uint64_t epoch;
         uint64_t job; /* job id; model id in MODEL_* and REGION; session id in ARENA*; else 0 */
         uint32_t step;
-        uint32_t reserved;
+        uint32_t acks; /* worker to broker: messages taken in since it last said so; else 0 */
 } WireHeader;
 
 /* A tensor in an arena. offset is from the start of the arena, ndim <= WIRE_DIMS_MAX, size = product x element size. */
@@ -112,6 +118,7 @@ typedef struct WireWelcome {
         uint32_t threads;  /* CPU threads over all ranks, 0 = all */
 } WireWelcome;
 
+/* wire_init() sets acks to 1. */
 typedef struct WireAck {
         WireHeader header;
 } WireAck;
@@ -328,14 +335,42 @@ typedef struct WireHeads {
         uint32_t begin, end;
 } WireHeads;
 
-/* Which rank does what, decided by the broker. Row cuts are multiples of row_tile; ranges are contiguous, ascending, cover
- * [0, rows) and [0, heads); a rank may have none of either. */
+/* What travels between ranks (service/h3/rank.h); the bits are the same. */
+typedef enum WirePlanKind {
+        WIRE_PLAN_AUTO, /* of a request only, never of a PLAN */
+        WIRE_PLAN_HIDDEN_GATHER,
+        WIRE_PLAN_KV_GATHER,
+        WIRE_PLAN_QKV_ALL_TO_ALL,
+        _WIRE_PLAN_MAX,
+} WirePlanKind;
+
+/* How it travels. */
+typedef enum WireExchange {
+        WIRE_EXCHANGE_AUTO, /* of a request only */
+        WIRE_EXCHANGE_HOST, /* through memory of the worker */
+        _WIRE_EXCHANGE_MAX,
+} WireExchange;
+
+/* A rank's rows are exchanged and computed in so many parts at most. */
+#define WIRE_CHUNKS_MAX 32
+
+/* Which rank does what, decided by the broker; ranks: at most those of the WELCOME, the others have no part. Row cuts are
+ * multiples of row_tile; ranges are contiguous, ascending, cover [0, rows) and [0, heads); a rank may have none of either. */
 typedef struct WirePlan {
         WireHeader header;
-        uint32_t ranks, row_tile, chunks, reserved;
+        uint32_t ranks, row_tile, chunks;
+        uint32_t kind;     /* WirePlanKind */
+        uint32_t exchange; /* WireExchange */
+        uint32_t reserved;
         WireRange rows[WIRE_RANKS_MAX];
         WireHeads heads[WIRE_RANKS_MAX];
 } WirePlan;
+
+/* The step is the first one: start_step of the job. No RESUME, PLAN_ONLY or MERGE. */
+typedef struct WireJobRun {
+        WireJobOpen open;
+        WirePlan plan; /* its header is not used */
+} WireJobRun;
 
 typedef struct WireStep {
         WireHeader header; /* step: index, must equal the number of committed steps */
@@ -348,11 +383,14 @@ typedef struct WireProgress {
 
 typedef struct WireStepDone {
         WireHeader header; /* step: the one that is done; the commit word says step + 1 */
+        /* The step; with the first one since JOB_OPEN also the copying and checking of the inputs there, which goes by bytes too. */
         uint64_t compute_usec;
         uint64_t merged_bytes; /* MERGE: memory of the merged matrices, shared by all jobs of these adapters; else 0 */
+        uint64_t exchanged_bytes; /* that ranks received from each other, over all ranks */
 } WireStepDone;
 
-/* Ends a MODEL_COMMIT, JOB_OPEN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a block. */
+/* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a
+ * block. */
 typedef struct WireError {
         WireHeader header;
         Fault fault;
@@ -393,6 +431,7 @@ typedef union WireMessage {
         WireJobClose job_close;
         WireCancel cancel;
         WireDie die;
+        WireJobRun job_run;
         uint8_t bytes[WIRE_MESSAGE_MAX];
 } WireMessage;
 

@@ -4,7 +4,7 @@
 /* A job that was accepted: private copies of its inputs, its state, and where its results lie in the output
  * arena.
  *
- * Made by the link thread, stepped by rank 0's thread, freed by whoever has the last reference. */
+ * Made by the link thread, stepped by the steps' thread, freed by whoever has the last reference. */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -70,7 +70,8 @@ typedef struct Job {
         Latents velocity;    /* of the step */
         Latents shown;       /* what the model sees of the state; only streams with a mask have one */
         uint32_t committed;
-        uint64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS */
+        uint64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS, or of the begin of the step */
+        uint64_t open_usec;     /* how long job_new() took; 0 once a step's time has it */
 
         /* written by the link thread while no step is pending */
         Plan *plan;         /* NULL before PLAN */

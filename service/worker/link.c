@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/queue.h>
+#include <time.h>
 
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
@@ -19,15 +20,28 @@ struct Outgoing {
 
 struct Link {
         int socket;
-        int wake;               /* eventfd: the queue got its first entry, or `failed` was set */
+        int wake;               /* eventfd: something waits for POLLOUT, or `failed` was set */
         _Atomic uint64_t epoch; /* 0: no WELCOME yet */
+
+        /* The receiving thread's, once it is in link_run(). What it sends waits until it has taken in all that is there: a rank
+         * that was given a step begins before the answers to what came with it are written. */
+        _Atomic bool reading;
+        pthread_t reader;
 
         pthread_mutex_t lock; /* of all below, and around every send, so that the order of messages is that
                                  of the calls */
         STAILQ_HEAD(, Outgoing) queue;
-        unsigned n_acks; /* in the queue */
-        int failed;      /* a message was lost: link_run() ends with this */
+        unsigned owed;       /* messages taken in that the broker does not know of */
+        uint64_t owed_since; /* microseconds */
+        int failed;          /* a message was lost: link_run() ends with this */
 };
+
+static uint64_t now_usec(void) {
+        struct timespec t;
+
+        (void) clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t) t.tv_sec * 1000000u + (uint64_t) t.tv_nsec / 1000u;
+}
 
 int link_new(int socket, Link **ret) {
         Link *l;
@@ -91,26 +105,63 @@ static int queue_locked(Link *l, const WireMessage *m) {
 
         memcpy(o->header, m, m->header.size);
         STAILQ_INSERT_TAIL(&l->queue, o, entry);
-        if (m->header.type == WIRE_ACK)
-                l->n_acks++;
         return 0;
 }
 
+/* Whatever goes out takes along what is owed. -EAGAIN: it did not; a peer that is gone is no error. */
+static int send_locked(Link *l, const WireHeader *h) {
+        WireMessage m;
+        int r;
+
+        memcpy(&m, h, h->size);
+        m.header.acks = l->owed;
+        r = wire_send(l->socket, &m, -EBADF);
+        if (r == -EPIPE)
+                r = 0;
+        if (r == 0)
+                l->owed = 0;
+        return r;
+}
+
+static void fail_locked(Link *l, int r) {
+        l->failed = r;
+        wake(l);
+}
+
+static void flush_locked(Link *l) {
+        while (!STAILQ_EMPTY(&l->queue)) {
+                Outgoing *o = STAILQ_FIRST(&l->queue);
+                int r = 0;
+
+                if (o->header->type != WIRE_ACK || l->owed > 0)
+                        r = send_locked(l, o->header);
+                if (r == -EAGAIN)
+                        break;
+                if (r < 0)
+                        fail_locked(l, r);
+
+                STAILQ_REMOVE_HEAD(&l->queue, entry);
+                free(o);
+        }
+}
+
 static void send_message(Link *l, const WireMessage *m, bool may_drop) {
+        bool later = l->reading && pthread_equal(l->reader, pthread_self());
         int r = -EAGAIN;
 
         (void) pthread_mutex_lock(&l->lock);
-        if (STAILQ_EMPTY(&l->queue))
-                r = wire_send(l->socket, m, -EBADF);
+        if (!later) {
+                flush_locked(l);
+                if (STAILQ_EMPTY(&l->queue))
+                        r = send_locked(l, &m->header);
+        }
         if (r == -EAGAIN) {
                 r = may_drop ? 0 : queue_locked(l, m);
-                if (r == 0 && !may_drop)
+                if (r == 0 && !may_drop && !later)
                         wake(l);
         }
-        if (r < 0 && r != -EPIPE && !may_drop) {
-                l->failed = r;
-                wake(l);
-        }
+        if (r < 0 && !may_drop)
+                fail_locked(l, r);
         (void) pthread_mutex_unlock(&l->lock);
 }
 
@@ -124,50 +175,78 @@ void link_offer(Link *l, const WireMessage *m) {
 
 void link_flush(Link *l) {
         (void) pthread_mutex_lock(&l->lock);
-        while (!STAILQ_EMPTY(&l->queue)) {
-                Outgoing *o = STAILQ_FIRST(&l->queue);
-                WireMessage m = {};
-                int r;
+        flush_locked(l);
+        (void) pthread_mutex_unlock(&l->lock);
+}
 
-                memcpy(&m, o->header, o->header->size);
-                r = wire_send(l->socket, &m, -EBADF);
+/* Sends what waits, and an ACK if something is owed still. */
+static void acknowledge(Link *l) {
+        WireMessage ack;
+        int r;
+
+        (void) pthread_mutex_lock(&l->lock);
+        flush_locked(l);
+        if (STAILQ_EMPTY(&l->queue) && l->owed > 0) { /* else what is in the queue says so */
+                wire_init(&ack, WIRE_ACK, link_epoch(l), 0, 0);
+                r = send_locked(l, &ack.header);
                 if (r == -EAGAIN)
-                        break;
-                if (r < 0 && r != -EPIPE)
-                        l->failed = r;
-
-                STAILQ_REMOVE_HEAD(&l->queue, entry);
-                if (m.header.type == WIRE_ACK)
-                        l->n_acks--;
-                free(o);
+                        r = queue_locked(l, &ack);
+                if (r < 0)
+                        fail_locked(l, r);
         }
         (void) pthread_mutex_unlock(&l->lock);
 }
 
-/* The messages that are answered by something else later are acknowledged as soon as they are here, the
+/* A message is taken in. Returns how many are owed. */
+static unsigned owe(Link *l) {
+        unsigned n;
+
+        (void) pthread_mutex_lock(&l->lock);
+        if (l->owed++ == 0)
+                l->owed_since = now_usec();
+        n = l->owed;
+        (void) pthread_mutex_unlock(&l->lock);
+        return n;
+}
+
+/* Milliseconds until what is owed must be said; -1: nothing is. */
+static int time_to_acknowledge(Link *l) {
+        uint64_t since = 0, now, due;
+
+        (void) pthread_mutex_lock(&l->lock);
+        if (l->owed > 0)
+                since = l->owed_since;
+        (void) pthread_mutex_unlock(&l->lock);
+        if (since == 0)
+                return -1;
+
+        now = now_usec();
+        due = since + WIRE_ACK_DELAY_MSEC * 1000u;
+        return due > now ? (int) ((due - now + 999) / 1000) : 0;
+}
+
+/* Messages that are answered by something else later are taken in as soon as they are here, the
  * others when they took effect: the ACK of a close means that nothing of it is in use. */
 static bool is_acknowledged_first(uint16_t type) {
-        return type == WIRE_MODEL_COMMIT || type == WIRE_JOB_OPEN || type == WIRE_STEP;
+        return type == WIRE_MODEL_COMMIT || type == WIRE_JOB_OPEN || type == WIRE_JOB_RUN || type == WIRE_STEP;
 }
 
 static bool has_credit(uint16_t type) {
         return type != WIRE_CANCEL && type != WIRE_DIE;
 }
 
-static void acknowledge(Link *l, const WireHeader *h) {
-        WireMessage ack;
-
-        wire_init(&ack, WIRE_ACK, link_epoch(l), h->job, h->step);
-        link_send(l, &ack);
+/* Half of the credits is said at once; the broker waits for WELCOME, and MODEL_COMMIT may take long. */
+static void take_in(Link *l, uint16_t type) {
+        if (owe(l) >= WIRE_CREDITS / 2 || type == WIRE_WELCOME || type == WIRE_MODEL_COMMIT)
+                acknowledge(l);
 }
 
 static int check_credit(Link *l, Fault *f) {
         unsigned n;
 
-        /* An ACK that is still here is one that the broker has not seen: with a credit's worth of them it
-         * may not send. */
+        /* What could not be said yet the broker does not know: with a credit's worth of it it may not send. */
         (void) pthread_mutex_lock(&l->lock);
-        n = l->n_acks;
+        n = l->owed;
         (void) pthread_mutex_unlock(&l->lock);
 
         if (n >= WIRE_CREDITS)
@@ -201,14 +280,16 @@ static int handle(Link *l, const WireMessage *m, int *fd, LinkFunc func, void *u
         }
 
         if (is_acknowledged_first(h->type))
-                acknowledge(l, h);
+                take_in(l, h->type);
+        if (h->type == WIRE_DIE) /* what was said is said */
+                link_flush(l);
 
         r = func(userdata, m, fd, f);
         if (r < 0)
                 return r;
 
         if (has_credit(h->type) && !is_acknowledged_first(h->type))
-                acknowledge(l, h);
+                take_in(l, h->type);
         return 0;
 }
 
@@ -220,8 +301,10 @@ static int receive_all(Link *l, LinkFunc func, void *userdata, Fault *f) {
                 int r;
 
                 r = wire_receive(l->socket, &m, &fd, f);
-                if (r == -EAGAIN)
+                if (r == -EAGAIN) {
+                        link_flush(l);
                         return 1;
+                }
                 if (r <= 0)
                         return r;
 
@@ -231,14 +314,14 @@ static int receive_all(Link *l, LinkFunc func, void *userdata, Fault *f) {
         }
 }
 
-int link_run(Link *l, LinkFunc func, void *userdata, Fault *f) {
+static int run(Link *l, LinkFunc func, void *userdata, Fault *f) {
         for (;;) {
                 struct pollfd p[] = {
                         {.fd = l->socket, .events = POLLIN},
                         {.fd = l->wake, .events = POLLIN},
                 };
                 uint64_t count;
-                int r;
+                int r, n;
 
                 (void) pthread_mutex_lock(&l->lock);
                 r = l->failed;
@@ -249,12 +332,15 @@ int link_run(Link *l, LinkFunc func, void *userdata, Fault *f) {
                         return fault_set(
                                 f, r, FAULT_INTERNAL, "Sending a message failed: %s.", strerror(-r));
 
-                if (poll(p, ELEMENTSOF(p), -1) < 0) {
+                n = poll(p, ELEMENTSOF(p), time_to_acknowledge(l));
+                if (n < 0) {
                         if (errno == EINTR)
                                 continue;
                         return fault_set(f, -errno, FAULT_INTERNAL, "poll() failed: %s.", strerror(errno));
                 }
 
+                if (n == 0)
+                        acknowledge(l);
                 if (p[1].revents)
                         (void) !read(l->wake, &count, sizeof(count));
                 if (p[0].revents & POLLOUT)
@@ -265,4 +351,15 @@ int link_run(Link *l, LinkFunc func, void *userdata, Fault *f) {
                                 return r;
                 }
         }
+}
+
+int link_run(Link *l, LinkFunc func, void *userdata, Fault *f) {
+        int r;
+
+        l->reader = pthread_self();
+        l->reading = true;
+        r = run(l, func, userdata, f);
+        l->reading = false;
+        acknowledge(l);
+        return r;
 }

@@ -18,6 +18,7 @@
 
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
+#include "service/shared/slice.h"
 #include "service/worker/reaper.h"
 #include "service/worker/seccomp.h"
 #include "service/worker/worker.h"
@@ -184,6 +185,7 @@ static int serve(const Backend *b, Fault *f) {
 
         (void) signal(SIGPIPE, SIG_IGN); /* stderr may be a pipe whose reader is gone */
 
+        (void) slice_make_short(); /* this thread only passes on; ranks have their own */
         r = worker_start(b, LISTEN_FD, f);
         if (r < 0)
                 return r;

@@ -36,22 +36,27 @@ static int check_ranges(
 }
 
 static int check_numbers(const WirePlan *w, uint64_t rows, uint32_t ranks, Fault *f) {
-        if (w->ranks != ranks || ranks == 0 || ranks > WIRE_RANKS_MAX)
+        if (w->ranks == 0 || w->ranks > ranks || ranks > WIRE_RANKS_MAX)
                 return fault_set(f, -EINVAL, FAULT_INTERNAL,
                         "The plan is for %" PRIu32 " ranks, this worker has %" PRIu32 ".", w->ranks, ranks);
+
+        if (w->kind == WIRE_PLAN_AUTO || w->kind >= _WIRE_PLAN_MAX || w->exchange != WIRE_EXCHANGE_HOST)
+                return fault_set(f, -EINVAL, FAULT_INTERNAL,
+                        "The plan is of the unknown kind %" PRIu32 " or exchange %" PRIu32 ".", w->kind,
+                        w->exchange);
 
         if (w->row_tile == 0)
                 return fault_set(f, -EINVAL, FAULT_INTERNAL, "The plan has a row tile of 0.");
 
-        if (w->chunks == 0 || w->chunks > rows)
+        if (w->chunks == 0 || w->chunks > WIRE_CHUNKS_MAX || w->chunks > rows)
                 return fault_set(f, -EINVAL, FAULT_INTERNAL,
                         "The plan has %" PRIu32 " chunks for %" PRIu64 " rows.", w->chunks, rows);
 
-        for (uint32_t i = ranks; i < WIRE_RANKS_MAX; i++)
+        for (uint32_t i = w->ranks; i < WIRE_RANKS_MAX; i++)
                 if (w->rows[i].begin != 0 || w->rows[i].end != 0 || w->heads[i].begin != 0 ||
                         w->heads[i].end != 0)
                         return fault_set(f, -EINVAL, FAULT_INTERNAL,
-                                "The plan has an entry for rank %" PRIu32 " of %" PRIu32 ".", i, ranks);
+                                "The plan has an entry for rank %" PRIu32 " of %" PRIu32 ".", i, w->ranks);
 
         return 0;
 }
@@ -68,21 +73,24 @@ int plan_new(const WirePlan *w, uint64_t rows, uint32_t heads, uint32_t ranks, P
         if (!p)
                 return -ENOMEM;
 
-        for (uint32_t i = 0; i < ranks; i++) {
+        for (uint32_t i = 0; i < w->ranks; i++) {
                 p->rows[i] = (H3Range){w->rows[i].begin, w->rows[i].end};
                 p->heads[i] = (H3Range){w->heads[i].begin, w->heads[i].end};
         }
 
-        r = check_ranges("rows", p->rows, ranks, rows, w->row_tile, f);
+        r = check_ranges("rows", p->rows, w->ranks, rows, w->row_tile, f);
         if (r < 0)
                 return r;
 
-        r = check_ranges("heads", p->heads, ranks, heads, 1, f);
+        r = check_ranges("heads", p->heads, w->ranks, heads, 1, f);
         if (r < 0)
                 return r;
 
         p->h3 = (H3Plan){
-                .ranks = ranks,
+                .kind = w->kind == WIRE_PLAN_KV_GATHER        ? H3_PLAN_KV_GATHER
+                        : w->kind == WIRE_PLAN_QKV_ALL_TO_ALL ? H3_PLAN_QKV_ALL_TO_ALL
+                                                              : H3_PLAN_HIDDEN_GATHER,
+                .ranks = w->ranks,
                 .row_tile = w->row_tile,
                 .chunks = w->chunks,
                 .rows = p->rows,

@@ -14,8 +14,8 @@ typedef struct Plan {
         H3Range heads[WIRE_RANKS_MAX];
 } Plan;
 
-/* Checks a plan for a sequence of `rows` rows, `heads` heads and a group of `ranks`: number of ranks, tile
- * and chunks in range, ranges contiguous, ascending and complete, cuts at multiples of the tile, entries of
+/* Checks a plan for a sequence of `rows` rows, `heads` heads and a group of `ranks` (the plan may use fewer):
+ * kind and exchange known, tile and chunks in range, ranges contiguous, ascending and complete, cuts at multiples of the tile, entries of
  * ranks that do not exist zero. -EINVAL (Internal: the broker made it), -ENOMEM. */
 int plan_new(const WirePlan *w, uint64_t rows, uint32_t heads, uint32_t ranks, Plan **ret, Fault *f);
 Plan *plan_free(Plan *p);

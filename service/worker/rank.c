@@ -3,14 +3,14 @@
 
 #include <inttypes.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 
 #include "service/shared/cleanup.h"
-
-/* The exchange between ranks is not there yet: one rank, whose thread takes steps from the queue. */
-#define RANKS_SUPPORTED 1u
+#include "service/shared/slice.h"
 
 typedef struct Task {
         Job *job; /* counted */
@@ -30,6 +30,8 @@ struct RankGroup {
         RankFunc func;
         void *userdata;
         uint32_t n_ranks, threads_per_rank;
+        pthread_t steps;
+        bool steps_running;
 
         pthread_mutex_t lock; /* of all below */
         pthread_cond_t changed;
@@ -39,7 +41,11 @@ struct RankGroup {
         uint32_t n_started; /* ranks that have a context or an error */
         int error;          /* first error of a start */
 
-        Rank ranks[RANKS_SUPPORTED];
+        RankOrder order;
+        uint64_t pending, busy; /* ranks that shall begin, that have not ended */
+        int result;
+
+        Rank ranks[RANKS_MAX];
 };
 
 static bool next_task(RankGroup *g, Task *ret) {
@@ -58,15 +64,42 @@ static bool next_task(RankGroup *g, Task *ret) {
         return found;
 }
 
+static void *steps_thread(void *userdata) {
+        RankGroup *g = userdata;
+        Task task;
+
+        (void) prctl(PR_SET_NAME, "steps");
+        while (next_task(g, &task)) {
+                g->func(g->userdata, g, task.job, task.step);
+                (void) job_unref(task.job);
+        }
+        return NULL;
+}
+
+static bool next_order(RankGroup *g, uint64_t bit, RankOrder *ret) {
+        bool found;
+
+        (void) pthread_mutex_lock(&g->lock);
+        while (!g->stop && !(g->pending & bit))
+                (void) pthread_cond_wait(&g->changed, &g->lock);
+        found = g->pending & bit; /* what was ordered is done even at the end: somebody waits for it */
+        g->pending &= ~bit;
+        *ret = g->order;
+        (void) pthread_mutex_unlock(&g->lock);
+        return found;
+}
+
 static void *rank_thread(void *userdata) {
         Rank *rank = userdata;
         RankGroup *g = rank->group;
+        uint64_t bit = UINT64_C(1) << rank->index;
+        RankOrder order;
         char name[16];
-        Task task;
         int r;
 
         (void) snprintf(name, sizeof(name), "rank-%" PRIu32, rank->index);
         (void) prctl(PR_SET_NAME, name);
+        (void) slice_make_long(); /* of the backend's threads too: they work, others pass on */
 
         r = g->ops->context_new(g->threads_per_rank, &rank->context);
         (void) pthread_mutex_lock(&g->lock);
@@ -78,16 +111,21 @@ static void *rank_thread(void *userdata) {
         if (r < 0)
                 return NULL;
 
-        while (next_task(g, &task)) {
-                g->func(g->userdata, rank->context, task.job, task.step);
-                (void) job_unref(task.job);
+        while (next_order(g, bit, &order)) {
+                r = order.work(order.userdata, rank->index, rank->context);
+                (void) pthread_mutex_lock(&g->lock);
+                if (r < 0 && g->result == 0)
+                        g->result = r;
+                g->busy &= ~bit;
+                (void) pthread_cond_broadcast(&g->changed);
+                (void) pthread_mutex_unlock(&g->lock);
         }
 
         rank->context = g->ops->context_free(rank->context);
         return NULL;
 }
 
-static int start_ranks(RankGroup *g) {
+static int start_threads(RankGroup *g) {
         int r;
 
         for (uint32_t i = 0; i < g->n_ranks; i++) {
@@ -106,7 +144,37 @@ static int start_ranks(RankGroup *g) {
                 (void) pthread_cond_wait(&g->changed, &g->lock);
         r = g->error;
         (void) pthread_mutex_unlock(&g->lock);
-        return r;
+        if (r < 0)
+                return r;
+
+        r = pthread_create(&g->steps, NULL, steps_thread, g);
+        g->steps_running = r == 0;
+        return -r;
+}
+
+static int init_locks(RankGroup *g) {
+        pthread_condattr_t attributes;
+        int r;
+
+        (void) pthread_mutex_init(&g->lock, NULL);
+        r = pthread_condattr_init(&attributes);
+        if (r == 0) {
+                (void) pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+                r = pthread_cond_init(&g->changed, &attributes);
+                (void) pthread_condattr_destroy(&attributes);
+        }
+        return -r;
+}
+
+/* 0: all of the CPUs that we may use, shared among the ranks. */
+static uint32_t threads_of_rank(uint32_t ranks, uint32_t threads) {
+        cpu_set_t cpus;
+
+        if (ranks == 1)
+                return threads;
+        if (threads == 0 && sched_getaffinity(0, sizeof(cpus), &cpus) == 0)
+                threads = (uint32_t) CPU_COUNT(&cpus);
+        return threads >= ranks ? threads / ranks : 1;
 }
 
 int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc func, void *userdata,
@@ -114,11 +182,9 @@ int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc 
         RankGroup *g;
         int r;
 
-        if (ranks == 0 || ranks > RANKS_SUPPORTED)
-                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "%" PRIu32
-                        " ranks were asked for, this version of the worker runs %u: set WorkerRanks=%u.",
-                        ranks, RANKS_SUPPORTED, RANKS_SUPPORTED);
+        if (ranks == 0 || ranks > RANKS_MAX)
+                return fault_set(f, -EINVAL, FAULT_INTERNAL,
+                        "%" PRIu32 " ranks were asked for, expected 1 to %d.", ranks, RANKS_MAX);
 
         g = calloc(1, sizeof(*g));
         if (!g)
@@ -128,11 +194,10 @@ int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc 
         g->func = func;
         g->userdata = userdata;
         g->n_ranks = ranks;
-        g->threads_per_rank = threads == 0 || threads >= ranks ? threads / ranks : 1;
-        (void) pthread_mutex_init(&g->lock, NULL);
-        (void) pthread_cond_init(&g->changed, NULL);
-
-        r = start_ranks(g);
+        g->threads_per_rank = threads_of_rank(ranks, threads);
+        r = init_locks(g);
+        if (r >= 0)
+                r = start_threads(g);
         if (r < 0) {
                 (void) rank_group_free(g);
                 return fault_set(
@@ -152,6 +217,9 @@ RankGroup *rank_group_free(RankGroup *g) {
         (void) pthread_cond_broadcast(&g->changed);
         (void) pthread_mutex_unlock(&g->lock);
 
+        /* Its step, which needs the ranks, first. */
+        if (g->steps_running)
+                (void) pthread_join(g->steps, NULL);
         for (uint32_t i = 0; i < g->n_ranks; i++)
                 if (g->ranks[i].running)
                         (void) pthread_join(g->ranks[i].thread, NULL);
@@ -178,8 +246,66 @@ int rank_group_queue(RankGroup *g, Job *j, uint32_t step) {
         else {
                 g->tasks[(g->first + g->n_tasks++) % STEPS_QUEUED_MAX] =
                         (Task){.job = job_ref(j), .step = step};
-                (void) pthread_cond_broadcast(&g->changed);
         }
+        (void) pthread_mutex_unlock(&g->lock);
+        if (r == 0) /* not under the lock, which the woken thread would have to wait for */
+                (void) pthread_cond_broadcast(&g->changed);
+        return r;
+}
+
+static struct timespec after(uint64_t usec) {
+        struct timespec t;
+
+        (void) clock_gettime(CLOCK_MONOTONIC, &t);
+        t.tv_sec += (time_t) (usec / 1000000);
+        t.tv_nsec += (long) (usec % 1000000) * 1000;
+        if (t.tv_nsec >= 1000000000) {
+                t.tv_sec++;
+                t.tv_nsec -= 1000000000;
+        }
+        return t;
+}
+
+/* Under the lock, which is given up while waiting. False: the deadline is over. */
+static bool wait_for_ranks(RankGroup *g, const RankOrder *order) {
+        struct timespec until;
+        bool late = false;
+
+        while (g->busy == order->ranks)
+                (void) pthread_cond_wait(&g->changed, &g->lock);
+        until = after(order->deadline_usec);
+        while (g->busy != 0) {
+                if (g->result == -ETIMEDOUT && !late) { /* the others have waited for it already */
+                        late = true;
+                        until = after(order->deadline_usec / 10);
+                }
+                if (pthread_cond_timedwait(&g->changed, &g->lock, &until) == ETIMEDOUT)
+                        return g->busy == 0;
+        }
+        return true;
+}
+
+int rank_group_run(RankGroup *g, const RankOrder *order) {
+        uint32_t first;
+        int r;
+
+        if (order->ranks == 0)
+                return 0;
+
+        (void) pthread_mutex_lock(&g->lock);
+        g->order = *order;
+        g->result = 0;
+        g->pending = g->busy = order->ranks;
+        (void) pthread_cond_broadcast(&g->changed);
+        if (!wait_for_ranks(g, order)) {
+                first = (uint32_t) __builtin_ctzll(g->busy);
+                (void) pthread_mutex_unlock(&g->lock);
+                order->stuck(order->userdata, first);
+                (void) pthread_mutex_lock(&g->lock);
+                while (g->busy != 0)
+                        (void) pthread_cond_wait(&g->changed, &g->lock);
+        }
+        r = g->result;
         (void) pthread_mutex_unlock(&g->lock);
         return r;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The rank threads of a worker and the steps that wait for them. Each rank has its own thread and device
- * context; rank 0 takes the steps, one after the other, in the order they came. */
+/* The threads of a worker and the steps that wait for them. Each rank has its own thread and device context.
+ * One more thread, the steps' own, takes the steps one after the other in the order they came, has the ranks
+ * work on them and answers: it waits for every rank and hangs on none. */
 
 #include <stdint.h>
 
@@ -11,14 +12,15 @@
 #include "service/worker/job-context.h"
 
 #define STEPS_QUEUED_MAX 64
+#define RANKS_MAX 64
 
 typedef struct RankGroup RankGroup;
 
-/* Called on rank 0's thread. */
-typedef void (*RankFunc)(void *userdata, LkContext *context, Job *j, uint32_t step);
+/* Called on the steps' thread. */
+typedef void (*RankFunc)(void *userdata, RankGroup *g, Job *j, uint32_t step);
 
-/* Starts the threads; threads: CPU threads over all ranks, 0 = all. -EOPNOTSUPP (NotSupported): more ranks
- * than this version runs; what context_new() or pthread_create() returned, with f. */
+/* Starts the threads; threads: CPU threads over all ranks, 0 = all. -EINVAL: no ranks, or more than
+ * RANKS_MAX; what context_new() or pthread_create() returned; with f. */
 int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc func, void *userdata,
         RankGroup **ret, Fault *f);
 
@@ -29,3 +31,21 @@ uint32_t rank_group_size(const RankGroup *g);
 
 /* Queues a step, takes a reference to the job. -ENOBUFS: STEPS_QUEUED_MAX wait already. */
 int rank_group_queue(RankGroup *g, Job *j, uint32_t step);
+
+/* Work of a rank, on its thread. Returns 0 or an error. */
+typedef int (*RankWork)(void *userdata, uint32_t rank, LkContext *context);
+
+typedef struct RankOrder {
+        uint64_t ranks; /* a bit for each that takes part */
+        RankWork work;
+        void *userdata;
+        /* Once one of them has ended, the others must within this time, or a tenth of it after -ETIMEDOUT (they
+         * were waited for). The first that has not is named to stuck(), after which they are waited for without
+         * limit: a worker ends its process there. */
+        uint64_t deadline_usec;
+        void (*stuck)(void *userdata, uint32_t rank);
+} RankOrder;
+
+/* Has the ranks do it and waits for all of them. Returns 0 or the error of one of them (which of several is
+ * not said). From the steps' thread, or while no step is queued: one order at a time. */
+int rank_group_run(RankGroup *g, const RankOrder *order);

@@ -9,9 +9,6 @@
 #include "service/h3/lora.h"
 #include "service/shared/cleanup.h"
 
-DEFINE_CLEANUP(H3Model *, h3_model_free)
-DEFINE_CLEANUP(H3LoraReport *, h3_lora_report_free)
-
 static bool needs_merge(const Job *j) {
         if (j->kind == WIRE_JOB_MERGE)
                 return j->n_loras > 0;
@@ -44,26 +41,44 @@ static int admit_merge(StepRunner *s, const Job *j, const H3LoraUse *uses, Fault
         return 0;
 }
 
-static int merge(StepRunner *s, LkContext *context, Job *j, const MergedKey *key, Fault *f) {
-        CLEANUP(h3_lora_report_freep) H3LoraReport *report = NULL;
-        CLEANUP(h3_model_freep) H3Model *h3 = NULL;
+typedef struct Merge {
+        const LkOps *ops;
+        const Job *job;
         H3LoraUse uses[WIRE_LORAS_MAX];
+        H3Model *h3;
+        H3LoraReport *report;
+        Fault *fault;
+} Merge;
+
+static int merge_on_rank(void *userdata, uint32_t rank, LkContext *context) {
+        Merge *x = userdata;
+        const Job *j = x->job;
+
+        return h3_model_with_loras(j->model->h3, x->uses, j->n_loras, j->compute, x->ops, context, &x->h3,
+                &x->report, x->fault);
+}
+
+static int merge(StepRunner *s, RankGroup *g, Job *j, const MergedKey *key, Fault *f) {
+        Merge x = {.ops = s->backend->ops, .job = j, .fault = f};
         int r;
 
         for (uint32_t i = 0; i < j->n_loras; i++)
-                uses[i] = (H3LoraUse){.lora = j->loras[i]->lora, .strength = j->strengths[i]};
+                x.uses[i] = (H3LoraUse){.lora = j->loras[i]->lora, .strength = j->strengths[i]};
 
-        r = admit_merge(s, j, uses, f);
+        r = admit_merge(s, j, x.uses, f);
         if (r < 0)
                 return r;
-        r = h3_model_with_loras(
-                j->model->h3, uses, j->n_loras, j->compute, s->backend->ops, context, &h3, &report, f);
+        r = rank_group_run(g, &(RankOrder){.ranks = 1, .work = merge_on_rank, .userdata = &x});
         if (r < 0)
                 return r;
-        return merged_cache_add(&s->merged, key, j->model, j->loras, &h3, &report, &j->merged);
+
+        r = merged_cache_add(&s->merged, key, j->model, j->loras, &x.h3, &x.report, &j->merged);
+        (void) h3_lora_report_free(x.report); /* NULL once they are the cache's */
+        (void) h3_model_free(x.h3);
+        return r;
 }
 
-int step_choose_model(StepRunner *s, LkContext *context, Job *j, Fault *f) {
+int step_choose_model(StepRunner *s, RankGroup *g, Job *j, Fault *f) {
         MergedKey key = {.base = j->model->serial, .n_loras = j->n_loras, .compute = j->compute};
         int r;
 
@@ -76,7 +91,7 @@ int step_choose_model(StepRunner *s, LkContext *context, Job *j, Fault *f) {
         }
         j->merged = merged_cache_find(&s->merged, &key);
         if (!j->merged) {
-                r = merge(s, context, j, &key, f);
+                r = merge(s, g, j, &key, f);
                 if (r < 0)
                         return r;
         }

@@ -35,13 +35,30 @@ static bool text_cache_holds(const TextCache *c, const Job *j) {
                memcmp(c->text, j->text, (size_t) j->text_size) == 0;
 }
 
-static int refine_text(StepRunner *s, const H3Rank *rank, const Job *j, const void **ret, Fault *f) {
+typedef struct Refine {
+        StepRunner *runner;
+        const Job *job;
+        const uint16_t *text;
+        void *refined;
+        Fault *fault;
+} Refine;
+
+/* On rank 0's thread: the text is the same for all, and small. */
+static int refine(void *userdata, uint32_t index, LkContext *context) {
+        Refine *x = userdata;
+        const H3Rank rank = {.ops = x->runner->backend->ops, .context = context};
+
+        return h3_refine_text(
+                &rank, job_model(x->job), x->job->compute, x->text, x->job->text_rows, &x->refined, x->fault);
+}
+
+static int refine_text(StepRunner *s, RankGroup *g, const Job *j, const void **ret, Fault *f) {
         TextCache *c = &s->text;
         int r;
 
         if (!text_cache_holds(c, j)) {
                 CLEANUP_FREE uint16_t *text = NULL;
-                void *refined;
+                Refine x = {.runner = s, .job = j, .fault = f};
 
                 /* The old entry goes first: two of them at once help nobody. */
                 text_cache_clear(c);
@@ -50,7 +67,8 @@ static int refine_text(StepRunner *s, const H3Rank *rank, const Job *j, const vo
                         return -ENOMEM;
                 memcpy(text, j->text, (size_t) j->text_size);
 
-                r = h3_refine_text(rank, job_model(j), j->compute, text, j->text_rows, &refined, f);
+                x.text = text;
+                r = rank_group_run(g, &(RankOrder){.ranks = 1, .work = refine, .userdata = &x});
                 if (r < 0)
                         return r;
 
@@ -59,7 +77,7 @@ static int refine_text(StepRunner *s, const H3Rank *rank, const Job *j, const vo
                         .compute = j->compute,
                         .text = STEAL_PTR(text),
                         .size = j->text_size,
-                        .refined = refined,
+                        .refined = x.refined,
                 };
         }
 
@@ -73,7 +91,8 @@ typedef struct Run {
         uint32_t step;
 } Run;
 
-static int on_block(void *userdata, uint32_t done, uint32_t total) {
+/* Every rank stops where it is; rank 0 tells how far it is. */
+static int on_block(void *userdata, uint32_t rank, uint32_t done, uint32_t total) {
         Run *run = userdata;
         Job *j = run->job;
         WireMessage m;
@@ -81,9 +100,11 @@ static int on_block(void *userdata, uint32_t done, uint32_t total) {
 
         if (j->cancelled)
                 return -ECANCELED;
+        if (rank > 0)
+                return 0;
 
         now = now_usec();
-        if (done > 1 && done < total && now - j->progress_usec < PROGRESS_INTERVAL_USEC)
+        if (now - j->progress_usec < PROGRESS_INTERVAL_USEC)
                 return 0;
 
         j->progress_usec = now;
@@ -120,23 +141,14 @@ static int check_state(const Job *j, uint32_t step, Fault *f) {
         return 0;
 }
 
-/* Bytes that the step needs on the device, over all ranks of this worker. */
 static int step_memory(const Job *j, uint64_t *ret) {
-        uint64_t sum = 0;
+        return split_memory(job_model(j), j->layout, &j->plan->h3, j->compute, ret);
+}
 
-        for (uint32_t i = 0; i < j->plan->h3.ranks; i++) {
-                uint64_t bytes;
-                int r;
+static void on_stuck(void *userdata, const Fault *f) {
+        Run *run = userdata;
 
-                r = h3_step_memory(job_model(j), j->layout, &j->plan->h3, i, j->compute, &bytes);
-                if (r < 0)
-                        return r;
-                if (__builtin_add_overflow(sum, bytes, &sum))
-                        return -EOVERFLOW;
-        }
-
-        *ret = sum;
-        return 0;
+        run->runner->on_stuck(run->runner->userdata, run->job, run->step, f);
 }
 
 /* Once per plan. There is no ENOMEM for memory that was promised and is touched later: the kernel would end
@@ -165,18 +177,30 @@ static int admit(const Backend *b, Job *j, Fault *f) {
         return 0;
 }
 
-static int compute(StepRunner *s, const H3Rank *rank, Job *j, uint32_t step, Fault *f) {
+static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t *ret_bytes, Fault *f) {
         Run run = {.runner = s, .job = j, .step = step};
-        H3StepHooks hooks = {.on_block = on_block, .userdata = &run};
         H3StepInput in;
+        const SplitStep split = {
+                .ops = s->backend->ops,
+                .model = job_model(j),
+                .plan = &j->plan->h3,
+                .in = &in,
+                .video = j->velocity.video,
+                .audio = j->velocity.audio,
+                .on_block = on_block,
+                .on_stuck = on_stuck,
+                .userdata = &run,
+                .hook = s->hook,
+                .deadline_usec = s->deadline_usec,
+        };
         int r;
 
         job_step_input(j, step, &in);
-        r = refine_text(s, rank, j, &in.refined_text, f);
+        r = refine_text(s, g, j, &in.refined_text, f);
         if (r < 0)
                 return r;
 
-        return h3_step(rank, job_model(j), &in, &hooks, j->velocity.video, j->velocity.audio, f);
+        return split_run(g, &split, ret_bytes, f);
 }
 
 /* From the velocities to what the job commits, which must be finite: a state with NaN would end a run that
@@ -216,24 +240,24 @@ static int explain(const Job *j, int error, Fault *f) {
                 f, error, FAULT_INTERNAL, "The step failed: %s (errno %d).", strerror(-error), -error);
 }
 
-int step_run(StepRunner *s, LkContext *context, Job *j, uint32_t step, uint64_t *ret_usec, Fault *f) {
-        H3Rank rank = {.index = 0, .ops = s->backend->ops, .context = context};
-        uint64_t begin = now_usec();
+int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
+        uint64_t begin = now_usec(), bytes;
         const Latents *result;
         int r;
 
+        j->progress_usec = begin;
         r = check_state(j, step, f);
         if (r < 0)
                 return r;
 
-        r = step_choose_model(s, context, j, f);
+        r = step_choose_model(s, g, j, f);
         if (r < 0)
                 return explain(j, r, f);
 
         if (j->kind == WIRE_JOB_MERGE) {
                 step_send_notes(s, j);
                 j->committed++;
-                *ret_usec = now_usec() - begin;
+                *ret = (StepResult){.usec = now_usec() - begin};
                 return 0;
         }
 
@@ -241,9 +265,8 @@ int step_run(StepRunner *s, LkContext *context, Job *j, uint32_t step, uint64_t 
         if (r < 0)
                 return r;
 
-        rank.plan = &j->plan->h3;
         job_show(j);
-        r = compute(s, &rank, j, step, f);
+        r = compute(s, g, j, step, &bytes, f);
         if (r < 0)
                 return explain(j, r, f);
 
@@ -261,6 +284,6 @@ int step_run(StepRunner *s, LkContext *context, Job *j, uint32_t step, uint64_t 
                 j->state = j->next;
                 j->next = old;
         }
-        *ret_usec = now_usec() - begin;
+        *ret = (StepResult){.usec = now_usec() - begin, .exchanged_bytes = bytes};
         return 0;
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 /* One step of a job on this group's ranks: adapters merged if they are not yet, text once per prompt, the
- * forward pass, the sampler's update, the commit. Runs on rank 0's thread. */
+ * forward pass, the sampler's update, the commit. Runs on the steps' thread. */
 
 #include <stdint.h>
 
@@ -10,6 +10,7 @@
 #include "service/worker/job-context.h"
 #include "service/worker/link.h"
 #include "service/worker/merged-model.h"
+#include "service/worker/split.h"
 
 /* The refined text of the last prompt: it depends on the model, the compute type and the text alone, and
  * jobs and steps of one prompt follow each other. */
@@ -26,12 +27,23 @@ typedef struct StepRunner {
         Link *link; /* for PROGRESS and LORA_NOTES */
         TextCache text;
         MergedCache merged; /* MODEL_CLOSE drops from it, on the link's thread */
+        /* A rank of the step does not end: f says which. A worker answers and ends its process; a test may
+         * let go of the rank, then the step goes on waiting. */
+        void (*on_stuck)(void *userdata, const Job *j, uint32_t step, const Fault *f);
+        void *userdata;
+        ExchangeHook hook;      /* for tests */
+        uint64_t deadline_usec; /* for tests; 0: from the size of the step */
 } StepRunner;
+
+typedef struct StepResult {
+        uint64_t usec;            /* it took */
+        uint64_t exchanged_bytes; /* its ranks received from each other */
+} StepResult;
 
 void step_runner_done(StepRunner *s);
 
 /* Runs step `step` of j, which must be the next one, and commits it; that of a MERGE sends what applies of
- * its adapters instead. 0: *ret_usec is the time it took. On failure f is filled and the job's state is as
- * it was: -ECANCELED (Cancelled), -ENOMEM (DoesNotFit), -EINVAL (also InvalidTensor: a result that is not
- * finite; InvalidModel: adapters), device errors. */
-int step_run(StepRunner *s, LkContext *context, Job *j, uint32_t step, uint64_t *ret_usec, Fault *f);
+ * its adapters instead. On failure f is filled and the job's state is as it was: -ECANCELED (Cancelled),
+ * -ENOMEM (DoesNotFit), -EINVAL (also InvalidTensor: a result that is not finite; InvalidModel: adapters),
+ * -ETIMEDOUT, device errors. */
+int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f);

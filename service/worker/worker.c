@@ -4,10 +4,12 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 #include "service/worker/arena-map.h"
+#include "service/worker/exchange-test.h"
 #include "service/worker/job-context.h"
 #include "service/worker/link.h"
 #include "service/worker/model-table.h"
@@ -18,15 +20,16 @@
 #define SESSIONS_MAX 8192
 #define JOBS_MAX 4096
 
-/* All of it is the link thread's; jobs are shared with rank 0 as job-context.h says. */
+/* All of it is the link thread's; jobs are shared with the steps' thread as job-context.h says. */
 typedef struct Worker {
         const Backend *backend;
         Link *link;
         RankGroup *ranks; /* NULL before WELCOME */
-        StepRunner steps; /* rank 0's */
+        StepRunner steps; /* the steps' thread's */
         ModelTable models;
         ArenaPair *arenas[SESSIONS_MAX];
         Job *jobs[JOBS_MAX];
+        size_t jobs_end; /* behind the last one */
 } Worker;
 
 static Worker worker;
@@ -50,21 +53,21 @@ static ArenaPair **find_arenas(Worker *w, uint64_t session) {
 }
 
 static Job **find_job(Worker *w, uint64_t id) {
-        for (size_t i = 0; i < JOBS_MAX; i++)
+        for (size_t i = 0; i < w->jobs_end; i++)
                 if (w->jobs[i] && w->jobs[i]->id == id)
                         return &w->jobs[i];
         return NULL;
 }
 
-/* On rank 0's thread. */
-static void on_step(void *userdata, LkContext *context, Job *j, uint32_t step) {
+/* On the steps' thread, as the next one. */
+static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         Worker *w = userdata;
-        uint64_t usec = 0;
+        StepResult result;
         WireMessage m;
         Fault f = {};
         int r;
 
-        r = step_run(&w->steps, context, j, step, &usec, &f);
+        r = step_run(&w->steps, g, j, step, &result, &f);
 
         /* Before the answer: with it in hands the broker may send another PLAN. */
         j->n_pending--;
@@ -74,10 +77,21 @@ static void on_step(void *userdata, LkContext *context, Job *j, uint32_t step) {
                 return;
         }
         wire_init(&m, WIRE_STEP_DONE, j->epoch, j->id, step);
-        m.step_done.compute_usec = usec;
+        m.step_done.compute_usec = result.usec + STEAL(j->open_usec, 0);
+        m.step_done.exchanged_bytes = result.exchanged_bytes;
         if (j->kind == WIRE_JOB_MERGE && j->merged)
                 m.step_done.merged_bytes = j->merged->h3->private_bytes;
         link_send(w->link, &m);
+}
+
+/* A thread that cannot be ended takes the process with it: the broker starts another. */
+static void on_stuck(void *userdata, const Job *j, uint32_t step, const Fault *f) {
+        Worker *w = userdata;
+
+        (void) log_error(0, "%s The worker ends.", f->text);
+        reply_error(w, j->id, step, -ETIMEDOUT, f);
+        link_flush(w->link);
+        reaper_kill_process();
 }
 
 static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
@@ -138,9 +152,18 @@ static int on_arena(Worker *w, const WireMessage *m, int fd, Fault *f) {
         return arena_pair_add(*slot, &m->arena, fd, f);
 }
 
-static void close_job(Job **slot) {
+static void close_job(Worker *w, Job **slot) {
         job_close(*slot);
         *slot = job_unref(*slot);
+        while (w->jobs_end > 0 && !w->jobs[w->jobs_end - 1])
+                w->jobs_end--;
+}
+
+static uint64_t now_usec(void) {
+        struct timespec t;
+
+        (void) clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t) t.tv_sec * 1000000u + (uint64_t) t.tv_nsec / 1000u;
 }
 
 static void on_arena_close(Worker *w, const WireMessage *m) {
@@ -153,7 +176,7 @@ static void on_arena_close(Worker *w, const WireMessage *m) {
          * left alone. */
         for (size_t i = 0; i < JOBS_MAX; i++)
                 if (w->jobs[i] && w->jobs[i]->arenas == *slot)
-                        close_job(&w->jobs[i]);
+                        close_job(w, &w->jobs[i]);
         *slot = arena_pair_unref(*slot);
 }
 
@@ -190,7 +213,9 @@ static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
         return job_new(open, &parts, link_epoch(w->link), slot, f);
 }
 
-static int on_job_open(Worker *w, const WireMessage *m, Fault *f) {
+/* JOB_OPEN, or the first part of JOB_RUN. The job, or NULL: it was refused. */
+static int on_job_open(Worker *w, const WireMessage *m, Job **ret, Fault *f) {
+        uint64_t begin = now_usec();
         Job **slot = NULL;
         WireMessage reply;
         Fault fault = {};
@@ -210,35 +235,55 @@ static int on_job_open(Worker *w, const WireMessage *m, Fault *f) {
                 return 0;
         }
 
+        (*slot)->open_usec = now_usec() - begin;
+        if (slot >= w->jobs + w->jobs_end)
+                w->jobs_end = (size_t) (slot - w->jobs) + 1;
+
         wire_init(&reply, WIRE_JOB_READY, m->header.epoch, m->header.job, m->header.step);
         job_describe(*slot, &reply.job_ready);
         link_send(w->link, &reply);
+        *ret = *slot;
         return 0;
 }
 
-static int on_plan(Worker *w, const WireMessage *m, Fault *f) {
-        Job **slot = find_job(w, m->header.job), *j;
+static void take_plan(Worker *w, Job *j, const WirePlan *plan) {
         int r;
-
-        if (!slot)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL,
-                        "PLAN is for job %" PRIu64 ", which is not open.", m->header.job);
-
-        j = *slot;
-        if (j->n_pending > 0)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL,
-                        "PLAN came for job %" PRIu64 " while a step of it is queued or runs.", j->id);
 
         j->plan = plan_free(j->plan);
         j->plan_fault = (Fault){};
         j->plan_admitted = false;
         if (j->kind == WIRE_JOB_MERGE)
-                return 0; /* has nothing to split */
-        r = plan_new(&m->plan, j->layout->rows, j->model->h3->config.heads, rank_group_size(w->ranks),
-                &j->plan, &j->plan_fault);
+                return; /* has nothing to split */
+        r = plan_new(plan, j->layout->rows, j->model->h3->config.heads, rank_group_size(w->ranks), &j->plan,
+                &j->plan_fault);
         if (r == -ENOMEM)
                 (void) fault_set(&j->plan_fault, r, FAULT_DOES_NOT_FIT,
                         "There is no memory for a plan (%zu bytes).", sizeof(Plan));
+}
+
+static int on_plan(Worker *w, const WireMessage *m, Fault *f) {
+        Job **slot = find_job(w, m->header.job);
+
+        if (!slot)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "PLAN is for job %" PRIu64 ", which is not open.", m->header.job);
+
+        if ((*slot)->n_pending > 0)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL,
+                        "PLAN came for job %" PRIu64 " while a step of it is queued or runs.", (*slot)->id);
+
+        take_plan(w, *slot, &m->plan);
+        return 0;
+}
+
+static int queue_step(Worker *w, Job *j, uint32_t step, Fault *f) {
+        int r;
+
+        j->n_pending++;
+        r = rank_group_queue(w->ranks, j, step);
+        if (r < 0)
+                return fault_set(
+                        f, -EPROTO, FAULT_INTERNAL, "More than %d steps are queued.", STEPS_QUEUED_MAX);
         return 0;
 }
 
@@ -247,26 +292,35 @@ static int on_step_message(Worker *w, const WireMessage *m, Fault *f) {
         Fault fault = {};
         int r;
 
-        if (!slot) {
-                r = fault_set(&fault, -ENOENT, FAULT_INTERNAL,
-                        "STEP is for job %" PRIu64 ", which is not open.", m->header.job);
-                reply_error(w, m->header.job, m->header.step, r, &fault);
-                return 0;
-        }
+        if (slot)
+                return queue_step(w, *slot, m->header.step, f);
 
-        (*slot)->n_pending++;
-        r = rank_group_queue(w->ranks, *slot, m->header.step);
-        if (r < 0)
-                return fault_set(
-                        f, -EPROTO, FAULT_INTERNAL, "More than %d steps are queued.", STEPS_QUEUED_MAX);
+        r = fault_set(&fault, -ENOENT, FAULT_INTERNAL, "STEP is for job %" PRIu64 ", which is not open.",
+                m->header.job);
+        reply_error(w, m->header.job, m->header.step, r, &fault);
         return 0;
+}
+
+static int on_job_run(Worker *w, const WireMessage *m, Fault *f) {
+        Job *j = NULL;
+        int r;
+
+        if (m->job_open.kind == WIRE_JOB_MERGE || (m->job_open.flags & (WIRE_JOB_RESUME | WIRE_JOB_PLAN_ONLY)))
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "JOB_RUN of a job that is resumed, merges or is only planned.");
+
+        r = on_job_open(w, m, &j, f);
+        if (r < 0 || !j)
+                return r;
+
+        take_plan(w, j, &m->job_run.plan);
+        return queue_step(w, j, j->committed, f);
 }
 
 static void on_job_close(Worker *w, const WireMessage *m) {
         Job **slot = find_job(w, m->header.job);
 
         if (slot) /* else a refused job, or one that went with its arenas */
-                close_job(slot);
+                close_job(w, slot);
 }
 
 static void on_cancel(Worker *w, const WireMessage *m) {
@@ -278,6 +332,7 @@ static void on_cancel(Worker *w, const WireMessage *m) {
 
 static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
         Worker *w = userdata;
+        Job *job;
 
         switch ((WireType) m->header.type) {
 
@@ -305,7 +360,10 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
                 return 0;
 
         case WIRE_JOB_OPEN:
-                return on_job_open(w, m, f);
+                return on_job_open(w, m, &job, f);
+
+        case WIRE_JOB_RUN:
+                return on_job_run(w, m, f);
 
         case WIRE_PLAN:
                 return on_plan(w, m, f);
@@ -340,7 +398,16 @@ int worker_start(const Backend *backend, int socket, Fault *f) {
                 return fault_set(f, r, FAULT_INTERNAL, "The connection cannot be set up: %s.", strerror(-r));
 
         w->backend = backend;
-        w->steps = (StepRunner){.backend = backend, .link = w->link, .merged = MERGED_CACHE_INIT};
+        w->steps = (StepRunner){
+                .backend = backend,
+                .link = w->link,
+                .merged = MERGED_CACHE_INIT,
+                .on_stuck = on_stuck,
+                .userdata = w,
+        };
+#ifdef LATENT_TEST_HOOKS
+        exchange_test_read(&w->steps.hook, &w->steps.deadline_usec);
+#endif
 
         wire_init(&m, WIRE_HELLO, 0, 0, 0);
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", LATENTD_VERSION);

@@ -4,12 +4,15 @@
  *
  *     bench-step-client bus|socket ADDRESS MODEL INPUT CLIENTS STEPS
  *
- * Times Peer.Ping alone, without and with a rest before each, then STEPS steps of each of so many clients at
- * once, a thread, connection and open session each. Prints one line "ping USEC" or "rested USEC" a ping and
- * "step CLIENT-USEC COMPUTE-USEC QUEUED-USEC" a step: from before the call until the result can be read. */
+ * Times Peer.Ping alone, without and with a rest before each, then the same of a step that the worker refuses at
+ * sight of a NaN: the way of a step through all processes without the step, which is as little as it can cost. Then
+ * STEPS steps of each of so many clients at once, a thread, connection and open session each. Prints one line
+ * "ping USEC", "rested-ping USEC", "relay USEC", "rested-relay USEC" each and "step CLIENT-USEC COMPUTE-USEC
+ * QUEUED-USEC" a step: from before the call until the result can be read. */
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +30,7 @@
 
 #define PINGS 1000u
 #define RESTED_PINGS 300u
+#define RELAYS 300u /* of each kind */
 #define REST_USEC 2000u /* about as long as a step of the tiny case */
 #define WARM_UP 20u /* steps that are not counted */
 #define CLIENTS_MAX 64u
@@ -44,6 +48,7 @@ typedef struct Bench {
 
 typedef struct Client {
         Bench *bench;
+        bool is_first;
         pthread_t thread;
         Sample *samples;
 } Client;
@@ -94,12 +99,11 @@ static void bench_ping(const Bench *b) {
         }
         for (uint32_t i = 0; i < RESTED_PINGS; i++) {
                 (void) usleep(REST_USEC);
-                (void) printf("rested %" PRIu64 "\n", ping(b, bus));
+                (void) printf("rested-ping %" PRIu64 "\n", ping(b, bus));
         }
 }
 
 static void one_step(latent_session *s, const latent_step_options *o, Sample *ret) {
-        CLEANUP(latent_value_freep) latent_value *v = NULL;
         CLEANUP(latent_job_freep) latent_job *job = NULL;
         const void *data;
         latent_tensor t;
@@ -111,9 +115,34 @@ static void one_step(latent_session *s, const latent_step_options *o, Sample *re
         check(latent_job_tensor(job, "video_velocity", &t, &data, &e), "The result", &e);
         ret->client = now_usec() - begin;
 
-        check(latent_job_properties(job, &v, &e), "The job's properties", &e);
-        ret->compute = get_uint(v, "ComputeUsec");
-        ret->queued = get_uint(v, "QueuedUsec");
+        ret->compute = get_uint(latent_job_result(job), "compute-usec");
+        ret->queued = get_uint(latent_job_result(job), "queued-usec");
+        check_bus(ret->compute > 0 ? 0 : -EBADMSG, "The time computed");
+}
+
+static uint64_t relay(latent_session *s, const latent_step_options *o) {
+        CLEANUP(latent_job_freep) latent_job *job = NULL;
+        uint64_t begin = now_usec();
+        latent_error e;
+        int r;
+
+        check(latent_session_step(s, o, &job, &e), "Starting a step", &e);
+        r = latent_job_wait(job, UINT64_MAX, NULL, NULL, &e);
+        check_bus(r < 0 && strcmp(e.name, LATENT_ERROR_INVALID_TENSOR) == 0 ? 0 : -EBADMSG, "A step with a NaN");
+        return now_usec() - begin;
+}
+
+static void bench_relay(latent_session *s, const latent_step_options *o) {
+        float *value = (float *) (void *) ((char *) latent_session_input(s) + o->audio->offset), before = *value;
+
+        *value = NAN;
+        for (uint32_t i = 0; i < RELAYS; i++)
+                (void) printf("relay %" PRIu64 "\n", relay(s, o));
+        for (uint32_t i = 0; i < RELAYS; i++) {
+                (void) usleep(REST_USEC);
+                (void) printf("rested-relay %" PRIu64 "\n", relay(s, o));
+        }
+        *value = before;
 }
 
 static void *client_main(void *argument) {
@@ -157,6 +186,9 @@ static void *client_main(void *argument) {
                 one_step(session, &step, &unused);
         }
         (void) pthread_barrier_wait(&b->ready);
+        if (c->is_first)
+                bench_relay(session, &step);
+        (void) pthread_barrier_wait(&b->ready);
         for (uint32_t i = 0; i < b->n_steps; i++)
                 one_step(session, &step, &c->samples[i]);
         return NULL;
@@ -168,6 +200,7 @@ static void bench_steps(Bench *b) {
         check_bus(-pthread_barrier_init(&b->ready, NULL, b->n_clients), "A barrier");
         for (uint32_t i = 0; i < b->n_clients; i++) {
                 clients[i].bench = b;
+                clients[i].is_first = i == 0;
                 clients[i].samples = calloc(b->n_steps, sizeof(Sample));
                 check_bus(clients[i].samples ? 0 : -ENOMEM, "Memory");
                 check_bus(-pthread_create(&clients[i].thread, NULL, client_main, &clients[i]), "A thread");

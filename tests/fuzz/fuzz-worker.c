@@ -178,6 +178,7 @@ static void fill(WireMessage *m, WireType type, uint64_t id, uint32_t step, uint
                 break;
 
         case WIRE_JOB_OPEN:
+        case WIRE_JOB_RUN:
                 m->job_open.model = 1;
                 m->job_open.session = 2;
                 m->job_open.kind = variant & 1;
@@ -193,11 +194,21 @@ static void fill(WireMessage *m, WireType type, uint64_t id, uint32_t step, uint
                 m->job_open.video = tensor(ST_F32, 4, 4096, (uint64_t[]){ 24, 2, 4, 4 });
                 m->job_open.audio = tensor(ST_F32, 3, 16384, (uint64_t[]){ 32, 2, 8 });
                 fill_task(&m->job_open, variant >> 5);
+                if (type == WIRE_JOB_RUN) {
+                        m->job_run.plan.ranks = m->job_run.plan.chunks = 1;
+                        m->job_run.plan.row_tile = 128;
+                        m->job_run.plan.kind = WIRE_PLAN_HIDDEN_GATHER;
+                        m->job_run.plan.exchange = WIRE_EXCHANGE_HOST;
+                        m->job_run.plan.rows[0].end = 33;
+                        m->job_run.plan.heads[0].end = 8;
+                }
                 break;
 
         case WIRE_PLAN:
                 m->plan.ranks = m->plan.chunks = 1;
                 m->plan.row_tile = 128;
+                m->plan.kind = WIRE_PLAN_HIDDEN_GATHER;
+                m->plan.exchange = WIRE_EXCHANGE_HOST;
                 m->plan.rows[0].end = variant; /* what JOB_READY says is 9 + 8 + 16 rows and the like */
                 m->plan.heads[0].end = 8;
                 break;
@@ -260,7 +271,7 @@ static bool put_message(int fd, Input *x, unsigned *n_steps) {
 
         if (type == WIRE_DIE || wire_size_of(type) == 0)
                 return true; /* would end this process, as it should */
-        if (type == WIRE_STEP && ++*n_steps > STEPS_MAX)
+        if ((type == WIRE_STEP || type == WIRE_JOB_RUN) && ++*n_steps > STEPS_MAX)
                 return true;
 
         fill(&m, (WireType) type, id, step, variant);
@@ -296,7 +307,8 @@ static void send_all(int fd, Input *x) {
 
                         n = input_raw(x, raw);
                         memcpy(&h, raw, sizeof(h));
-                        if (n >= sizeof(h) && (h.type == WIRE_DIE || h.type == WIRE_WELCOME || h.type == WIRE_STEP))
+                        if (n >= sizeof(h) && (h.type == WIRE_DIE || h.type == WIRE_WELCOME || h.type == WIRE_STEP ||
+                                               h.type == WIRE_JOB_RUN))
                                 break;
                         ok = n == 0 || put(fd, raw, n, passed);
                         break;

@@ -20,6 +20,7 @@ if (VENV / "bin/python3").exists() and pathlib.Path(sys.prefix).resolve() != VEN
 
 sys.path[:0] = [str(PACKAGE), str(TESTS), str(TESTS / "bus")]
 import harness  # noqa: E402
+from service_manager import Manager  # noqa: E402, F401
 from tap import Tap  # noqa: E402
 
 os.environ.setdefault("LATENT_LIBRARY", str(harness.BUILD / "client/liblatent.so.1"))

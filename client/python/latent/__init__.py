@@ -24,6 +24,7 @@ The whole surface:
     Model
         .path, .properties() -> dict, .unload(), .close()
         .open_session(*, input_bytes=0, output_bytes=0, compute=None, job_class=None, **split) -> Session
+            split: ranks, shares, plan, exchange, chunks
     Session
         .allocate(dtype, shape) -> Tensor;  .put(data, dtype=None, shape=None) -> Tensor;  .reset()
         .step(text=, video=, audio=, sigma_video=, sigma_audio=, text_tags=None, conditions=(), condition_noise=None, seed=None,

@@ -21,7 +21,7 @@ def uint(name: str, value: Any, bits: int = 64) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__") and not hasattr(value, "__index__"):
+    if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         raise TypeError(f"{name} is {value!r}, expected a number")
     return float(value)
 

@@ -74,6 +74,11 @@ class latent_session_options(Struct):  # noqa: N801
         ("output_bytes", c_uint64),
         ("compute", c_char_p),
         ("job_class", c_char_p),
+        ("shares", POINTER(c_uint32)),
+        ("n_shares", c_uint32),
+        ("chunks", c_uint32),
+        ("plan", c_char_p),
+        ("exchange", c_char_p),
     ]
 
 

@@ -24,6 +24,14 @@ class Client:
     address: None: the system bus if the service is there, else the user bus; "system" or "user"; an absolute path: the service's own
     socket; else the address of a message bus. restart_timeout: seconds that a job waits for a service that went away (default 60);
     0: jobs end with Restarted instead. Raises NoService.
+
+    >>> import latent
+    >>> with latent.Client() as client:
+    ...     client.status()["ApiVersion"]
+    1
+    >>> client.status()
+    Traceback (most recent call last):
+    latent.errors.InvalidArgument: InvalidArgument: The client was closed.
     """
 
     def __init__(self, address: Union[str, os.PathLike[str], None] = None, restart_timeout: Optional[float] = None) -> None:
@@ -106,7 +114,19 @@ class Client:
         partition: Optional[str] = None,
         numa: Optional[str] = None,
     ) -> LoadJob:
-        """Loads a checkpoint: files that this process opens, or by_name below the service's ModelPath=. When the job is done: its model."""
+        """Loads a checkpoint: files that this process opens, or by_name below the service's ModelPath=. When the job is done: its model.
+
+        >>> import latent
+        >>> with latent.Client() as client, client.load("comfy.safetensors", by_name=True) as load:
+        ...     load.wait()
+        ...     load.model.properties()["Layout"]
+        True
+        'comfy'
+        >>> with latent.Client() as client:
+        ...     client.load("no such file.safetensors")
+        Traceback (most recent call last):
+        latent.errors.NotFound: NotFound: no such file.safetensors does not exist.
+        """
         c = self._connection
         o = fill(_structs.latent_load_options, {"name": name, "qkv_order": qkv_order, "partition": partition, "numa": numa})
         f = c.library.latent_model_load_name if by_name else c.library.latent_model_load_path
@@ -171,8 +191,8 @@ class Model:
         job_class: Optional[str] = None,
         **split: Any,
     ) -> Session:
-        """Opens a session; sizes of its arenas: 0: 64 MiB; see latent.output_bytes(). split: ranks and what else latent_session_options of
-        client/latent.h has on how a step is split."""
+        """Opens a session; sizes of its arenas: 0: 64 MiB; see latent.output_bytes(). split: how a step is split over ranks, with the same
+        bits: ranks, shares (a list of weights, one per rank), plan, exchange, chunks of latent_session_options in client/latent.h."""
         h = self.handle()
         c = h.connection
         o = fill(

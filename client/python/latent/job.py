@@ -41,7 +41,22 @@ class Progress(NamedTuple):
 
 
 class Job:
-    """A step, a trajectory or a merge. It goes on when this object is dropped; cancel() ends it."""
+    """A step, a trajectory or a merge. It goes on when this object is dropped; cancel() ends it.
+
+    >>> import asyncio, latent
+    >>> async def load(client: latent.Client, name: str) -> latent.Model:
+    ...     return (await client.load(name, by_name=True)).model
+    >>> with latent.Client() as client:
+    ...     model = asyncio.run(load(client, "comfy.safetensors"))
+    ...     with model.open_session() as s:
+    ...         job = s.sample(video=s.put(bytes(3072), "F32", (24, 2, 4, 4)), audio=s.put(bytes(2048), "F32", (32, 2, 8)),
+    ...                        text=s.put(bytes(2880), "BF16", (9, 160)), steps=1000)
+    ...         job.poll()
+    ...         job.cancel()
+    ...         job.wait()
+    Traceback (most recent call last):
+    latent.errors.Cancelled: Cancelled: The job was cancelled.
+    """
 
     def __init__(self, connection: Connection, pointer: int) -> None:
         self._handle: Optional[Handle] = Handle(connection, pointer, connection.library.latent_job_free)
@@ -141,7 +156,8 @@ class Job:
 
     @property
     def result(self) -> dict[str, Any]:
-        """What a job that is done says: rows, numerics, tensors of a step; model, bytes-read of a load; applied, refused of a merge."""
+        """What a job that is done says: rows, numerics, tensors, compute-usec and how it was split of a step; model, bytes-read of a load;
+        applied, refused, bytes of a merge."""
         h = self._open()
         if self._result is None:
             if not self.poll():

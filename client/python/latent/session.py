@@ -33,7 +33,23 @@ class Condition:
 
 
 class Session:
-    """An input arena to allocate from, an output arena for results. Of Model.open_session(); use it in a with statement."""
+    """An input arena to allocate from, an output arena for results. Of Model.open_session(); use it in a with statement.
+
+    >>> import latent
+    >>> with latent.Client() as client, client.load("comfy.safetensors", by_name=True) as load:
+    ...     done = load.wait()
+    ...     with load.model.open_session(input_bytes=1 << 20, output_bytes=1 << 20, compute="f32") as s:
+    ...         t = s.allocate("F32", (24, 2, 4, 4))
+    ...         t.memory[:] = bytes(t.nbytes)
+    ...         inputs = {"video": t, "audio": s.put(bytes(2048), "F32", (32, 2, 8)), "text": s.put(bytes(2880), "BF16", (9, 160))}
+    ...         plan = s.plan_step(**inputs, sigma_video=0.5, sigma_audio=0.5)
+    ...         job = s.step(**inputs, sigma_video=0.5, sigma_audio=0.5)
+    ...         done = job.wait(60)
+    >>> plan["rows"], job.result["rows"]
+    (33, 33)
+    >>> sorted(job.tensors.items())  # its memory stays while it is referred to
+    [('audio_velocity', <latent.Tensor F32 [32, 2, 8] read-only>), ('video_velocity', <latent.Tensor F32 [24, 2, 4, 4] read-only>)]
+    """
 
     def __init__(self, connection: Connection, pointer: int) -> None:
         lib = connection.library
@@ -221,7 +237,7 @@ def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Ha
             setattr(s, name, number(name, value))
         elif type_ in (ctypes.c_uint32, ctypes.c_uint64):
             setattr(s, name, uint(name, value, 8 * ctypes.sizeof(type_)))
-        elif owner is None:  # a list of numbers, with n_NAME beside it
+        elif owner is None:  # shares: weights, with their number beside them
             numbers = [uint(name, x, 32) for x in value]
             setattr(s, name, (ctypes.c_uint32 * len(numbers))(*numbers))
             setattr(s, "n_" + name, len(numbers))

@@ -100,10 +100,18 @@ static inline void fake_die(Fake *f) {
         memset(f->arenas, 0, sizeof(f->arenas));
 }
 
-static inline FakeJob *fake_job(Fake *f, uint64_t id) {
+static inline FakeJob *fake_find_job(Fake *f, uint64_t id) {
         for (unsigned i = 0; i < f->n_jobs; i++)
                 if (f->jobs[i].open.header.job == id)
                         return &f->jobs[i];
+        return NULL;
+}
+
+static inline FakeJob *fake_job(Fake *f, uint64_t id) {
+        FakeJob *j = fake_find_job(f, id);
+
+        if (j)
+                return j;
         fail_msg("job %" PRIu64 " is not open in the worker", id);
         return NULL;
 }
@@ -423,6 +431,32 @@ static inline void fake_handle(Fake *f, const WireMessage *m, int fd) {
         }
 }
 
+static inline void fake_take(Fake *f, const WireMessage *m, int fd) {
+        if (!f->hook || !f->hook(f, m))
+                fake_handle(f, m, fd);
+}
+
+/* For hooks it is what it stands for: JOB_OPEN, PLAN and STEP, the latter two if the job is open then. */
+static inline void fake_run(Fake *f, const WireMessage *m) {
+        static const WireType types[] = { WIRE_JOB_OPEN, WIRE_PLAN, WIRE_STEP };
+
+        for (unsigned i = 0; i < ELEMENTSOF(types); i++) {
+                WireMessage part;
+
+                if (f->conn < 0 || (i > 0 && !fake_find_job(f, m->header.job)))
+                        return;
+                wire_init(&part, types[i], f->epoch, m->header.job, i < 2 ? 0 : m->job_open.start_step);
+                if (i == 0)
+                        memcpy(part.bytes + sizeof(WireHeader), m->bytes + sizeof(WireHeader),
+                                sizeof(WireJobOpen) - sizeof(WireHeader));
+                else if (i == 1)
+                        memcpy(part.bytes + sizeof(WireHeader), (const uint8_t *) &m->job_run.plan + sizeof(WireHeader),
+                                sizeof(WirePlan) - sizeof(WireHeader));
+                f->count[types[i]]++;
+                fake_take(f, &part, -EBADF);
+        }
+}
+
 static inline void fake_pump(Fake *f) {
         if (f->conn < 0) {
                 f->conn = accept4(f->listen, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -464,8 +498,10 @@ static inline void fake_pump(Fake *f) {
                         assert_int_equal(m.header.epoch,
                                 m.header.type == WIRE_DIE && f->epoch == 0 ? m.header.epoch : f->epoch);
 
-                if (!f->hook || !f->hook(f, &m))
-                        fake_handle(f, &m, fd);
+                if (m.header.type == WIRE_JOB_RUN)
+                        fake_run(f, &m);
+                else
+                        fake_take(f, &m, fd);
                 if (credit)
                         fake_ack(f, &m.header);
         }

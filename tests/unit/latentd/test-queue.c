@@ -446,8 +446,148 @@ static void queue_refused_job_fails_with_its_fault(void **state) {
         next = fake_submit(f, s, WIRE_JOB_SAMPLE, 2, 0);
         RUN_UNTIL(f, job_is_finished(next));
         assert_result(s, next, START, 2);
+        RUN_UNTIL(f, f->n_jobs == 0);
         assert_int_equal(f->count[WIRE_JOB_CLOSE], 1); /* not for the refused one */
         assert_int_equal(f->n_starts, 1);
+}
+
+/* The session's second step, whose request differs from the first one's by what differs from step to step. Without a turn of the loop:
+ * the worker has it all before the broker can have read an answer. */
+static Job *submit_ahead(Fake *f, Session *s) {
+        WireJobOpen q = fake_request(WIRE_JOB_STEP, 1, 0);
+        unsigned steps = f->count[WIRE_STEP];
+        Fault fault = {};
+        Job *j;
+
+        j = fake_submit(f, s, WIRE_JOB_STEP, 1, 0);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_int_equal(f->count[WIRE_STEP], steps + 1);
+
+        q.sigma_video = 0.25f;
+        assert_int_equal(session_submit(s, f->peer, &q, &j, &fault), 0);
+        assert_int_equal(j->state, JOB_RUNNING);
+        return j;
+}
+
+static void queue_equal_request_goes_out_with_its_step(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        Job *j = submit_ahead(f, s), *other;
+
+        fake_pump(f);
+        assert_int_equal(f->count[WIRE_JOB_RUN], 1);
+        assert_int_equal(f->count[WIRE_STEP], 2);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_result(s, j, START, 1);
+        assert_int_equal(j->retries_total, 0);
+
+        other = fake_submit(f, s, WIRE_JOB_SAMPLE, 2, 0); /* another one has to ask */
+        fake_pump(f);
+        assert_int_equal(f->count[WIRE_JOB_OPEN], 3);
+        assert_int_equal(f->count[WIRE_JOB_RUN], 1);
+        RUN_UNTIL(f, job_is_finished(other));
+        assert_result(s, other, START, 2);
+        RUN_UNTIL(f, f->n_jobs == 0);
+        assert_int_equal(f->n_starts, 1);
+}
+
+static void queue_refused_ahead_fails_with_its_fault(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        Job *j = submit_ahead(f, s), *next;
+
+        f->hook = refuse_job;
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_string_equal(j->fault.name, FAULT_INVALID_TENSOR);
+        assert_int_equal(f->count[WIRE_JOB_RUN], 1);
+
+        f->hook = NULL;
+        next = fake_submit(f, s, WIRE_JOB_STEP, 1, 0);
+        RUN_UNTIL(f, job_is_finished(next));
+        assert_result(s, next, START, 1);
+        assert_int_equal(f->n_starts, 1);
+}
+
+/* hook_count is the type to die at, once. */
+static bool die_ahead(Fake *f, const WireMessage *m) {
+        if (m->header.type != f->hook_count)
+                return false;
+        f->hook = NULL;
+        fake_die(f);
+        return true;
+}
+
+static void queue_death_ahead_runs_again(void **state) {
+        static const WireType types[] = { WIRE_JOB_OPEN, WIRE_PLAN, WIRE_STEP };
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+
+        for (size_t i = 0; i < ELEMENTSOF(types); i++) {
+                Job *j = submit_ahead(f, s);
+
+                f->hook = die_ahead;
+                f->hook_count = types[i];
+                RUN_UNTIL(f, job_is_finished(j));
+                assert_null(f->hook);
+                assert_result(s, j, START, 1);
+                assert_int_equal(j->retries_total, 1);
+                assert_int_equal(f->n_starts, i + 2);
+        }
+}
+
+static bool cancelled_at_step(Fake *f, const WireMessage *m) {
+        if (m->header.type == WIRE_CANCEL)
+                fake_error(f, m->header.job, 0, FAULT_CANCELLED);
+        return m->header.type == WIRE_STEP;
+}
+
+static void queue_cancel_ahead_waits_for_worker(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        Job *j = submit_ahead(f, s);
+
+        f->hook = cancelled_at_step;
+        job_cancel(j);
+        assert_int_equal(j->state, JOB_CANCELLING);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_int_equal(j->state, JOB_CANCELLED);
+        RUN_UNTIL(f, f->n_jobs == 0);
+        assert_int_equal(f->n_starts, 1);
+}
+
+/* Rows of an equal request can differ after all: the step was planned for others, and is again for these. */
+static bool other_rows(Fake *f, const WireMessage *m) {
+        WireMessage reply;
+        uint32_t committed;
+        FakeJob *j;
+
+        if (m->header.type == WIRE_JOB_OPEN) {
+                j = fake_open(f, &m->job_open, &committed);
+                fake_job_ready(f, j, committed, &reply);
+                reply.job_ready.rows++;
+                fake_send(f, &reply);
+                return true;
+        }
+        if (m->header.type != WIRE_STEP || f->plan.rows[0].end == FAKE_ROWS + 1)
+                return false;
+        fake_error(f, m->header.job, m->header.step, FAULT_INTERNAL);
+        return true;
+}
+
+static void queue_other_rows_than_before_plan_again(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        Job *j = submit_ahead(f, s);
+
+        f->hook = other_rows;
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_result(s, j, START, 1);
+        assert_int_equal(j->ready.rows, FAKE_ROWS + 1);
+        assert_int_equal(f->count[WIRE_JOB_OPEN], 2);
+        assert_int_equal(f->count[WIRE_PLAN], 3);
+        assert_int_equal(f->count[WIRE_STEP], 3);
+        assert_int_equal(f->n_starts, 1);
+        assert_int_equal(j->retries_total, 0);
 }
 
 static bool fail_step_1(Fake *f, const WireMessage *m) {
@@ -568,6 +708,11 @@ int main(void) {
                 TEST(queue_session_close_sends_arena_close_last),
                 TEST(queue_peer_gone_frees_everything),
                 TEST(queue_refused_job_fails_with_its_fault),
+                TEST(queue_equal_request_goes_out_with_its_step),
+                TEST(queue_refused_ahead_fails_with_its_fault),
+                TEST(queue_death_ahead_runs_again),
+                TEST(queue_cancel_ahead_waits_for_worker),
+                TEST(queue_other_rows_than_before_plan_again),
                 TEST(queue_failed_step_ends_job_with_listed_name),
                 TEST(queue_keep_steps_names_every_state),
                 TEST(queue_keep_steps_names_what_is_carried),

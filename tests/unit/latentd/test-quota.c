@@ -29,6 +29,7 @@ static int setup(void **state) {
         l->m.config = &l->config;
         TAILQ_INIT(&l->m.sessions);
         TAILQ_INIT(&l->m.jobs);
+        TAILQ_INIT(&l->m.unfinished);
         *state = l;
         return 0;
 }
@@ -84,6 +85,8 @@ static void job_number_counts_unfinished_of_the_user(void **state) {
                 assert_int_equal(quota_check_job(&l->m, 1, &f), 0);
                 l->jobs[i] = (Job){ .uid = 1, .state = states[i] };
                 TAILQ_INSERT_TAIL(&l->m.jobs, &l->jobs[i], entry);
+                if (!job_is_finished(&l->jobs[i]))
+                        TAILQ_INSERT_TAIL(&l->m.unfinished, &l->jobs[i], unfinished_entry);
         }
         assert_int_equal(quota_check_job(&l->m, 1, &f), -EDQUOT);
         assert_string_equal(f.name, FAULT_LIMIT);

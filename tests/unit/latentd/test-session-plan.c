@@ -76,7 +76,7 @@ static void plan_says_what_it_would_take(void **state) {
         f->m->config->worker_ranks = 5; /* 300 rows: three tiles */
         assert_plan(fake_bus_wait(f, &bus, plan_call(s, "sample", false)), FAKE_ROWS, 4, 64 + 2 * STRIDE, 3);
         assert_plan(fake_bus_wait(f, &bus, plan_call(s, "sample", true)), FAKE_ROWS, 4, 64 + 5 * STRIDE, 3);
-        s->ranks = 2;
+        s->split.ranks = 2;
         assert_plan(fake_bus_wait(f, &bus, plan_call(s, "step", false)), FAKE_ROWS, 1, 64 + STRIDE, 2);
         assert_int_equal(f->count[WIRE_JOB_OPEN], 3);
         assert_int_equal(f->count[WIRE_PLAN] + f->count[WIRE_STEP], 0);

@@ -721,7 +721,9 @@ static void request_open_reads_and_refuses(void **state) {
         assert_ptr_equal(o.model, f->model);
         assert_int_equal(o.input_bytes, 8192);
         assert_int_equal(o.output_bytes, 64 << 20);
-        assert_int_equal(o.ranks, 3);
+        assert_int_equal(o.split.ranks, 3);
+        assert_int_equal(o.split.n_shares, 0);
+        assert_int_equal(o.split.kind, WIRE_PLAN_AUTO);
         assert_string_equal(o.job_class, "batch");
         (void) sd_bus_message_unref(m);
 
@@ -773,6 +775,82 @@ static void request_open_reads_and_refuses(void **state) {
         assert_true(request_open(f, m, &o, &fault) < 0);
         assert_string_equal(fault.name, FAULT_NOT_SUPPORTED);
         (void) sd_bus_message_unref(m);
+}
+
+static void add_shares(sd_bus_message *m, const uint32_t *shares, size_t n) {
+        assert_true(sd_bus_message_open_container(m, 'e', "sv") >= 0);
+        assert_true(sd_bus_message_append(m, "s", "shares") >= 0);
+        assert_true(sd_bus_message_open_container(m, 'v', "au") >= 0);
+        assert_true(sd_bus_message_append_array(m, 'u', shares, n * sizeof(*shares)) >= 0);
+        assert_true(sd_bus_message_close_container(m) >= 0);
+        assert_true(sd_bus_message_close_container(m) >= 0);
+}
+
+/* ranks: 0: not given; n: number of shares. */
+static int request_split(Fake *f, const char *path, uint32_t ranks, const uint32_t *shares, size_t n, const char *plan,
+        const char *exchange, uint32_t chunks, SessionOptions *ret, Fault *fault) {
+        sd_bus_message *m = request_new();
+        int r;
+
+        ADD(m, "model", "o", path);
+        if (ranks > 0)
+                ADD(m, "ranks", "u", ranks);
+        if (shares)
+                add_shares(m, shares, n);
+        ADD(m, "plan", "s", plan);
+        ADD(m, "exchange", "s", exchange);
+        ADD(m, "chunks", "u", chunks);
+        r = request_open(f, m, ret, fault);
+        (void) sd_bus_message_unref(m);
+        return r;
+}
+
+static void request_open_split_reads_and_refuses(void **state) {
+        static const uint32_t shares[] = { 100, 1, 70 }, zero[] = { 1, 0 }, large[] = { 1000001 };
+        static const struct {
+                uint32_t ranks;
+                const uint32_t *shares;
+                size_t n;
+                const char *plan, *exchange;
+                uint32_t chunks;
+                const char *text;
+        } wrong[] = {
+                { 2, shares, 3, "auto", "auto", 0, "3 numbers for 2 ranks" },
+                { 0, zero, 2, "auto", "auto", 0, "Share 1 is 0" },
+                { 0, large, 1, "auto", "auto", 0, "1000000" },
+                { 0, NULL, 0, "gather", "auto", 0, "kv-gather" },
+                { 0, NULL, 0, "auto", "nccl", 0, "host" },
+                { 0, NULL, 0, "auto", "auto", 33, "1 to 32" },
+        };
+        Fake *f = *state;
+        CLEANUP_FREE char *path = NULL;
+        SessionOptions o = {};
+        Fault fault;
+
+        f->model->announced = true;
+        assert_int_equal(model_path(f->model, &path), 0);
+        assert_int_equal(request_split(f, path, 3, shares, 3, "kv-gather", "host", 32, &o, &fault), 0);
+        assert_int_equal(o.split.ranks, 3);
+        assert_int_equal(o.split.n_shares, 3);
+        assert_memory_equal(o.split.shares, shares, sizeof(shares));
+        assert_int_equal(o.split.kind, WIRE_PLAN_KV_GATHER);
+        assert_int_equal(o.split.exchange, WIRE_EXCHANGE_HOST);
+        assert_int_equal(o.split.chunks, 32);
+
+        for (size_t i = 0; i < ELEMENTSOF(wrong); i++) {
+                assert_true(request_split(f, path, wrong[i].ranks, wrong[i].shares, wrong[i].n, wrong[i].plan,
+                                    wrong[i].exchange, wrong[i].chunks, &o, &fault) < 0);
+                assert_string_equal(fault.name, FAULT_INVALID_ARGUMENT);
+                assert_non_null(strstr(fault.text, wrong[i].text));
+        }
+
+        /* Once there is a worker: not more than it has, and both numbers. */
+        f->m->worker->ranks = 2;
+        assert_true(request_split(f, path, 4, NULL, 0, "auto", "auto", 0, &o, &fault) < 0);
+        assert_non_null(strstr(fault.text, "4 ranks, the worker has 2"));
+        assert_true(request_split(f, path, 0, shares, 3, "auto", "auto", 0, &o, &fault) < 0);
+        assert_non_null(strstr(fault.text, "3 ranks, the worker has 2"));
+        assert_int_equal(request_split(f, path, 2, NULL, 0, "auto", "auto", 0, &o, &fault), 0);
 }
 
 static int try_session(Fake *f, uint64_t bytes, Opened *opened, Fault *fault) {
@@ -890,6 +968,7 @@ int main(void) {
                 TEST(request_sample_bad_input_is_named),
                 TEST(request_overlap_with_unfinished_job_is_busy),
                 TEST(request_open_reads_and_refuses),
+                TEST(request_open_split_reads_and_refuses),
                 TEST(session_new_limits_leave_state_as_it_was),
                 TEST(session_new_counts_what_loads_were_promised),
                 TEST(session_new_owner_leaves_while_it_opens),

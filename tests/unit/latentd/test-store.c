@@ -264,6 +264,37 @@ static void region_checksum_zeroes_behind_the_end(void **state) {
         assert_null(region_free(r));
 }
 
+/* Somebody who still holds it keeps no memory from coming back; one that is only freed is his as it was. */
+static void region_scrap_gives_back_what_others_hold(void **state) {
+        const FileIdentity identity = {.size = 5 * MIB + 777};
+        NumaPolicy policy = {.kind = NUMA_DEFAULT};
+
+        for (int scrap = 0; scrap < 2; scrap++) {
+                Region *r = NULL;
+                struct stat st;
+                uint64_t size;
+                uint8_t *map;
+                int fd;
+
+                assert_int_equal(region_new(1, &identity, &policy, &r), 0);
+                size = r->size;
+                memset(r->map, 0xff, size);
+                fd = fcntl(r->fd, F_DUPFD_CLOEXEC, 3);
+                assert_true(fd >= 0);
+                map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+                assert_true(map != MAP_FAILED);
+
+                assert_null(scrap ? region_scrap(r) : region_free(r));
+                assert_int_equal(fstat(fd, &st), 0);
+                assert_int_equal((uint64_t) st.st_size, size);
+                assert_int_equal((uint64_t) st.st_blocks * 512, scrap ? 0 : size);
+                for (uint64_t at = 0; at < size; at += 4096)
+                        assert_int_equal(map[at], scrap ? 0 : 0xff);
+                assert_int_equal(munmap(map, size), 0);
+                assert_int_equal(close(fd), 0);
+        }
+}
+
 static void region_memory_bytes_counts_blocks_and_trailer(void **state) {
         assert_int_equal(region_memory_bytes(0), 0);
         assert_int_equal(region_memory_bytes(UINT64_MAX), 0);
@@ -1055,6 +1086,7 @@ int main(void) {
                 cmocka_unit_test(store_get_without_io_uring_gives_the_same_bytes),
                 TEST(store_get_odd_sizes_are_byte_equal),
                 cmocka_unit_test(region_checksum_zeroes_behind_the_end),
+                cmocka_unit_test(region_scrap_gives_back_what_others_hold),
                 cmocka_unit_test(region_memory_bytes_counts_blocks_and_trailer),
                 TEST(store_get_second_time_reads_nothing),
                 TEST(store_get_other_policy_is_another_region),

@@ -174,9 +174,10 @@ bool broker_receive(Broker *b, WireMessage *ret) {
         for (;;) {
                 if (!receive_any(b, ret))
                         return false;
+                b->n_acks += ret->header.acks;
                 if (ret->header.type == WIRE_ACK)
-                        b->n_acks++;
-                else if (ret->header.type == WIRE_PROGRESS) {
+                        continue;
+                if (ret->header.type == WIRE_PROGRESS) {
                         b->n_progress++;
                         b->last_progress = ret->progress;
                 } else
@@ -222,7 +223,7 @@ void broker_expect_acks(Broker *b, unsigned n) {
                 assert_true(receive_any(b, &m));
                 assert_string_equal(wire_type_name(m.header.type), "ACK");
                 assert_int_equal(m.header.epoch, b->epoch);
-                b->n_acks++;
+                b->n_acks += m.header.acks;
         }
 }
 
@@ -459,6 +460,8 @@ void broker_plan(Broker *b, uint64_t job, uint64_t rows) {
         m.plan.ranks = 1;
         m.plan.row_tile = 128;
         m.plan.chunks = 1;
+        m.plan.kind = WIRE_PLAN_HIDDEN_GATHER;
+        m.plan.exchange = WIRE_EXCHANGE_HOST;
         m.plan.rows[0].end = rows;
         m.plan.heads[0].end = TINY_HEADS;
         broker_send(b, &m, -EBADF);

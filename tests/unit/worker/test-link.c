@@ -108,6 +108,25 @@ static void link_offer_full_socket_drops(void **state) {
         }
 }
 
+/* How many messages the next one acknowledges. */
+static int64_t next_acks(WireType type) {
+        WireMessage m;
+        Fault f = {};
+        int fd;
+
+        assert_int_equal(wire_receive(sockets[1], &m, &fd, &f), 1);
+        assert_string_equal(wire_type_name(m.header.type), wire_type_name((uint16_t) type));
+        return m.header.acks;
+}
+
+static int answer_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
+        WireMessage reply = numbered(m->header.type == WIRE_STEP ? WIRE_STEP_DONE : WIRE_JOB_READY, 1);
+
+        if (m->header.type != WIRE_PLAN)
+                link_send(l, &reply);
+        return 0;
+}
+
 static int count_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
         unsigned *n = userdata;
 
@@ -128,9 +147,44 @@ static void link_run_acknowledges_what_has_credit(void **state) {
         assert_int_equal(shutdown(sockets[1], SHUT_WR), 0);
         assert_int_equal(link_run(l, count_message, &n, &f), 0);
         assert_int_equal(n, 5);
-        assert_int_equal(next_step(), 1);
-        assert_int_equal(next_step(), 3);
-        assert_int_equal(next_step(), 5);
+        assert_int_equal(next_acks(WIRE_ACK), 3);
+        assert_int_equal(next_step(), -1);
+}
+
+/* The answers to what came together go out together, the first with all that is owed. */
+static void link_run_answers_take_the_acks_along(void **state) {
+        static const WireType sent[] = {WIRE_JOB_RUN, WIRE_PLAN, WIRE_STEP};
+        WireMessage m;
+        Fault f = {};
+
+        for (uint32_t i = 0; i < 3; i++) {
+                m = numbered(sent[i], i + 1);
+                assert_int_equal(wire_send(sockets[1], &m, -1), 0);
+        }
+        assert_int_equal(shutdown(sockets[1], SHUT_WR), 0);
+        assert_int_equal(link_run(l, answer_message, NULL, &f), 0);
+        assert_int_equal(next_acks(WIRE_JOB_READY), 3);
+        assert_int_equal(next_acks(WIRE_STEP_DONE), 0);
+        assert_int_equal(next_step(), -1);
+}
+
+/* Half of the credits is not kept back, nor what a broker waits for. */
+static void link_run_acknowledges_at_once_what_is_waited_for(void **state) {
+        unsigned n = 0;
+        WireMessage m;
+        Fault f = {};
+
+        for (uint32_t i = 0; i < WIRE_CREDITS; i++) {
+                m = numbered(i == 3 ? WIRE_MODEL_COMMIT : WIRE_JOB_CLOSE, i + 1);
+                assert_int_equal(wire_send(sockets[1], &m, -1), 0);
+        }
+        m = numbered(WIRE_MODEL_CLOSE, 99);
+        assert_int_equal(wire_send(sockets[1], &m, -1), 0);
+        assert_int_equal(link_run(l, count_message, &n, &f), -ECHILD);
+        assert_int_equal(n, WIRE_CREDITS + 1);
+        assert_int_equal(next_acks(WIRE_ACK), 4);
+        assert_int_equal(next_acks(WIRE_ACK), WIRE_CREDITS / 2);
+        assert_int_equal(next_acks(WIRE_ACK), WIRE_CREDITS / 2 - 4);
         assert_int_equal(next_step(), -1);
 }
 
@@ -207,6 +261,8 @@ int main(void) {
                 LINK_TEST(link_send_full_socket_keeps_all_in_order),
                 LINK_TEST(link_offer_full_socket_drops),
                 LINK_TEST(link_run_acknowledges_what_has_credit),
+                LINK_TEST(link_run_answers_take_the_acks_along),
+                LINK_TEST(link_run_acknowledges_at_once_what_is_waited_for),
                 LINK_TEST(link_run_handler_fails_no_ack),
                 LINK_TEST(link_run_other_epoch_dropped),
                 LINK_TEST(link_send_from_other_thread_wakes_the_loop),

@@ -20,6 +20,8 @@ static WirePlan good_plan(void) {
         m.plan.ranks = 3;
         m.plan.row_tile = 128;
         m.plan.chunks = 2;
+        m.plan.kind = WIRE_PLAN_QKV_ALL_TO_ALL;
+        m.plan.exchange = WIRE_EXCHANGE_HOST;
         m.plan.rows[0] = (WireRange){0, 256};
         m.plan.rows[1] = (WireRange){256, 384};
         m.plan.rows[2] = (WireRange){384, ROWS};
@@ -47,6 +49,7 @@ static void plan_new_good_is_copied(void **state) {
 
         assert_int_equal(plan_new(&w, ROWS, HEADS, 3, &p, &f), 0);
         memset(&w, 0xff, sizeof(w));
+        assert_int_equal(p->h3.kind, H3_PLAN_QKV_ALL_TO_ALL);
         assert_int_equal(p->h3.ranks, 3);
         assert_int_equal(p->h3.row_tile, 128);
         assert_int_equal(p->h3.chunks, 2);
@@ -80,13 +83,25 @@ static void plan_new_empty_ranks_accepted(void **state) {
         (void) plan_free(p);
 }
 
+static void plan_new_fewer_ranks_than_there_are(void **state) {
+        WirePlan w = good_plan();
+        Fault f = {};
+        Plan *p;
+
+        assert_int_equal(plan_new(&w, ROWS, HEADS, 8, &p, &f), 0);
+        assert_int_equal(p->h3.ranks, 3);
+        (void) plan_free(p);
+}
+
 static void plan_new_wrong_numbers_refused(void **state) {
         WirePlan w;
         Plan *p;
 
         w = good_plan();
-        w.ranks = 2;
-        expect_refused(&w, "for 2 ranks, this worker has 3");
+        w.ranks = 4;
+        expect_refused(&w, "for 4 ranks, this worker has 3");
+        w.ranks = 2; /* may be, but then the third has no part */
+        expect_refused(&w, "entry for rank 2 of 2");
         w.ranks = 0;
         expect_refused(&w, "for 0 ranks");
         w.ranks = WIRE_RANKS_MAX + 1;
@@ -99,8 +114,16 @@ static void plan_new_wrong_numbers_refused(void **state) {
         w = good_plan();
         w.chunks = 0;
         expect_refused(&w, "0 chunks");
-        w.chunks = ROWS + 1;
-        expect_refused(&w, "408 chunks");
+        w.chunks = WIRE_CHUNKS_MAX + 1;
+        expect_refused(&w, "33 chunks");
+        w = good_plan();
+        w.kind = WIRE_PLAN_AUTO;
+        expect_refused(&w, "kind 0");
+        w.kind = _WIRE_PLAN_MAX;
+        expect_refused(&w, "kind 4");
+        w = good_plan();
+        w.exchange = WIRE_EXCHANGE_AUTO;
+        expect_refused(&w, "exchange 0");
         w = good_plan();
         w.rows[3].end = 1;
         expect_refused(&w, "entry for rank 3");
@@ -156,6 +179,7 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(plan_new_good_is_copied),
                 cmocka_unit_test(plan_new_empty_ranks_accepted),
+                cmocka_unit_test(plan_new_fewer_ranks_than_there_are),
                 cmocka_unit_test(plan_new_wrong_numbers_refused),
                 cmocka_unit_test(plan_new_wrong_rows_refused),
                 cmocka_unit_test(plan_new_wrong_heads_refused),

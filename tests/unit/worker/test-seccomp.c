@@ -20,6 +20,7 @@
 #include <cmocka.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/slice.h"
 
 #define FILTER_FAILED 99
 
@@ -127,6 +128,12 @@ static int do_kill_group(void) {
 static int do_kill_self(void) {
         return ERRNO_OF(kill(getpid(), 0));
 }
+static int do_slice(void) {
+        return -slice_make_long();
+}
+static int do_slice_of_parent(void) {
+        return ERRNO_OF(syscall(SYS_sched_setattr, getppid(), NULL, 0));
+}
 static int do_unknown(void) {
         return ERRNO_OF(syscall(9999));
 }
@@ -183,6 +190,7 @@ static void seccomp_apply_needed_calls_allowed(void **state) {
         assert_allowed(do_map_data);
         assert_allowed(do_thread);
         assert_allowed(do_kill_self);
+        assert_allowed(do_slice);
 }
 
 static void seccomp_apply_other_calls_refused(void **state) {
@@ -198,6 +206,7 @@ static void seccomp_apply_other_calls_refused(void **state) {
         assert_refused(do_protect_code);
         assert_refused(do_fork);
         assert_refused(do_kill_parent);
+        assert_refused(do_slice_of_parent);
         assert_refused(do_kill_group);
         assert_refused(do_io_uring);
         assert_refused(do_unknown);

@@ -3,6 +3,8 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -11,6 +13,7 @@
 #include <cmocka.h>
 
 #include "kernels/cpu/cpu.h"
+#include "service/latentd/plan.h"
 #include "service/shared/cleanup.h"
 #include "service/worker/rank.h"
 #include "tests/unit/worker/fixture.h"
@@ -21,7 +24,7 @@ static uint64_t memory_available(void) {
         return available;
 }
 
-static int gemm_count;
+static atomic_int gemm_count;
 static const LkOps *real;
 
 /* Counts what the cached text saves: the refiner's own products. */
@@ -40,10 +43,14 @@ typedef struct Bench {
         Link *link;
         LkOps ops;
         Backend backend;
-        LkContext *context;
+        RankGroup *ranks;
         StepRunner runner;
         Job *job;
 } Bench;
+
+/* Steps are run by the tests. */
+static void no_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
+}
 
 static int setup(void **state) {
         Bench *b = calloc(1, sizeof(*b));
@@ -60,13 +67,15 @@ static int setup(void **state) {
         b->ops.gemm = counting_gemm;
         available = 0;
         b->backend = (Backend){.program = "test", .ops = &b->ops, .memory_available = memory_available};
-        assert_int_equal(b->ops.context_new(1, &b->context), 0);
+        assert_int_equal(rank_group_new(&b->ops, 3, 3, no_step, NULL, &b->ranks, &f), 0);
         b->runner = (StepRunner){.backend = &b->backend, .link = b->link, .merged = MERGED_CACHE_INIT};
 
         b->job = fixture_job(b->x, 5);
         wire_init(&m, WIRE_PLAN, 1, 5, 0);
         w = &m.plan;
         w->ranks = w->row_tile = w->chunks = 1;
+        w->kind = WIRE_PLAN_HIDDEN_GATHER;
+        w->exchange = WIRE_EXCHANGE_HOST;
         w->rows[0].end = b->job->layout->rows;
         w->heads[0].end = 8;
         assert_int_equal(plan_new(w, b->job->layout->rows, 8, 1, &b->job->plan, &f), 0);
@@ -79,7 +88,7 @@ static int teardown(void **state) {
 
         (void) job_unref(b->job);
         step_runner_done(&b->runner);
-        (void) b->ops.context_free(b->context);
+        (void) rank_group_free(b->ranks);
         (void) link_free(b->link);
         (void) close(b->sockets[0]);
         (void) close(b->sockets[1]);
@@ -90,46 +99,47 @@ static int teardown(void **state) {
 
 static void step_run_commits_and_counts(void **state) {
         Bench *b = *state;
-        uint64_t usec = 0;
+        StepResult result = {};
         Fault f = {};
 
         for (uint32_t i = 0; i < 4; i++) {
-                assert_int_equal(step_run(&b->runner, b->context, b->job, i, &usec, &f), 0);
+                assert_int_equal(step_run(&b->runner, b->ranks, b->job, i, &result, &f), 0);
                 assert_int_equal(b->job->committed, i + 1);
-                assert_true(usec > 0);
+                assert_true(result.usec > 0);
+                assert_int_equal(result.exchanged_bytes, 0);
         }
-        assert_int_equal(step_run(&b->runner, b->context, b->job, 4, &usec, &f), -EINVAL);
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 4, &result, &f), -EINVAL);
         assert_string_equal(f.name, FAULT_INTERNAL);
 }
 
 static void step_run_same_text_is_refined_once(void **state) {
         Bench *b = *state;
         int first, second, third;
-        uint64_t usec;
+        StepResult result;
         Fault f = {};
 
         gemm_count = 0;
-        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), 0);
         first = gemm_count;
-        assert_int_equal(step_run(&b->runner, b->context, b->job, 1, &usec, &f), 0);
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 1, &result, &f), 0);
         second = gemm_count - first;
         assert_true(second < first);
 
         /* One bit of the text. */
         b->job->text[0] ^= 1;
         gemm_count = 0;
-        assert_int_equal(step_run(&b->runner, b->context, b->job, 2, &usec, &f), 0);
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 2, &result, &f), 0);
         third = gemm_count;
         assert_true(third > second);
 }
 
 static void step_run_does_not_fit_says_numbers(void **state) {
         Bench *b = *state;
-        uint64_t usec;
+        StepResult result;
         Fault f = {};
 
         available = 1000;
-        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), -ENOMEM);
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), -ENOMEM);
         assert_string_equal(f.name, FAULT_DOES_NOT_FIT);
         assert_non_null(strstr(f.text, "A step of 33 rows needs "));
         assert_non_null(strstr(f.text, "1000 are free"));
@@ -138,22 +148,22 @@ static void step_run_does_not_fit_says_numbers(void **state) {
         /* It is asked again, and passes when there is room. */
         available = UINT64_MAX;
         f = (Fault){};
-        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), 0);
 }
 
 static void step_run_device_out_of_memory_says_number(void **state) {
         Bench *b = *state;
-        uint64_t usec;
+        StepResult result;
         Fault f = {};
 
         b->ops.memory_new = failing_memory_new;
-        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), -ENOMEM);
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), -ENOMEM);
         assert_string_equal(f.name, FAULT_DOES_NOT_FIT);
         assert_int_equal(b->job->committed, 0);
 
         b->ops.memory_new = real->memory_new;
         f = (Fault){};
-        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), 0);
 }
 
 /* A MERGE of the adapter 2 with this strength; NULL plan. */
@@ -173,10 +183,10 @@ static Job *merge_job(Bench *b, double strength) {
 }
 
 static void assert_merges(Bench *b, Job *j) {
-        uint64_t usec;
+        StepResult result;
         Fault f = {};
 
-        if (step_run(&b->runner, b->context, j, 0, &usec, &f) < 0)
+        if (step_run(&b->runner, b->ranks, j, 0, &result, &f) < 0)
                 fail_msg("%s", f.text);
         assert_non_null(j->merged);
         assert_int_equal(j->committed, 1);
@@ -186,7 +196,8 @@ static void assert_merges(Bench *b, Job *j) {
 static void step_run_merge_does_not_fit_says_numbers(void **state) {
         Bench *b = *state;
         Job *j = merge_job(b, 1), *used = merge_job(b, 0.5), *unused = merge_job(b, 0.25);
-        uint64_t usec, need;
+        StepResult result;
+        uint64_t need;
         Fault f = {};
 
         assert_merges(b, used);
@@ -194,7 +205,7 @@ static void step_run_merge_does_not_fit_says_numbers(void **state) {
         (void) job_unref(unused);
         available = 1000;
         gemm_count = 0;
-        assert_int_equal(step_run(&b->runner, b->context, j, 0, &usec, &f), -ENOMEM);
+        assert_int_equal(step_run(&b->runner, b->ranks, j, 0, &result, &f), -ENOMEM);
         assert_string_equal(f.name, FAULT_DOES_NOT_FIT);
         assert_non_null(strstr(f.text, "LoRA adapters (1) needs "));
         assert_non_null(strstr(f.text, "1000 are free"));
@@ -207,7 +218,7 @@ static void step_run_merge_does_not_fit_says_numbers(void **state) {
         assert_true(need > used->merged->h3->private_bytes); /* and room for the work */
         available = need - 1;
         f = (Fault){};
-        assert_int_equal(step_run(&b->runner, b->context, j, 0, &usec, &f), -ENOMEM);
+        assert_int_equal(step_run(&b->runner, b->ranks, j, 0, &result, &f), -ENOMEM);
         available = need;
         assert_merges(b, j);
         (void) job_unref(j);
@@ -217,11 +228,11 @@ static void step_run_merge_does_not_fit_says_numbers(void **state) {
 static void step_run_merge_device_out_of_memory_can_be_tried_again(void **state) {
         Bench *b = *state;
         Job *j = merge_job(b, 1);
-        uint64_t usec;
+        StepResult result;
         Fault f = {};
 
         b->ops.memory_new = failing_memory_new;
-        assert_int_equal(step_run(&b->runner, b->context, j, 0, &usec, &f), -ENOMEM);
+        assert_int_equal(step_run(&b->runner, b->ranks, j, 0, &result, &f), -ENOMEM);
         assert_string_equal(f.name, FAULT_DOES_NOT_FIT);
         assert_null(j->merged);
         b->ops.memory_new = real->memory_new;
@@ -240,12 +251,12 @@ static int cancelling_gemm(LkContext *c, const LkGemm *a) {
 static void step_run_cancelled_during_merge_is_seen_after_it(void **state) {
         Bench *b = *state;
         Job *j = merge_job(b, 1), *other = merge_job(b, 1);
-        uint64_t usec;
+        StepResult result;
         Fault f = {};
 
         cancelled_by_gemm = j;
         b->ops.gemm = cancelling_gemm;
-        assert_int_equal(step_run(&b->runner, b->context, j, 0, &usec, &f), -ECANCELED);
+        assert_int_equal(step_run(&b->runner, b->ranks, j, 0, &result, &f), -ECANCELED);
         assert_string_equal(f.name, FAULT_CANCELLED);
         assert_int_equal(j->committed, 0);
 
@@ -259,17 +270,17 @@ static void step_run_cancelled_during_merge_is_seen_after_it(void **state) {
 
 static void step_run_cancelled_keeps_the_state(void **state) {
         Bench *b = *state;
-        uint64_t usec;
+        StepResult result;
         Fault f = {};
 
         b->job->cancelled = true;
-        assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), -ECANCELED);
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), -ECANCELED);
         assert_string_equal(f.name, FAULT_CANCELLED);
         assert_int_equal(b->job->committed, 0);
 }
 
-/* PROGRESS messages of block `block` that came, others are thrown away. */
-static unsigned count_progress(int socket, uint32_t block) {
+/* PROGRESS messages that came. */
+static unsigned count_progress(int socket) {
         unsigned n = 0;
 
         for (;;) {
@@ -283,8 +294,8 @@ static unsigned count_progress(int socket, uint32_t block) {
                 assert_int_equal(r, 1);
                 assert_int_equal(m.header.type, WIRE_PROGRESS);
                 assert_int_equal(m.progress.blocks, 3);
-                if (m.progress.block == block)
-                        n++;
+                assert_in_range(m.progress.block, 1, 3);
+                n++;
         }
 }
 
@@ -295,36 +306,28 @@ static uint64_t now_msec(void) {
         return (uint64_t) t.tv_sec * 1000u + (uint64_t) t.tv_nsec / 1000000u;
 }
 
-/* Progress of one block over 20 steps. */
-static unsigned progress_of_steps(Bench *b, uint32_t block) {
+/* Nobody hears of a step shorter than a fiftieth of a second before its end. */
+static void step_run_progress_is_rare(void **state) {
+        Bench *b = *state;
+        uint64_t begin = now_msec();
         unsigned n = 0;
 
         for (uint32_t i = 0; i < 20; i++) {
-                uint64_t usec;
+                StepResult result;
                 Fault f = {};
 
                 b->job->committed = 0; /* the first step again */
-                assert_int_equal(step_run(&b->runner, b->context, b->job, 0, &usec, &f), 0);
-                n += count_progress(b->sockets[1], block);
+                assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), 0);
+                n += count_progress(b->sockets[1]);
         }
-        return n;
-}
-
-static void step_run_progress_is_rare_between_first_and_last_block(void **state) {
-        Bench *b = *state;
-        uint64_t begin;
-
-        assert_int_equal(progress_of_steps(b, 1), 20);
-        assert_int_equal(progress_of_steps(b, 3), 20);
-        begin = now_msec();
-        assert_true(progress_of_steps(b, 2) <= (now_msec() - begin) / 20 + 1);
+        assert_true(n <= (now_msec() - begin) / 20);
 }
 
 static atomic_uint n_run, n_wrong;
 
-/* On the rank's thread, where a failed assertion would have nowhere to go. */
-static void count_step(void *userdata, LkContext *context, Job *j, uint32_t step) {
-        if (userdata != &n_run || !context || step != n_run)
+/* On the steps' thread, where a failed assertion would have nowhere to go. */
+static void count_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
+        if (userdata != &n_run || !g || step != n_run)
                 n_wrong++;
         n_run++;
 }
@@ -334,7 +337,8 @@ static void rank_group_runs_in_order_and_lets_go(void **state) {
         RankGroup *g = NULL;
         Fault f = {};
 
-        assert_int_equal(rank_group_new(&b->ops, 0, 1, count_step, &n_run, &g, &f), -EOPNOTSUPP);
+        assert_int_equal(rank_group_new(&b->ops, 0, 1, count_step, &n_run, &g, &f), -EINVAL);
+        assert_int_equal(rank_group_new(&b->ops, 65, 1, count_step, &n_run, &g, &f), -EINVAL);
         f = (Fault){};
         assert_int_equal(rank_group_new(&b->ops, 1, 1, count_step, &n_run, &g, &f), 0);
         assert_int_equal(rank_group_size(g), 1);
@@ -349,6 +353,142 @@ static void rank_group_runs_in_order_and_lets_go(void **state) {
         assert_null(rank_group_free(NULL));
 }
 
+typedef struct Order {
+        atomic_uint ran[3];
+        atomic_bool hold; /* rank 1 */
+        uint32_t stuck;   /* + 1 */
+        int error;        /* of rank 2 */
+} Order;
+
+static int order_work(void *userdata, uint32_t rank, LkContext *context) {
+        Order *o = userdata;
+
+        o->ran[rank] += context ? 1 : 100;
+        while (rank == 1 && o->hold)
+                (void) usleep(1000);
+        return rank == 2 ? o->error : 0;
+}
+
+static void order_stuck(void *userdata, uint32_t rank) {
+        Order *o = userdata;
+
+        o->stuck = rank + 1;
+        o->hold = false;
+}
+
+static void rank_group_run_reports_errors_and_who_is_stuck(void **state) {
+        Bench *b = *state;
+        Order o = {};
+        RankOrder order = {
+                .ranks = 7, .work = order_work, .userdata = &o, .deadline_usec = 50000, .stuck = order_stuck};
+
+        assert_int_equal(rank_group_run(b->ranks, &order), 0);
+        o.error = -EIO;
+        assert_int_equal(rank_group_run(b->ranks, &order), -EIO);
+        assert_int_equal(o.stuck, 0);
+
+        o.hold = true;
+        assert_int_equal(rank_group_run(b->ranks, &order), -EIO);
+        assert_int_equal(o.stuck, 2);
+
+        /* All of them, or those that were asked for; and on they go. */
+        order.ranks = 2;
+        o.error = 0;
+        assert_int_equal(rank_group_run(b->ranks, &order), 0);
+        assert_int_equal(o.ran[0], 3);
+        assert_int_equal(o.ran[1], 4);
+        assert_int_equal(o.ran[2], 3);
+}
+
+/* The job's plan on three ranks, as the broker would send it. */
+static void plan_three(Bench *b, WirePlanKind kind) {
+        uint64_t rows = b->job->layout->rows;
+        WireMessage m;
+        Fault f = {};
+
+        wire_init(&m, WIRE_PLAN, 1, 5, 0);
+        assert_int_equal(plan_make(rows, 8, 3, 1, &(PlanWishes){.kind = kind, .chunks = 2}, &m.plan), 0);
+        b->job->plan = plan_free(b->job->plan);
+        b->job->plan_admitted = false;
+        assert_int_equal(plan_new(&m.plan, rows, 8, 3, &b->job->plan, &f), 0);
+}
+
+static void step_run_three_ranks_same_state(void **state) {
+        Bench *b = *state;
+        CLEANUP_FREE float *video = malloc(b->job->n_video * sizeof(float));
+        StepResult result;
+        Fault f = {};
+
+        assert_non_null(video);
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), 0);
+        memcpy(video, b->job->velocity.video, b->job->n_video * sizeof(float));
+
+        for (int kind = WIRE_PLAN_HIDDEN_GATHER; kind < _WIRE_PLAN_MAX; kind++) {
+                (void) job_unref(b->job);
+                b->job = fixture_job(b->x, 5);
+                plan_three(b, (WirePlanKind) kind);
+                if (step_run(&b->runner, b->ranks, b->job, 0, &result, &f) < 0)
+                        fail_msg("%s", f.text);
+                assert_memory_equal(b->job->velocity.video, video, b->job->n_video * sizeof(float));
+                assert_true(result.exchanged_bytes > 0);
+        }
+}
+
+static int fail_once(void *userdata, uint32_t rank, const H3Message *m, uint8_t *bytes, uint64_t size) {
+        return rank == 1 && m->sequence == 2 ? -EIO : 0;
+}
+
+static void step_run_failing_rank_next_step_works(void **state) {
+        Bench *b = *state;
+        StepResult result;
+        Fault f = {};
+
+        plan_three(b, WIRE_PLAN_HIDDEN_GATHER);
+        b->runner.hook.func = fail_once;
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), -EIO);
+        assert_string_equal(f.name, FAULT_INTERNAL);
+        assert_non_null(strstr(f.text, "Input/output error"));
+        assert_int_equal(b->job->committed, 0);
+
+        b->runner.hook.func = NULL;
+        f = (Fault){};
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), 0);
+        assert_int_equal(b->job->committed, 1);
+}
+
+static atomic_bool held;
+static char stuck_text[1024];
+
+static int hang(void *userdata, uint32_t rank, const H3Message *m, uint8_t *bytes, uint64_t size) {
+        while (rank == 2 && m->sequence == 2 && held)
+                (void) usleep(1000);
+        return 0;
+}
+
+static void let_go(void *userdata, const Job *j, uint32_t step, const Fault *f) {
+        (void) snprintf(stuck_text, sizeof(stuck_text), "%s", f->text);
+        held = false;
+}
+
+static void step_run_stuck_rank_is_named_next_step_works(void **state) {
+        Bench *b = *state;
+        StepResult result;
+        Fault f = {};
+
+        plan_three(b, WIRE_PLAN_QKV_ALL_TO_ALL);
+        held = true;
+        b->runner.hook.func = hang;
+        b->runner.deadline_usec = 2000000;
+        b->runner.on_stuck = let_go;
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), -ETIMEDOUT);
+        assert_string_equal(f.text, "Rank 2 did not answer in 2 s.");
+        assert_string_equal(stuck_text, f.text);
+        assert_int_equal(b->job->committed, 0);
+
+        f = (Fault){};
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), 0);
+}
+
 #define STEP_TEST(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 
 int main(void) {
@@ -361,8 +501,12 @@ int main(void) {
                 STEP_TEST(step_run_merge_device_out_of_memory_can_be_tried_again),
                 STEP_TEST(step_run_cancelled_during_merge_is_seen_after_it),
                 STEP_TEST(step_run_cancelled_keeps_the_state),
-                STEP_TEST(step_run_progress_is_rare_between_first_and_last_block),
+                STEP_TEST(step_run_progress_is_rare),
+                STEP_TEST(step_run_three_ranks_same_state),
+                STEP_TEST(step_run_failing_rank_next_step_works),
+                STEP_TEST(step_run_stuck_rank_is_named_next_step_works),
                 STEP_TEST(rank_group_runs_in_order_and_lets_go),
+                STEP_TEST(rank_group_run_reports_errors_and_who_is_stuck),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

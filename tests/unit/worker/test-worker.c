@@ -108,7 +108,7 @@ static void welcome_wrong_ends_the_worker(void **state) {
         static const struct {
                 uint64_t epoch;
                 uint32_t ranks;
-        } wrong[] = {{0, 1}, {(uint64_t) UINT32_MAX + 1, 1}, {1, 0}, {1, 2}, {1, WIRE_RANKS_MAX + 1}};
+        } wrong[] = {{0, 1}, {(uint64_t) UINT32_MAX + 1, 1}, {1, 0}, {1, WIRE_RANKS_MAX + 1}};
 
         for (size_t i = 0; i < ELEMENTSOF(wrong); i++) {
                 CLEANUP(broker_freep) Broker *b = broker_spawn(SOCK_SEQPACKET);

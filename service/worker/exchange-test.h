@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Faults of the exchange for tests, in builds with -Dtests=enabled only. The environment variable
+ * LATENT_TEST_EXCHANGE is a list, separated by commas, of
+ *
+ *     flip:RANK:BLOCK:CHUNK    one bit of what the rank sends
+ *     fail:RANK:BLOCK:CHUNK    an error of the rank where it sends this, the first time
+ *     stuck:RANK:BLOCK:CHUNK   the rank hangs there
+ *     delay:SEED:USEC          one message in four is late, up to USEC
+ *     deadline:MSEC            of every wait
+ *
+ * Blocks and chunks count from 0. */
+
+#include "service/worker/exchange.h"
+
+/* Both are left alone where the variable does not say. A word that makes no sense ends the process. */
+void exchange_test_read(ExchangeHook *hook, uint64_t *deadline_usec);

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* The exchange between the ranks of one step through memory of the worker ("host"): one copy in by the sender,
+ * one copy out by the receiver, each with its own device. No rank sees another's memory.
+ *
+ * Every message has a place of its own, and a sequence number that is published after the copy; a sender waits
+ * until the message before has been taken by all its receivers. Every wait has a deadline. The first error
+ * releases all. */
+
+#include <stdint.h>
+
+#include "service/h3/exchange-size.h"
+
+typedef struct Exchange Exchange;
+
+/* For tests: called on the rank's thread before it sends or takes a message (bytes NULL), and after it has put
+ * one into its place (bytes: there). < 0: the rank fails with it. */
+typedef struct ExchangeHook {
+        int (*func)(void *userdata, uint32_t rank, const H3Message *m, uint8_t *bytes, uint64_t size);
+        void *userdata;
+} ExchangeHook;
+
+/* Bytes that exchange_new() takes. */
+uint64_t exchange_memory(const H3Model *m, const H3Plan *p, H3Compute compute);
+
+/* For one step of this plan, which must outlive it. deadline_usec: of each wait; hook: may be NULL. -ENOMEM. */
+int exchange_new(const H3Model *m, const H3Plan *p, H3Compute compute, uint64_t deadline_usec,
+        const ExchangeHook *hook, Exchange **ret);
+/* No rank may use it any more. */
+Exchange *exchange_free(Exchange *e);
+
+/* What the ranks are given. */
+H3Exchange *exchange_interface(Exchange *e);
+
+/* The first error of the group, 0 if there is none; f (may be NULL) gets its text. Any thread. */
+int exchange_error(Exchange *e, Fault *f);
+
+/* What a rank has sent and received. Once the rank has ended. */
+void exchange_bytes(const Exchange *e, uint32_t rank, uint64_t *ret_sent, uint64_t *ret_received);

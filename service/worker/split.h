@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* A step's forward pass on the ranks of its plan: their threads, the exchange between them, the first error
+ * of all of them. */
+
+#include "service/worker/exchange.h"
+#include "service/worker/rank.h"
+
+typedef struct SplitStep {
+        const LkOps *ops;
+        const H3Model *model;
+        const H3Plan *plan;
+        const H3StepInput *in;
+        float *video, *audio; /* the velocities, written by all ranks */
+
+        /* As H3StepHooks.on_block, on each rank's thread. */
+        int (*on_block)(void *userdata, uint32_t rank, uint32_t done, uint32_t total);
+        /* A rank does not end; f says so. As RankOrder.stuck. */
+        void (*on_stuck)(void *userdata, const Fault *f);
+        void *userdata;
+
+        ExchangeHook hook;      /* for tests */
+        uint64_t deadline_usec; /* for tests; 0: from the size of the step */
+} SplitStep;
+
+/* Bytes that the step takes over all ranks, with what lies between them. */
+int split_memory(const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute compute, uint64_t *ret);
+
+/* Runs it. *ret_bytes: what the ranks received from each other, which is what the plan says, or the step has
+ * failed. On failure the first real error, with f. */
+int split_run(RankGroup *g, const SplitStep *s, uint64_t *ret_bytes, Fault *f);
