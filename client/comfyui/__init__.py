@@ -5,7 +5,7 @@ Nothing of ComfyUI, of torch or of liblatent is imported before ComfyUI asks for
 without the service shows the nodes, and they say what is missing."""
 
 
-async def comfy_entrypoint():
+async def comfy_entrypoint() -> object:
     from .nodes import LatentdExtension
 
     return LatentdExtension()

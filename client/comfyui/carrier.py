@@ -17,18 +17,19 @@ SHIFT_AUDIO = 3.0
 SIGMA_MIN = 1e-6
 
 
-def f32(x):
+def f32(x: float) -> float:
     """The nearest f32. An f64 operation on two f32 followed by this is the f32 operation: 53 bits are more than twice 24, and two."""
-    return struct.unpack("<f", struct.pack("<f", x))[0]
+    rounded: float = struct.unpack("<f", struct.pack("<f", x))[0]
+    return rounded
 
 
-def shifted(sigma, shift_from, shift_to):
+def shifted(sigma: float, shift_from: float, shift_to: float) -> float:
     """The sigma of another shift at the same place of the base grid."""
     base = f32(sigma / f32(f32(shift_from) + f32(sigma * f32(1.0 - shift_from))))
     return f32(f32(f32(shift_to) * base) / f32(1.0 + f32(f32(shift_to - 1.0) * base)))
 
 
-def sampled(sigma):
+def sampled(sigma: float) -> float:
     """A sigma of a schedule as it arrives with its step: ComfyUI sends f32 thousandths."""
     return f32(f32(sigma * 1000.0) / 1000.0)
 
@@ -44,12 +45,12 @@ class Carrier:
     gain: float
 
     @property
-    def plain(self):
+    def plain(self) -> bool:
         """The sound is not carried."""
         return self.offset == 0.0
 
 
-def carrier(sigma_video, rho, shift_video=SHIFT_VIDEO, shift_audio=SHIFT_AUDIO):
+def carrier(sigma_video: float, rho: float, shift_video: float = SHIFT_VIDEO, shift_audio: float = SHIFT_AUDIO) -> Carrier:
     """rho: the scale at which the sampler carries the sound; 1: it does not, c is y."""
     sigma_video = max(f32(sigma_video), f32(SIGMA_MIN))
     sigma_audio = shifted(sigma_video, shift_video, shift_audio)

@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names and shapes of a checkpoint, from its safetensors header. No weight is read: the service does that."""
 
+from __future__ import annotations
+
 import json
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 HEADER_MAX = 100_000_000
 PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 MARKS = ("video_patch_proj.weight", "audio_patch_proj.weight")
 ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+
+
+class Raw(NamedTuple):
+    """A tensor in a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
 
 
 class BadCheckpoint(ValueError):
@@ -21,11 +33,11 @@ class Checkpoint:
     """shapes: of all weights and biases, by the names that ComfyUI's model has."""
 
     path: str
-    shapes: dict
+    shapes: dict[str, tuple[int, ...]]
     text_dim: int
 
 
-def read_header(path):
+def read_header(path: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """{name: (dtype, shape)}"""
     with open(path, "rb") as f:
         size = f.seek(0, 2)
@@ -43,7 +55,7 @@ def read_header(path):
         raise BadCheckpoint(f"{path} is no safetensors file: its header cannot be read ({e})") from e
 
 
-def read_checkpoint(path):
+def read_checkpoint(path: str) -> Checkpoint:
     header = read_header(path)
     prefix = next((p for p in (*PREFIXES, "") if all(p + m in header for m in MARKS)), None)
     if prefix is None:
@@ -56,9 +68,10 @@ def read_checkpoint(path):
     return Checkpoint(path, shapes, text[1])
 
 
-def write_safetensors(path_or_file, tensors):
-    """tensors: {name: (dtype, shape, bytes)}. Names sorted, without gaps, the header padded to eight bytes."""
-    header, at = {}, 0
+def write_safetensors(path: str, tensors: Mapping[str, Raw]) -> None:
+    """Names sorted, without gaps, the header padded to eight bytes."""
+    header: dict[str, object] = {}
+    at = 0
     for name in sorted(tensors):
         dtype, shape, data = tensors[name]
         if dtype in ELEMENT_BYTES and math.prod(shape) * ELEMENT_BYTES[dtype] != len(data):
@@ -67,8 +80,8 @@ def write_safetensors(path_or_file, tensors):
         at += len(data)
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
-    with open(path_or_file, "wb") as f:
+    with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(raw)))
         f.write(raw)
         for name in sorted(tensors):
-            f.write(tensors[name][2])
+            f.write(tensors[name].data)

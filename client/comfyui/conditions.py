@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keyframes and references of a ComfyUI conditioning, as latentd takes them. Tensors are only asked for their shape."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -26,13 +29,13 @@ class ConditionInput:
     audio: Optional[Any] = None
 
 
-def _known(what, given, known):
+def _known(what: str, given: Mapping[str, Any], known: set[str]) -> None:
     unknown = sorted(str(k) for k, v in given.items() if k not in known and v is not None)
     if unknown:
         raise Refused(f"{what} has {', '.join(unknown)}, which latentd does not know")
 
 
-def _without_batch(what, latent, channels, n_dims):
+def _without_batch(what: str, latent: Any, channels: int, n_dims: int) -> Any:
     """[1, channels, ...] as [channels, ...]."""
     if latent is None:
         return None
@@ -42,7 +45,7 @@ def _without_batch(what, latent, channels, n_dims):
     return latent[0]
 
 
-def _keyframe(i, k):
+def _keyframe(i: int, k: Mapping[str, Any]) -> ConditionInput:
     what = f"keyframe {i}"
     _known(what, k, KEYFRAME_KEYS)
     video = _without_batch(f"the latent of {what}", k.get("latent"), 24, 4)
@@ -50,7 +53,7 @@ def _keyframe(i, k):
     return ConditionInput("keyframe", int(k["resolved_frame_index"]), video, audio)
 
 
-def _reference(i, r):
+def _reference(i: int, r: Mapping[str, Any]) -> ConditionInput:
     what, kind = f"reference {i}", r.get("kind")
     _known(what, r, REFERENCE_KEYS)
     if kind not in ("image", "video", "video_audio", "audio"):
@@ -63,10 +66,10 @@ def _reference(i, r):
         size = 0 if tensor is None else tensor.shape[axis]
         if r.get(key) is not None and int(r[key]) != size:
             raise Refused(f"{what} says {key} {r[key]}, and its latent has {size}")
-    return ConditionInput("video" if kind == "video_audio" else kind, 0, video, audio)
+    return ConditionInput("video" if kind == "video_audio" else str(kind), 0, video, audio)
 
 
-def condition_inputs(payload):
+def condition_inputs(payload: Mapping[str, Any]) -> list[ConditionInput]:
     """The conditions of a step in packed order: keyframes, then references."""
     _known("the conditioning", payload, PAYLOAD_KEYS)
     found = [_keyframe(i, k) for i, k in enumerate(payload.get("keyframes") or ())]

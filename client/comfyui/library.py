@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the Python package `latent`: installed, or beside this pack as the installer laid it, or in the source tree that this folder is of."""
 
+from __future__ import annotations
+
 import importlib
 import sys
 from pathlib import Path

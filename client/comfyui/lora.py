@@ -4,17 +4,25 @@
 ComfyUI keeps no file name with a patch, only its tensors. They are sorted into adapters (patches of one strength, one for a module), each
 adapter is named by a hash of its content, and its file is written once. A change of strength therefore sends nothing again."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import tempfile
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Callable
 
-from .checkpoint import write_safetensors
+from .checkpoint import Raw, write_safetensors
 from .refusals import Refused
 
 MODEL_PREFIX = "diffusion_model."
 ADAPTERS_MAX = 16
+
+
+# A tensor, or a float, as it is written.
+Encode = Callable[[Any], Raw]
 
 
 @dataclass(frozen=True)
@@ -22,16 +30,16 @@ class Adapter:
     """modules: {module: patch object with .weights}; digest: of names and content, not of the strength."""
 
     strength: float
-    modules: dict
+    modules: dict[str, Any]
     digest: str
 
     @property
-    def user(self):
+    def user(self) -> object:
         """Lives as long as ComfyUI keeps the LoRA."""
         return next(iter(self.modules.values()))
 
 
-def _module(key, patch):
+def _module(key: str, patch: tuple[Any, ...]) -> str:
     """Name of the module that one entry of patcher.patches changes. Raises Refused for all but a plain LoRA."""
     _, adapter, strength_model, offset, function = patch
     kind = getattr(adapter, "name", None)
@@ -51,8 +59,8 @@ def _module(key, patch):
     return key[len(MODEL_PREFIX):-len(".weight")]
 
 
-def tensors_of(module, patch, encode):
-    """{name: (dtype, shape, bytes)} of one module. encode: a tensor as such a triple."""
+def tensors_of(module: str, patch: Any, encode: Encode) -> dict[str, Raw]:
+    """What a file has of one module."""
     up, down, alpha = patch.weights[:3]
     found = {module + ".lora_up.weight": encode(up), module + ".lora_down.weight": encode(down)}
     if alpha is not None:
@@ -63,12 +71,11 @@ def tensors_of(module, patch, encode):
 class Exporter:
     """Remembers digests as long as ComfyUI keeps the patch objects, which is until the LoRA loader runs again."""
 
-    def __init__(self, encode):
-        """encode(tensor or float) → (safetensors dtype, shape, bytes)."""
+    def __init__(self, encode: Encode) -> None:
         self._encode = encode
-        self._digests = weakref.WeakKeyDictionary()
+        self._digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
-    def _digest(self, patch):
+    def _digest(self, patch: Any) -> str:
         found = self._digests.get(patch)
         if found is None:
             h = hashlib.sha256()
@@ -78,11 +85,11 @@ class Exporter:
             found = self._digests[patch] = h.hexdigest()
         return found
 
-    def adapters(self, patches):
+    def adapters(self, patches: Mapping[str, list[tuple[Any, ...]]]) -> list[Adapter]:
         """patches: ModelPatcher.patches. Adapters in the order in which their first patch was applied."""
-        groups = {}  # (strength, n-th patch of that strength on a module) → {module: patch}
+        groups: dict[tuple[float, int], dict[str, Any]] = {}  # (strength, n-th patch of that strength on a module) → {module: patch}
         for key, entries in patches.items():
-            seen = {}
+            seen: dict[float, int] = {}
             for entry in entries:
                 module, strength = _module(key, entry), float(entry[0])
                 n = seen[strength] = seen.get(strength, -1) + 1
@@ -97,12 +104,12 @@ class Exporter:
             found.append(Adapter(strength, modules, h.hexdigest()[:32]))
         return found
 
-    def write(self, adapter, folder):
+    def write(self, adapter: Adapter, folder: str) -> str:
         """The file of an adapter, written if it is not there. Whole or not at all: another process may share the folder."""
         path = os.path.join(folder, f"lora-{adapter.digest}.safetensors")
         if not os.path.exists(path):
             os.makedirs(folder, exist_ok=True)
-            tensors = {}
+            tensors: dict[str, Raw] = {}
             for module, patch in adapter.modules.items():
                 tensors.update(tensors_of(module, patch, self._encode))
             handle, part = tempfile.mkstemp(prefix=".lora-", suffix=".part", dir=folder)

@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """What other nodes do to a MODEL that a sampler in another process cannot follow. Each is an error that names it; nothing is ignored silently."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
 
 class Refused(ValueError):
     """Said to the user as it is."""
 
-    def __init__(self, what):
+    def __init__(self, what: str) -> None:
         super().__init__(f"latentd: {what}. Take the node that adds it out of the workflow, or use ComfyUI's own loader.")
 
 
-def _names(nested):
+def _names(nested: Mapping[Any, Any]) -> str:
     return ", ".join(sorted({str(k) for k, v in nested.items() if v}))
 
 
-def _replaced(patches_replace):
-    found = []
+def _replaced(patches_replace: Mapping[Any, Any]) -> list[str]:
+    found: list[str] = []
     for part, blocks in patches_replace.items():
         found += [f"{part} {' '.join(str(x) for x in k) if isinstance(k, tuple) else k}" for k in blocks]
     return found
 
 
-def check_call(transformer_options, control, others):
+def check_call(transformer_options: Mapping[str, Any], control: object, others: Mapping[str, Any]) -> None:
     """The arguments of one evaluation. others: further keyword arguments."""
     replaced = _replaced(transformer_options.get("patches_replace") or {})
     if replaced:
@@ -39,7 +44,7 @@ def check_call(transformer_options, control, others):
         raise Refused(f"the conditioning brings {', '.join(unknown)}, which latentd does not know")
 
 
-def check_patcher(patcher):
+def check_patcher(patcher: Any) -> None:
     """What sits on a ModelPatcher and never arrives at an evaluation."""
     for callbacks in patcher.callbacks.values():
         if callbacks.get("block_sparse_attention"):

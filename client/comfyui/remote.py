@@ -17,7 +17,7 @@ import folder_paths
 import torch
 
 from .carrier import SHIFT_AUDIO, SHIFT_VIDEO, carrier, sampled, shifted
-from .checkpoint import read_checkpoint
+from .checkpoint import Raw, read_checkpoint
 from .conditions import condition_inputs
 from .lora import Exporter
 from .refusals import Refused, check_call, check_patcher
@@ -36,7 +36,7 @@ def _encode(value):
     t = torch.as_tensor(value).detach().to("cpu").contiguous()
     if t.dtype not in _DTYPES:
         t = t.to(torch.float32)
-    return _DTYPES[t.dtype], tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return Raw(_DTYPES[t.dtype], tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 EXPORTER = Exporter(_encode)

@@ -4,6 +4,8 @@
 One connection per process. It is made when it is needed and made anew when it was lost: a MODEL in ComfyUI may be older than the service that
 now runs. A step depends on its inputs alone, so that it may be sent twice."""
 
+from __future__ import annotations
+
 import contextlib
 import inspect
 import logging
@@ -12,29 +14,34 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 from . import library
+from .conditions import ConditionInput
 
 log = logging.getLogger("latentd")
 
 POLL_SEC = 0.02          # how often an interrupt is looked for
 CANCEL_SEC = 0.02        # how long an interrupted run waits for the service's word; closing the session cancels as well
 ALIGNMENT = 64
+T = TypeVar("T")
+Key = tuple[str, int, int, int, int]  # of a file as it is now
+Loras = tuple[object, Callable[[], list[tuple[str, float, object]]]]
+
 LOST = ("NoService", "Restarted", "NotFound")  # errors after which the connection, the model and the session are made anew, once
 
 
 class Interface:
     """What a run needs of the program it runs in."""
 
-    def interrupted(self):
+    def interrupted(self) -> bool:
         """Whether the user asked to stop; does not change that."""
         return False
 
-    def stop(self):
+    def stop(self) -> None:
         """Raises the program's own exception for that, if the user asked."""
 
-    def progress(self, done, total):
+    def progress(self, done: float, total: float) -> None:
         """May raise as stop() does."""
 
 
@@ -43,16 +50,16 @@ class Split:
     """How one step is divided among devices. None: as the service is set up."""
 
     ranks: Optional[int] = None
-    shares: Optional[tuple] = None
+    shares: Optional[tuple[int, ...]] = None
     plan: Optional[str] = None
     exchange: Optional[str] = None
     chunks: Optional[int] = None
 
-    def options(self):
+    def options(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if v is not None}
 
 
-def parse_shares(text, ranks):
+def parse_shares(text: str, ranks: int) -> Optional[tuple[int, ...]]:
     """"3,2,2" as numbers; None if empty."""
     if not text.strip():
         return None
@@ -77,21 +84,21 @@ class StepInputs:
     sigma_video: float
     sigma_audio: float
     text_tags: Any = None          # [L]
-    conditions: list = field(default_factory=list)
+    conditions: list[ConditionInput] = field(default_factory=list)
     seed: int = 0
     mask_video: Any = None
     mask_audio: Any = None
     sigmas_video: Any = None       # the whole schedule, if it is known
     sigmas_audio: Any = None
-    position: tuple = (0, 1)       # this step, of so many
-    loras: Any = None              # (version, function that gives [(path, strength, user of the file)])
+    position: tuple[int, int] = (0, 1)       # this step, of so many
+    loras: Optional[Loras] = None  # (version, function that gives [(path, strength, user of the file)])
 
 
-def _aligned(n):
+def _aligned(n: int) -> int:
     return (n + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
-def _count(array):
+def _count(array: Any) -> int:
     n = 1
     for d in array.shape:
         n *= int(d)
@@ -101,14 +108,14 @@ def _count(array):
 class Service:
     """The connection and what was loaded through it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.lock = threading.RLock()  # liblatent: one thread at a time
-        self._client = None
-        self._models = {}  # key → Model
-        self._jobs = {}    # key → Job that loads it
-        self._users = {}   # key → weak set of the objects of this process that may still want it
+        self._client: Any = None
+        self._models: dict[Key, Any] = {}  # key → Model
+        self._jobs: dict[Key, Any] = {}    # key → Job that loads it
+        self._users: dict[Key, weakref.WeakSet[Any]] = {}  # key → weak set of the objects of this process that may still want it
 
-    def client(self):
+    def client(self) -> Any:
         if self._client is None:
             latent = library.latent()
             try:
@@ -117,7 +124,7 @@ class Service:
                 raise RuntimeError(f"latentd: the service cannot be reached: {e}") from e
         return self._client
 
-    def reliably(self, f, lost=None):
+    def reliably(self, f: Callable[[], T], lost: Optional[Callable[[], None]] = None) -> T:
         """f(), and once more on a new connection if the service was lost. Its other errors become sentences for the user. lost: called before
         the second time."""
         latent = library.latent()
@@ -136,7 +143,7 @@ class Service:
             except latent.Error as e:
                 raise RuntimeError(f"latentd: {e}") from e
 
-    def forget(self):
+    def forget(self) -> None:
         """Drops the connection with all that hangs on it."""
         with self.lock:
             client, self._client = self._client, None
@@ -147,11 +154,11 @@ class Service:
                     client.close()
 
     @staticmethod
-    def key(path):
+    def key(path: str) -> Key:
         s = os.stat(path)
         return os.path.realpath(path), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns
 
-    def begin_load(self, path, user):
+    def begin_load(self, path: str, user: object) -> Key:
         """Starts to load, unless it is done or under way. Once no user of a file lives, the next load of another one unloads it."""
         with self.lock:
             key = self.key(path)
@@ -162,7 +169,7 @@ class Service:
                 self._jobs[key] = self.client().load(path)
             return key
 
-    def model(self, path, user, ui):
+    def model(self, path: str, user: object, ui: Interface) -> Any:
         """A loaded model of that file."""
         with self.lock:
             key = self.begin_load(path, user)
@@ -172,7 +179,7 @@ class Service:
                 self._models[key] = job.model
             return self._models[key]
 
-    def _unload(self, key):
+    def _unload(self, key: Key) -> str:
         name = os.path.basename(key[0])
         try:
             self._models[key].unload()
@@ -183,7 +190,7 @@ class Service:
         del self._models[key]
         return f"{name}: unloaded"
 
-    def unload(self):
+    def unload(self) -> list[str]:
         """The service frees all weights that nobody else uses. What happened, a line for each file."""
         with self.lock:
             self._jobs.clear()
@@ -193,7 +200,7 @@ class Service:
 SERVICE = Service()
 
 
-def wait(job, ui, report):
+def wait(job: Any, ui: Interface, report: Callable[[Any], None]) -> None:
     """Until the job is done. report(progress) is called now and then. On an interrupt, or whatever else is raised, it is cancelled."""
     try:
         while True:
@@ -208,7 +215,7 @@ def wait(job, ui, report):
         raise
 
 
-def _cancel(job):
+def _cancel(job: Any) -> None:
     latent = library.latent()
     with contextlib.suppress(latent.Error):
         job.cancel()
@@ -220,33 +227,33 @@ def _cancel(job):
 class Run:
     """One session, from the first step of a sampling run to its end."""
 
-    def __init__(self, path, user, compute=None, split=None, service=SERVICE):
+    def __init__(self, path: str, user: object, compute: Optional[str] = None, split: Optional[Split] = None, service: Service = SERVICE) -> None:
         """user: lives as long as the file at path may be wanted."""
         self.path, self.user, self.compute, self.split, self.service = path, user, compute, split or Split(), service
         self._session: Any = None
         self._room = (0, 0)
-        self._loras = None  # version that the session has
+        self._loras: object = None  # version that the session has
         self._shown = 0.0
 
-    def close(self):
+    def close(self) -> None:
         with self.service.lock:
             session, self._session, self._loras = self._session, None, None
             if session is not None:
                 with contextlib.suppress(Exception):  # the service may be gone, and with it the session
                     session.close()
 
-    def step(self, inputs, ui, take_video, take_audio):
+    def step(self, inputs: StepInputs, ui: Interface, take_video: Callable[[Any], T], take_audio: Callable[[Any], T]) -> tuple[T, T]:
         """The velocities as take_video(tensor) and take_audio(tensor) copy them out of the result, in the model's own sign."""
         return self.service.reliably(lambda: self._step(inputs, ui, take_video, take_audio), self.close)
 
-    def _step(self, inputs, ui, take_video, take_audio):
+    def _step(self, inputs: StepInputs, ui: Interface, take_video: Callable[[Any], T], take_audio: Callable[[Any], T]) -> tuple[T, T]:
         session = self._open(inputs, ui)
         self._set_loras(session, inputs, ui)
         session.reset()
         job = session.step(**self._arguments(session, inputs))
         at, steps = inputs.position
 
-        def report(p):
+        def report(p: Any) -> None:
             # The bar never goes back: with CFG a step has two evaluations.
             done = at + (p.block / p.blocks if p.blocks else 0.0)
             if done > self._shown:
@@ -261,7 +268,7 @@ class Run:
             with contextlib.suppress(Exception):
                 job.close()
 
-    def _open(self, inputs, ui):
+    def _open(self, inputs: StepInputs, ui: Interface) -> Any:
         need = self._input_bytes(inputs), 2 * (_aligned(4 * _count(inputs.video)) + _aligned(4 * _count(inputs.audio)))
         if self._session is not None and (need[0] > self._room[0] or need[1] > self._room[1]):
             self.close()
@@ -275,7 +282,7 @@ class Run:
                 raise RuntimeError(f"latentd: this version of liblatent cannot split a step so: {e}") from e
         return self._session
 
-    def _input_bytes(self, inputs):
+    def _input_bytes(self, inputs: StepInputs) -> int:
         schedule = 0 if inputs.sigmas_video is None else 2 * _aligned(4 * len(inputs.sigmas_video))
         total = _aligned(2 * _count(inputs.text)) + _aligned(4 * _count(inputs.video)) + _aligned(4 * _count(inputs.audio)) + schedule
         for array, size in ((inputs.text_tags, 1), (inputs.mask_video, 4), (inputs.mask_audio, 4)):
@@ -284,10 +291,10 @@ class Run:
             total += sum(_aligned(4 * _count(x)) for x in (c.video, c.audio) if x is not None)
         return total
 
-    def _arguments(self, session, inputs):
+    def _arguments(self, session: Any, inputs: StepInputs) -> dict[str, Any]:
         latent = library.latent()
 
-        def put(array, dtype):
+        def put(array: Any, dtype: str) -> Any:
             return None if array is None else session.put(array, dtype=dtype)
 
         arguments = {
@@ -302,7 +309,7 @@ class Run:
             arguments.update(sigmas_video=put(inputs.sigmas_video, "F32"), sigmas_audio=put(inputs.sigmas_audio, "F32"))
         return arguments
 
-    def _set_loras(self, session, inputs, ui):
+    def _set_loras(self, session: Any, inputs: StepInputs, ui: Interface) -> None:
         if inputs.loras is None:
             return
         version, files = inputs.loras

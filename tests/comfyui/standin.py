@@ -8,6 +8,7 @@ import sys
 import types
 import uuid
 from collections import OrderedDict
+from typing import ClassVar
 
 import torch
 
@@ -20,8 +21,8 @@ class State:
     """What tests look at and set."""
 
     interrupted = False
-    progress: list = []
-    files: dict = {}   # folder: {name: path}
+    progress: ClassVar[list] = []
+    files: ClassVar[dict] = {}  # folder: {name: path}
     temp = None
 
 

@@ -17,9 +17,7 @@ def _widgets(info, key, spec, found):
     kind, options = spec[0], spec[1] if len(spec) > 1 else {}
     if isinstance(kind, list) or (kind in WIDGETS and not options.get("forceInput")):
         found.append(key)
-        if options.get("control_after_generate") or (kind == "INT" and key in ("seed", "noise_seed")):
-            found.append(None)
-        elif options.get("image_upload"):
+        if options.get("control_after_generate") or (kind == "INT" and key in ("seed", "noise_seed")) or options.get("image_upload"):
             found.append(None)
     elif kind == "COMFY_DYNAMICCOMBO_V3":
         found.append(key)

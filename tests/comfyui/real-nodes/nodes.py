@@ -40,8 +40,8 @@ class VideoVae:
 
     def decode(self, latent):
         latent = latent.unbind()[0] if latent.is_nested else latent
-        _, _, t, h, w = latent.shape
-        picture = (latent[0, :3].permute(1, 2, 3, 0) * 0.25 + 0.5).clamp(0, 1)  # [T, h, w, 3]
+        t = latent.shape[2]
+        picture = (latent[0, :3].permute(1, 2, 3, 0) * 0.25 + 0.5).clamp(0, 1)  # [t, h, w, 3]
         frames = 5 + (t - 2) // 5 * 17
         picture = picture.repeat_interleave(4, 0)[:frames]
         picture = torch.cat([picture, picture[-1:].expand(frames - picture.shape[0], -1, -1, -1)])
