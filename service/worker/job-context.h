@@ -55,6 +55,8 @@ typedef struct Job {
         uint64_t denoised_video, denoised_audio;       /* offsets inside a slot */
         uint32_t steps;
         float *sigmas_video, *sigmas_audio; /* [steps + 1]; STEP: [1] */
+        uint32_t announced;                 /* STEP: steps of the schedule that it is one of; 0: not said */
+        float *announced_video, *announced_audio; /* [announced + 1] */
         StreamMask masks[2];                /* SAMPLE: video, audio */
         H3SamplerMask sampler_masks[2];     /* views of them */
         H3Sampler sampler;                  /* SAMPLE; points to the above */
