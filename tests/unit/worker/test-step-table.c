@@ -365,6 +365,29 @@ static void step_announced_elsewhere_goes_without(void **state) {
         assert_null(b->runner.tables.kept[1]);
 }
 
+/* One that is not the schedule's first: rows from there on. */
+static void step_announced_in_the_middle_makes_the_rest(void **state) {
+        Bench *b = *state;
+        Steps x = steps_of(b);
+
+        assert_int_equal(one_step(b, &x, x.video[1], x.audio[1], true), LAYERS);
+        for (uint32_t i = 1; i < 4; i++)
+                assert_int_equal(one_step(b, &x, x.video[i], x.audio[i], true), 0);
+        assert_int_equal(one_step(b, &x, x.video[0], x.audio[0], false), LAYERS);
+        assert_int_equal(one_step(b, &x, x.video[0], x.audio[0], true), LAYERS); /* the whole one */
+        assert_int_equal(one_step(b, &x, x.video[0], x.audio[0], true), 0);
+}
+
+static atomic_uint kept_meanwhile;
+
+static void count_kept(void) {
+        unsigned n = 0;
+
+        while (n < MOD_TABLES_KEPT && bench->runner.tables.kept[n])
+                n++;
+        kept_meanwhile = n;
+}
+
 static void step_announced_oldest_schedule_goes(void **state) {
         const uint64_t shape[] = {3};
         Bench *b = *state;
@@ -381,7 +404,9 @@ static void step_announced_oldest_schedule_goes(void **state) {
         assert_int_equal(one_step(b, &x, 0.9f - 0.001f, 0.9f - 0.001f, false), 0);
         assert_int_equal(one_step(b, &x, first[1], first[1], false), LAYERS);
         x.open.sigmas_video = x.open.sigmas_audio = arenas_put(&b->input, ST_F32, 1, shape, first);
+        on_adaln = count_kept; /* there never is one too many */
         assert_int_equal(one_step(b, &x, first[0], first[0], true), LAYERS);
+        assert_int_equal(kept_meanwhile, MOD_TABLES_KEPT - 1);
         assert_int_equal(one_step(b, &x, first[1], first[1], true), 0);
 }
 
@@ -551,6 +576,7 @@ int main(void) {
                 TABLE_TEST(sample_last_step_makes_no_table),
                 TABLE_TEST(step_announced_makes_rows_once_same_bits),
                 TABLE_TEST(step_announced_elsewhere_goes_without),
+                TABLE_TEST(step_announced_in_the_middle_makes_the_rest),
                 TABLE_TEST(step_announced_oldest_schedule_goes),
                 TABLE_TEST(table_is_made_beside_the_memory_of_a_step),
                 TABLE_TEST(tables_go_where_a_step_needs_the_memory),
