@@ -361,6 +361,11 @@ typedef struct latent_step_options {
         uint64_t seed;
         const latent_tensor *mask_video; /* F32 [T, H, W]: 1 generate, 0 keep */
         const latent_tensor *mask_audio; /* F32 [2, A] or [32, 2, A] */
+        /* F32 [n + 1], 2 .. 1001 values, strictly descending; both or none: the whole schedule that this step is
+         * one of, which saves work in its other steps. The result is the same, bit by bit; the step's own sigmas
+         * need not be among them. */
+        const latent_tensor *sigmas_video;
+        const latent_tensor *sigmas_audio;
 } latent_step_options;
 
 /* One evaluation of the model. *ret_job: latent_job_free(). Results: "video_velocity", "audio_velocity", in

@@ -116,13 +116,18 @@ static int append_positive(sd_bus_message *m, const char *key, double value) {
         return value == 0 ? 0 : sd_bus_message_append(m, "{sv}", key, "d", value);
 }
 
+static int append_sigmas(sd_bus_message *m, const latent_sample_options *o) {
+        int r;
+
+        r = append_tensor(m, "sigmas-video", o->sigmas_video);
+        return r < 0 ? r : append_tensor(m, "sigmas-audio", o->sigmas_audio);
+}
+
 /* Where the noise levels come from: tables, or a schedule by name. */
 static int append_schedule(sd_bus_message *m, const latent_sample_options *o) {
         int r;
 
-        r = append_tensor(m, "sigmas-video", o->sigmas_video);
-        if (r >= 0)
-                r = append_tensor(m, "sigmas-audio", o->sigmas_audio);
+        r = append_sigmas(m, o);
         if (r >= 0 && o->steps > 0)
                 r = sd_bus_message_append(m, "{sv}", "steps", "u", o->steps);
         if (r >= 0)
@@ -178,6 +183,8 @@ int request_append(sd_bus_message *m, const Request *q, const Resume *resume) {
                 r = sd_bus_message_append(m, "{sv}", "sigma-video", "d", q->sigma_video);
         if (r >= 0 && q->kind == REQUEST_STEP)
                 r = sd_bus_message_append(m, "{sv}", "sigma-audio", "d", q->sigma_audio);
+        if (r >= 0 && q->kind == REQUEST_STEP)
+                r = append_sigmas(m, o);
         if (r >= 0 && q->kind == REQUEST_SAMPLE)
                 r = append_trajectory(m, o);
         if (r >= 0 && resume && resume->step > 0)
@@ -232,6 +239,8 @@ static latent_sample_options from_step(const latent_step_options *s) {
                 .seed = s->seed,
                 .mask_video = s->mask_video,
                 .mask_audio = s->mask_audio,
+                .sigmas_video = s->sigmas_video,
+                .sigmas_audio = s->sigmas_audio,
         };
 }
 

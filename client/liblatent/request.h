@@ -37,7 +37,7 @@ typedef enum RequestKind {
 typedef struct Request {
         RequestKind kind;
         AdapterSet *adapters; /* reference; NULL: none were ever set */
-        /* A step is put here too: of its fields only the sigmas are not of a trajectory as well. */
+        /* A step is put here too: of its fields only its own sigmas are not of a trajectory as well. */
         latent_sample_options sample;
         double sigma_video, sigma_audio;
 

@@ -17,7 +17,7 @@
 #include "service/shared/memfd.h"
 
 _Static_assert(sizeof(latent_session_options) == 72, "public layout changed: add fields, never alter");
-_Static_assert(sizeof(latent_step_options) == 128, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_step_options) == 144, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_sample_options) == 192, "public layout changed: add fields, never alter");
 #define SESSION_OPTIONS_SIZE_V1 40u
 #define SHARES_MAX 64u

@@ -175,19 +175,35 @@ static uint32_t find(const H3ModTable *t, float value) {
         return at ? (uint32_t) (at - t->t) : t->n;
 }
 
-int dit_table_check(const H3ModTable *table, const H3Model *m, const H3StepInput *in, Fault *f) {
+/* The first timestep of the step that the table lacks. False: it has all. */
+static bool lacks(const H3ModTable *table, const H3StepInput *in, float *ret) {
         DitTimesteps t;
+
+        dit_timesteps(in->layout, in->sigma_video, in->sigma_audio, &t);
+        for (uint32_t i = 0; i < t.n; i++)
+                if (find(table, t.t[i]) == table->n) {
+                        *ret = t.t[i];
+                        return true;
+                }
+        return false;
+}
+
+bool h3_mod_table_covers(const H3ModTable *t, const H3StepInput *in) {
+        float missing;
+
+        return t->compute == in->compute && !lacks(t, in, &missing);
+}
+
+int dit_table_check(const H3ModTable *table, const H3Model *m, const H3StepInput *in, Fault *f) {
+        float missing;
 
         if (table->model != m || table->compute != in->compute)
                 return fault_set(f, -EINVAL, FAULT_INTERNAL,
                         "The modulation rows are of another model or another arithmetic than the step.");
-        dit_timesteps(in->layout, in->sigma_video, in->sigma_audio, &t);
-        for (uint32_t i = 0; i < t.n; i++)
-                if (find(table, t.t[i]) == table->n)
-                        return fault_set(f, -EINVAL, FAULT_INTERNAL,
-                                "The modulation rows are of another schedule: there are none for the "
-                                "timestep %.9g.",
-                                (double) t.t[i]);
+        if (lacks(table, in, &missing))
+                return fault_set(f, -EINVAL, FAULT_INTERNAL,
+                        "The modulation rows are of another schedule: there are none for the timestep %.9g.",
+                        (double) missing);
         return 0;
 }
 

@@ -15,6 +15,7 @@
  * same if both start at sigma = 1, so 39 * 902 * 5376 * 2 = 378 MB in bf16; conditions add two rows, masks
  * of many levels as many per step. */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "service/h3/dit.h"
@@ -37,3 +38,7 @@ int h3_mod_table_bytes(
 int h3_mod_table_new(const H3Rank *rank, const H3Model *m, const H3ModSchedule *s, H3Compute compute,
         const H3StepHooks *hooks, H3ModTable **ret, Fault *f);
 H3ModTable *h3_mod_table_free(H3ModTable *t); /* accepts NULL, returns NULL */
+
+/* Whether it has the rows of all timesteps of the step, in its arithmetic: then a step on the model that it
+ * was made for may take it. Of `in` only compute, layout and the sigmas are looked at. */
+bool h3_mod_table_covers(const H3ModTable *t, const H3StepInput *in);

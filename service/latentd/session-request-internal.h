@@ -53,6 +53,8 @@ int request_missing(const char *key, const char *what, Fault *f);
 /* InvalidArgument if it is required and was not given, InvalidTensor if it is not what the rule says. */
 int request_check_tensor(
         const char *key, const WireTensor *t, bool seen, bool required, const TensorRule *rule, Fault *f);
+/* A schedule, where one of its two tensors was given. */
+int request_check_sigmas(const WireJobOpen *q, bool video, bool audio, Fault *f);
 /* The index of value among the names. */
 int request_choice(
         const char *key, const char *value, const char *const *names, size_t n, uint32_t *ret, Fault *f);

@@ -56,31 +56,13 @@ static int read_names(Sample *x, Fault *f) {
 }
 
 static int given_sigmas(Sample *x, Fault *f) {
-        const TensorRule rule = {ST_F32, 1, "F32 [steps + 1]", {}};
-        WireJobOpen *q = &x->c.q;
         int r;
 
-        if (!x->sigmas_video || !x->sigmas_audio)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"sigmas-video\" and \"sigmas-audio\" go together: \"%s\" is missing.",
-                        x->sigmas_video ? "sigmas-audio" : "sigmas-video");
-
-        r = request_check_tensor("sigmas-video", &q->sigmas_video, true, true, &rule, f);
+        r = request_check_sigmas(&x->c.q, x->sigmas_video, x->sigmas_audio, f);
         if (r < 0)
                 return r;
 
-        r = request_check_tensor("sigmas-audio", &q->sigmas_audio, true, true, &rule, f);
-        if (r < 0)
-                return r;
-
-        if (q->sigmas_video.shape[0] != q->sigmas_audio.shape[0] || q->sigmas_video.shape[0] < 2 ||
-                q->sigmas_video.shape[0] > JOB_STEPS_MAX + 1)
-                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                        "\"sigmas-video\" and \"sigmas-audio\" have %" PRIu64 " and %" PRIu64
-                        " values, expected the same number, 2 to %d.",
-                        q->sigmas_video.shape[0], q->sigmas_audio.shape[0], JOB_STEPS_MAX + 1);
-
-        q->schedule = WIRE_SCHEDULE_GIVEN;
+        x->c.q.schedule = WIRE_SCHEDULE_GIVEN;
         return 0;
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "service/latentd/job-ready.h"
 #include "service/latentd/model.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
@@ -191,7 +192,6 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
                 { "chunks", "u", &split.chunks },
                 { "class", "s", &job_class },
                 { "gpus", "as", NULL, NULL, true },
-                { "sigmas", "ad", NULL, NULL, true },
                 { "sparse", "s", NULL, NULL, true },
                 { "preview", "u", NULL, NULL, true },
         };
@@ -378,6 +378,34 @@ int request_finish(Request *c, const Session *s, Fault *f) {
         return 0;
 }
 
+/* Their values are the worker's to check. */
+int request_check_sigmas(const WireJobOpen *q, bool video, bool audio, Fault *f) {
+        const TensorRule rule = { ST_F32, 1, "F32 [steps + 1]", {} };
+        uint64_t n_video = q->sigmas_video.shape[0], n_audio = q->sigmas_audio.shape[0];
+        int r;
+
+        if (!video || !audio)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"sigmas-video\" and \"sigmas-audio\" go together: \"%s\" is missing.",
+                        video ? "sigmas-audio" : "sigmas-video");
+
+        r = request_check_tensor("sigmas-video", &q->sigmas_video, true, true, &rule, f);
+        if (r < 0)
+                return r;
+
+        r = request_check_tensor("sigmas-audio", &q->sigmas_audio, true, true, &rule, f);
+        if (r < 0)
+                return r;
+
+        if (n_video != n_audio || n_video < 2 || n_video > JOB_STEPS_MAX + 1)
+                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                        "\"sigmas-video\" and \"sigmas-audio\" have %" PRIu64 " and %" PRIu64
+                        " values, expected the same number, 2 to %d.",
+                        n_video, n_audio, JOB_STEPS_MAX + 1);
+
+        return 0;
+}
+
 /* Sigmas are taken as f32 and must be in range as such too. */
 static int sigma(const char *key, bool seen, double value, float *ret, Fault *f) {
         if (!seen)
@@ -395,11 +423,13 @@ int session_request_step(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f) {
         Request c = { .q = { .kind = WIRE_JOB_STEP, .flags = flags } };
         double video = 0, audio = 0;
-        bool video_seen = false, audio_seen = false;
+        bool video_seen = false, audio_seen = false, sigmas_video = false, sigmas_audio = false;
         const BusKey keys[] = {
                 REQUEST_KEYS(&c),
                 { "sigma-video", "d", &video, &video_seen },
                 { "sigma-audio", "d", &audio, &audio_seen },
+                { "sigmas-video", "(tsat)", &c.q.sigmas_video, &sigmas_video },
+                { "sigmas-audio", "(tsat)", &c.q.sigmas_audio, &sigmas_audio },
         };
         int r;
 
@@ -418,6 +448,12 @@ int session_request_step(
         r = sigma("sigma-audio", audio_seen, audio, &c.q.sigma_audio, f);
         if (r < 0)
                 return r;
+
+        if (sigmas_video || sigmas_audio) {
+                r = request_check_sigmas(&c.q, sigmas_video, sigmas_audio, f);
+                if (r < 0)
+                        return r;
+        }
 
         r = session_check_request(s, &c.q, f);
         if (r < 0)

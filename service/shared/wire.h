@@ -277,7 +277,9 @@ typedef struct WireJobOpen {
         uint64_t output_offset, output_size; /* where results may lie in the output arena; offset is a multiple of 64 */
         WireTensor text, text_tags; /* BF16 [L, text_dim]; U8 [L] (n_dims 0 and size 0: all 1) */
         WireTensor video, audio;    /* F32 [24, T, H, W]; F32 [32, 2, A] */
-        WireTensor sigmas_video, sigmas_audio; /* GIVEN */
+        /* GIVEN. STEP: the whole schedule that it is one of, F32 [steps + 1], both or none. Its own sigmas need not be among
+         * them. The bits are the same; what depends on sigmas alone may be computed once for all the steps. */
+        WireTensor sigmas_video, sigmas_audio;
         WireTensor mask_video, mask_audio;     /* F32 [T, H, W]; F32 [2, A] or [32, 2, A]; absent: generate everything */
         WireTensor clean_video, clean_audio;   /* SAMPLE with masks: as video and audio */
         /* SAMPLE that another run of the service began: slot is the slot of the state after start_step steps (below the number

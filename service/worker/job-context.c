@@ -24,6 +24,8 @@ static void free_inputs(Job *j) {
         (void) h3_layout_free(j->layout);
         free(j->sigmas_video);
         free(j->sigmas_audio);
+        free(j->announced_video);
+        free(j->announced_audio);
         for (size_t i = 0; i < WIRE_CONDITIONS_MAX; i++) {
                 free(j->condition_video[i]);
                 free(j->condition_audio[i]);

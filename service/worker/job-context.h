@@ -55,6 +55,8 @@ typedef struct Job {
         uint64_t denoised_video, denoised_audio;       /* offsets inside a slot */
         uint32_t steps;
         float *sigmas_video, *sigmas_audio; /* [steps + 1]; STEP: [1] */
+        uint32_t announced;                 /* STEP: steps of the schedule that it is one of; 0: not said */
+        float *announced_video, *announced_audio; /* [announced + 1] */
         StreamMask masks[2];                /* SAMPLE: video, audio */
         H3SamplerMask sampler_masks[2];     /* views of them */
         H3Sampler sampler;                  /* SAMPLE; points to the above */
@@ -70,6 +72,7 @@ typedef struct Job {
         Latents velocity;    /* of the step */
         Latents shown;       /* what the model sees of the state; only streams with a mask have one */
         uint32_t committed;
+        bool table_tried; /* modulation rows of the schedule were made or declined: not again and again */
         uint64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS, or of the begin of the step */
         uint64_t open_usec;     /* how long job_new() took; 0 once a step's time has it */
 

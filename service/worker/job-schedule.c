@@ -8,18 +8,20 @@
 #include "service/h3/schedule.h"
 #include "service/worker/job-input.h"
 
-static int copy_sigmas(Job *j, const WireJobOpen *w, Fault *f) {
+/* Into arrays of the job, which has them to free also on failure. */
+static int copy_sigmas(const Job *j, const WireJobOpen *w, float **ret_video, float **ret_audio, uint32_t *ret_steps,
+        Fault *f) {
         TensorRule video = {
                 .name = "sigmas_video", .type = ST_F32, .n_dims = 1, .elements_max = H3_STEPS_MAX + 1};
         TensorRule audio = {
                 .name = "sigmas_audio", .type = ST_F32, .n_dims = 1, .elements_max = H3_STEPS_MAX + 1};
         int r;
 
-        r = tensor_copy(&w->sigmas_video, &video, &j->arenas->input, (void **) &j->sigmas_video, f);
+        r = tensor_copy(&w->sigmas_video, &video, &j->arenas->input, (void **) ret_video, f);
         if (r < 0)
                 return r;
 
-        r = tensor_copy(&w->sigmas_audio, &audio, &j->arenas->input, (void **) &j->sigmas_audio, f);
+        r = tensor_copy(&w->sigmas_audio, &audio, &j->arenas->input, (void **) ret_audio, f);
         if (r < 0)
                 return r;
 
@@ -29,15 +31,15 @@ static int copy_sigmas(Job *j, const WireJobOpen *w, Fault *f) {
                         ": both streams take the same number of steps.",
                         w->sigmas_video.shape[0], w->sigmas_audio.shape[0]);
 
-        r = h3_schedule_check("sigmas_video", j->sigmas_video, w->sigmas_video.shape[0], f);
+        r = h3_schedule_check("sigmas_video", *ret_video, w->sigmas_video.shape[0], f);
         if (r < 0)
                 return r;
 
-        r = h3_schedule_check("sigmas_audio", j->sigmas_audio, w->sigmas_audio.shape[0], f);
+        r = h3_schedule_check("sigmas_audio", *ret_audio, w->sigmas_audio.shape[0], f);
         if (r < 0)
                 return r;
 
-        j->steps = (uint32_t) w->sigmas_video.shape[0] - 1;
+        *ret_steps = (uint32_t) w->sigmas_video.shape[0] - 1;
         return 0;
 }
 
@@ -90,7 +92,9 @@ static int set_step_sigmas(Job *j, const WireJobOpen *w, Fault *f) {
         j->sigmas_video[0] = w->sigma_video;
         j->sigmas_audio[0] = w->sigma_audio;
         j->steps = 1;
-        return 0;
+        if (tensor_is_absent(&w->sigmas_video) && tensor_is_absent(&w->sigmas_audio))
+                return 0;
+        return copy_sigmas(j, w, &j->announced_video, &j->announced_audio, &j->announced, f);
 }
 
 static int set_sampler(Job *j, const WireJobOpen *w, Fault *f) {
@@ -119,7 +123,9 @@ int job_make_schedule(Job *j, const WireJobOpen *w, Fault *f) {
         if (j->kind == WIRE_JOB_STEP)
                 return set_step_sigmas(j, w, f);
 
-        r = w->schedule == WIRE_SCHEDULE_GIVEN ? copy_sigmas(j, w, f) : make_sigmas(j, w, f);
+        r = w->schedule == WIRE_SCHEDULE_GIVEN
+                    ? copy_sigmas(j, w, &j->sigmas_video, &j->sigmas_audio, &j->steps, f)
+                    : make_sigmas(j, w, f);
         if (r < 0)
                 return r;
         return set_sampler(j, w, f);

@@ -100,12 +100,12 @@ int merged_cache_add(MergedCache *c, const MergedKey *key, ModelEntry *base, Mod
         return 0;
 }
 
-static bool is_made_with(const MergedModel *m, uint64_t serial) {
-        bool made = m->key.base == serial;
+bool merged_key_has(const MergedKey *k, uint64_t serial) {
+        bool has = k->base == serial;
 
-        for (uint32_t i = 0; i < m->key.n_loras; i++)
-                made = made || m->key.loras[i] == serial;
-        return made;
+        for (uint32_t i = 0; i < k->n_loras; i++)
+                has = has || k->loras[i] == serial;
+        return has;
 }
 
 void merged_cache_drop(MergedCache *c, uint64_t serial) {
@@ -114,7 +114,7 @@ void merged_cache_drop(MergedCache *c, uint64_t serial) {
 
         (void) pthread_mutex_lock(&c->lock);
         for (size_t i = 0; i < MERGED_KEPT; i++)
-                if (c->kept[i] && is_made_with(c->kept[i], serial))
+                if (c->kept[i] && merged_key_has(&c->kept[i]->key, serial))
                         gone[n_gone++] = c->kept[i];
                 else if (c->kept[i])
                         kept[n_kept++] = c->kept[i];

@@ -22,6 +22,9 @@ typedef struct MergedKey {
         H3Compute compute;
 } MergedKey;
 
+/* Whether this model is the base or one of the adapters. */
+bool merged_key_has(const MergedKey *k, uint64_t serial);
+
 typedef struct MergedModel {
         atomic_uint n_ref;
         MergedKey key;

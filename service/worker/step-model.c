@@ -18,7 +18,8 @@ static bool needs_merge(const Job *j) {
         return false;
 }
 
-/* There is no ENOMEM for memory that was promised and is touched later. Models that no job uses go first. */
+/* There is no ENOMEM for memory that was promised and is touched later. Models that no job uses go first,
+ * and tables. */
 static int admit_merge(StepRunner *s, const Job *j, const H3LoraUse *uses, Fault *f) {
         uint64_t need, kept, have;
         int r;
@@ -30,6 +31,7 @@ static int admit_merge(StepRunner *s, const Job *j, const H3LoraUse *uses, Fault
         have = s->backend->memory_available();
         if (have > 0 && need > have) {
                 merged_cache_clear(&s->merged);
+                mod_cache_clear(&s->tables);
                 have = s->backend->memory_available();
         }
         if (have > 0 && need > have)

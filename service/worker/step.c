@@ -9,6 +9,7 @@
 #include "service/shared/cleanup.h"
 #include "service/worker/job-private.h"
 #include "service/worker/step-model.h"
+#include "service/worker/step-table.h"
 
 #define PROGRESS_INTERVAL_USEC UINT64_C(20000)
 
@@ -28,6 +29,7 @@ static void text_cache_clear(TextCache *c) {
 void step_runner_done(StepRunner *s) {
         text_cache_clear(&s->text);
         merged_cache_clear(&s->merged);
+        mod_cache_clear(&s->tables);
 }
 
 static bool text_cache_holds(const TextCache *c, const Job *j) {
@@ -152,8 +154,9 @@ static void on_stuck(void *userdata, const Fault *f) {
 }
 
 /* Once per plan. There is no ENOMEM for memory that was promised and is touched later: the kernel would end
- * the process, and with it the work of others. */
-static int admit(const Backend *b, Job *j, Fault *f) {
+ * the process, and with it the work of others. Modulation rows of a schedule do not count: they are optional
+ * memory, taken only beside a step's (step-table.c), and what is kept of them goes before a step is refused. */
+static int admit(StepRunner *s, Job *j, Fault *f) {
         uint64_t need, have;
         int r;
 
@@ -166,7 +169,11 @@ static int admit(const Backend *b, Job *j, Fault *f) {
                         "The memory of a step of %" PRIu64 " rows cannot be counted: %s.", j->layout->rows,
                         strerror(-r));
 
-        have = b->memory_available();
+        have = s->backend->memory_available();
+        if (have > 0 && need > have) {
+                mod_cache_clear(&s->tables);
+                have = s->backend->memory_available();
+        }
         if (have > 0 && need > have)
                 return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
                         "A step of %" PRIu64 " rows needs %" PRIu64 " bytes of memory, %" PRIu64
@@ -178,6 +185,7 @@ static int admit(const Backend *b, Job *j, Fault *f) {
 }
 
 static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t *ret_bytes, Fault *f) {
+        CLEANUP(mod_table_unrefp) ModTable *table = NULL;
         Run run = {.runner = s, .job = j, .step = step};
         H3StepInput in;
         const SplitStep split = {
@@ -199,6 +207,11 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t 
         r = refine_text(s, g, j, &in.refined_text, f);
         if (r < 0)
                 return r;
+
+        r = step_choose_table(s, g, j, step, &in, &table, f);
+        if (r < 0)
+                return r;
+        in.mod_table = table ? table->h3 : NULL;
 
         return split_run(g, &split, ret_bytes, f);
 }
@@ -261,7 +274,7 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
                 return 0;
         }
 
-        r = admit(s->backend, j, f);
+        r = admit(s, j, f);
         if (r < 0)
                 return r;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* One step of a job on this group's ranks: adapters merged if they are not yet, text once per prompt, the
- * forward pass, the sampler's update, the commit. Runs on the steps' thread. */
+/* One step of a job on this group's ranks: adapters merged if they are not yet, text once per prompt, AdaLN
+ * rows once per schedule, the forward pass, the sampler's update, the commit. Runs on the steps' thread. */
 
 #include <stdint.h>
 
@@ -10,6 +10,7 @@
 #include "service/worker/job-context.h"
 #include "service/worker/link.h"
 #include "service/worker/merged-model.h"
+#include "service/worker/mod-cache.h"
 #include "service/worker/split.h"
 
 /* The refined text of the last prompt: it depends on the model, the compute type and the text alone, and
@@ -27,6 +28,7 @@ typedef struct StepRunner {
         Link *link; /* for PROGRESS and LORA_NOTES */
         TextCache text;
         MergedCache merged; /* MODEL_CLOSE drops from it, on the link's thread */
+        ModCache tables;    /* likewise */
         /* A rank of the step does not end: f says which. A worker answers and ends its process; a test may
          * let go of the rank, then the step goes on waiting. */
         void (*on_stuck)(void *userdata, const Job *j, uint32_t step, const Fault *f);

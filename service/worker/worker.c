@@ -125,12 +125,15 @@ static int on_model_commit(Worker *w, const WireMessage *m, Fault *f) {
         return 0;
 }
 
-/* Merged models that nobody uses go with what they are made of; others when their jobs end. */
+/* Merged models that nobody uses go with what they are made of, as do tables; others when their jobs or
+ * steps end. */
 static void on_model_close(Worker *w, const WireMessage *m) {
         uint64_t serial = model_table_close(&w->models, m->header.job);
 
-        if (serial != 0)
-                merged_cache_drop(&w->steps.merged, serial);
+        if (serial == 0)
+                return;
+        merged_cache_drop(&w->steps.merged, serial);
+        mod_cache_drop(&w->steps.tables, serial);
 }
 
 static int on_arena(Worker *w, const WireMessage *m, int fd, Fault *f) {
@@ -402,6 +405,7 @@ int worker_start(const Backend *backend, int socket, Fault *f) {
                 .backend = backend,
                 .link = w->link,
                 .merged = MERGED_CACHE_INIT,
+                .tables = MOD_CACHE_INIT,
                 .on_stuck = on_stuck,
                 .userdata = w,
         };

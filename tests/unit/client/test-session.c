@@ -347,7 +347,7 @@ static void wait_done(latent_job *job) {
 
 /* Everything that an option can say; the arrays are of the caller and are overwritten behind the call. */
 typedef struct Everything {
-        latent_tensor video, audio, mask, clean;
+        latent_tensor video, audio, mask, clean, sigmas[2];
         latent_condition conditions[2];
         char kind[16], noise[16];
 } Everything;
@@ -358,6 +358,8 @@ static void everything_init(Everything *x) {
                 .audio = {.offset = 128, .dtype = "F32", .n_dims = 1, .shape = {5}},
                 .mask = {.offset = 192, .dtype = "F32", .n_dims = 1, .shape = {7}},
                 .clean = {.offset = 256, .dtype = "F32", .n_dims = 1, .shape = {8}},
+                .sigmas = {{.offset = 320, .dtype = "F32", .n_dims = 1, .shape = {5}},
+                        {.offset = 384, .dtype = "F32", .n_dims = 1, .shape = {5}}},
                 .kind = "keyframe",
                 .noise = "comfy",
         };
@@ -377,13 +379,17 @@ static latent_step_options everything_step(const Everything *x) {
                 .condition_noise = x->noise,
                 .seed = 42,
                 .mask_video = &x->mask,
-                .mask_audio = &x->mask};
+                .mask_audio = &x->mask,
+                .sigmas_video = &x->sigmas[0],
+                .sigmas_audio = &x->sigmas[1]};
 }
 
 #define EVERYTHING                                                                                                         \
         "{video=(64,F32,[2,3]),audio=(128,F32,[5]),conditions=[{kind=keyframe,frame=7,video=(64,F32,[2,3])},{kind=video,"   \
         "video=(64,F32,[2,3]),audio=(128,F32,[5])}],condition-noise=comfy,seed=42,mask-video=(192,F32,[7]),"                \
         "mask-audio=(192,F32,[7])"
+
+#define OF_A_STEP ",sigma-video=0.5,sigma-audio=0.25,sigmas-video=(320,F32,[5]),sigmas-audio=(384,F32,[5])}"
 
 static void step_sends_all_options(void **state) {
         latent_session *s = open_session(*state, NULL);
@@ -396,7 +402,7 @@ static void step_sends_all_options(void **state) {
         o = everything_step(&x);
         assert_int_equal(latent_session_step(s, &o, &job, &e), 0);
         wait_done(job);
-        assert_string_equal(string_of(latent_job_result(job), "request"), EVERYTHING ",sigma-video=0.5,sigma-audio=0.25}");
+        assert_string_equal(string_of(latent_job_result(job), "request"), EVERYTHING OF_A_STEP);
         latent_job_free(job);
         latent_session_free(s);
 }
@@ -411,7 +417,8 @@ static void step_older_caller_without_new_options(void **state) {
                 .conditions = (const latent_condition *) 1,
                 .n_conditions = 3,
                 .has_seed = 1,
-                .mask_video = (const latent_tensor *) 1};
+                .mask_video = (const latent_tensor *) 1,
+                .sigmas_video = (const latent_tensor *) 1};
         latent_job *job = NULL;
         latent_error e = {};
 
@@ -419,6 +426,15 @@ static void step_older_caller_without_new_options(void **state) {
         wait_done(job);
         assert_string_equal(
                 string_of(latent_job_result(job), "request"), "{video=(0,F32,[2,3]),sigma-video=0.5,sigma-audio=0}");
+        latent_job_free(job);
+
+        /* the version before the last one */
+        o = (latent_step_options){
+                .struct_size = 128, .video = &video, .mask_audio = &video, .sigmas_video = (const latent_tensor *) 1};
+        assert_int_equal(latent_session_step(s, &o, &job, &e), 0);
+        wait_done(job);
+        assert_string_equal(string_of(latent_job_result(job), "request"),
+                "{video=(0,F32,[2,3]),mask-audio=(0,F32,[2,3]),sigma-video=0,sigma-audio=0}");
         latent_job_free(job);
         latent_session_free(s);
 }
@@ -454,7 +470,7 @@ static void plan_asks_for_the_same_request(void **state) {
         everything_init(&x);
         step = everything_step(&x);
         assert_int_equal(latent_session_plan_step(s, &step, &v, &e), 0);
-        assert_string_equal(string_of(v, "request"), "step " EVERYTHING ",sigma-video=0.5,sigma-audio=0.25}");
+        assert_string_equal(string_of(v, "request"), "step " EVERYTHING OF_A_STEP);
         assert_int_equal(latent_value_as_uint(latent_value_get(v, "rows"), &rows), 0);
         assert_int_equal(rows, 33);
         latent_value_free(v);

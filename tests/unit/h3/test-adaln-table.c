@@ -242,6 +242,35 @@ static void table_of_something_else_is_refused(void **state) {
         refused_step(m->model, &in, "another schedule");
 }
 
+static void table_covers_the_steps_of_its_schedule(void **state) {
+        CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
+        CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open("case_t2va_tiny", &m->model->config);
+        CLEANUP(golden_case_freep) GoldenCase *other = golden_case_open("case_ref2va_small", &m->model->config);
+        H3ModSchedule s = {k->layout, sigmas_video, sigmas_audio, 3};
+        CLEANUP(h3_mod_table_freep) H3ModTable *table = make_table(m->model, &s, H3_COMPUTE_BF16);
+        H3StepInput in = golden_input(k, H3_COMPUTE_BF16, NULL);
+
+        for (uint32_t i = 0; i < STEPS; i++) {
+                in.sigma_video = sigmas_video[i];
+                in.sigma_audio = sigmas_audio[i];
+                assert_int_equal(h3_mod_table_covers(table, &in), i < 3);
+        }
+        in.sigma_video = sigmas_video[1]; /* both are there, each for itself */
+        in.sigma_audio = sigmas_audio[2];
+        assert_true(h3_mod_table_covers(table, &in));
+        in.compute = H3_COMPUTE_F32;
+        assert_false(h3_mod_table_covers(table, &in));
+        in.compute = H3_COMPUTE_BF16;
+        in.sigma_audio = 0.51f;
+        assert_false(h3_mod_table_covers(table, &in));
+        in.sigma_audio = sigmas_audio[2];
+        in.layout = other->layout; /* conditions have a timestep of their own */
+        assert_false(h3_mod_table_covers(table, &in));
+        in.layout = k->layout;
+        set_masks(m->model, k);
+        assert_false(h3_mod_table_covers(table, &in));
+}
+
 static void table_bad_schedules_are_refused(void **state) {
         CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy();
         CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open("case_t2va_tiny", &m->model->config);
@@ -298,6 +327,7 @@ int main(void) {
                 cmocka_unit_test(table_weights_are_not_read_again),
                 cmocka_unit_test(table_bytes_of_the_released_model_are_counted),
                 cmocka_unit_test(table_of_something_else_is_refused),
+                cmocka_unit_test(table_covers_the_steps_of_its_schedule),
                 cmocka_unit_test(table_bad_schedules_are_refused),
                 cmocka_unit_test(table_hook_stops_after_a_block),
         };

@@ -151,6 +151,51 @@ static void request_step_bad_input_is_named(void **state) {
         expect(true, m, s, FAULT_INVALID_ARGUMENT, "output");
 }
 
+/* The schedule that a step is one of. */
+static void request_step_announced_schedule_is_checked(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, 0);
+        sd_bus_message *m = with_sigmas("");
+        Fault fault = {};
+        WireJobOpen q;
+
+        add_tensor(m, "sigmas-video", 9000, "F32", SHAPE(9));
+        add_tensor(m, "sigmas-audio", 9100, "F32", SHAPE(9));
+        seal(m);
+        assert_int_equal(session_request_step(m, s, 0, &q, &fault), 0);
+        assert_int_equal(q.kind, WIRE_JOB_STEP);
+        assert_int_equal(q.schedule, WIRE_SCHEDULE_GIVEN);
+        assert_int_equal(q.sigmas_video.offset, 9000);
+        assert_int_equal(q.sigmas_audio.offset, 9100);
+        assert_int_equal(q.sigmas_audio.size, 36);
+        (void) sd_bus_message_unref(m);
+
+        m = with_sigmas("");
+        add_tensor(m, "sigmas-video", 9000, "F32", SHAPE(9));
+        expect(true, m, s, FAULT_INVALID_ARGUMENT, "\"sigmas-audio\" is missing");
+        m = with_sigmas("");
+        add_tensor(m, "sigmas-audio", 9000, "F32", SHAPE(9));
+        expect(true, m, s, FAULT_INVALID_ARGUMENT, "\"sigmas-video\" is missing");
+        m = with_sigmas("");
+        add_tensor(m, "sigmas-video", 9000, "F32", SHAPE(9));
+        add_tensor(m, "sigmas-audio", 9100, "F32", SHAPE(8));
+        expect(true, m, s, FAULT_INVALID_TENSOR, "9 and 8 values");
+        for (uint64_t n = 1; n <= 1002; n += 1001) {
+                m = with_sigmas("");
+                add_tensor(m, "sigmas-video", 0, "F32", SHAPE(n));
+                add_tensor(m, "sigmas-audio", 0, "F32", SHAPE(n));
+                expect(true, m, s, FAULT_INVALID_TENSOR, "2 to 1001");
+        }
+        m = with_sigmas("");
+        add_tensor(m, "sigmas-video", 9000, "F64", SHAPE(9));
+        add_tensor(m, "sigmas-audio", 9100, "F32", SHAPE(9));
+        expect(true, m, s, FAULT_INVALID_TENSOR, "sigmas-video");
+        m = with_sigmas("");
+        add_tensor(m, "sigmas-video", 9000, "F32", SHAPE(9));
+        add_tensor(m, "sigmas-audio", ARENA_BYTES - 32, "F32", SHAPE(9));
+        expect(true, m, s, FAULT_INVALID_TENSOR, "sigmas-audio");
+}
+
 static void request_tensor_bad_place_or_type_is_named(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, 0);
@@ -954,6 +999,7 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 TEST(request_step_all_keys_are_taken),
                 TEST(request_step_bad_input_is_named),
+                TEST(request_step_announced_schedule_is_checked),
                 TEST(request_tensor_bad_place_or_type_is_named),
                 TEST(request_sample_defaults_and_keys),
                 TEST(request_sample_resume_keys),

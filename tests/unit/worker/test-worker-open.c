@@ -101,6 +101,12 @@ CHANGE(sigmas_ascending, set_f32(a, &j->sigmas_video, 1, 1.0f))
 CHANGE(sigmas_nan, set_f32(a, &j->sigmas_audio, 2, NAN))
 CHANGE(sigmas_large, set_f32(a, &j->sigmas_audio, 0, 2.0f))
 CHANGE(sigmas_many, j->sigmas_video.shape[0] = 1002; j->sigmas_video.size = 4008; j->sigmas_video.offset = 0)
+CHANGE(announced_one_stream, j->kind = WIRE_JOB_STEP; j->sigmas_video = (WireTensor){})
+CHANGE(announced_unequal, j->kind = WIRE_JOB_STEP; j->sigmas_video.shape[0] = 4; j->sigmas_video.size = 16)
+CHANGE(announced_ascending, j->kind = WIRE_JOB_STEP; set_f32(a, &j->sigmas_audio, 3, 0.999f))
+CHANGE(announced_large, j->kind = WIRE_JOB_STEP; set_f32(a, &j->sigmas_video, 0, 1.0001f))
+CHANGE(announced_type, j->kind = WIRE_JOB_STEP; j->sigmas_audio.dtype = ST_I32)
+CHANGE(announced_outside, j->kind = WIRE_JOB_STEP; j->sigmas_audio.offset = a->input_size - 19)
 CHANGE(output_odd, j->output_offset = 8; j->output_size -= 8)
 CHANGE(output_outside, j->output_offset = 64)
 CHANGE(output_overflow, j->output_offset = UINT64_MAX - 63)
@@ -152,6 +158,12 @@ static const Wrong wrong[] = {
         {"sigmas ascending", sigmas_ascending, "", "sigmas_video"},
         {"sigmas nan", sigmas_nan, "", "sigmas_audio"},
         {"sigmas large", sigmas_large, "", "sigmas_audio"},
+        {"announced one stream", announced_one_stream, FAULT_INVALID_TENSOR, "sigmas_video"},
+        {"announced unequal", announced_unequal, FAULT_INVALID_TENSOR, "4 values, sigmas_audio 5"},
+        {"announced ascending", announced_ascending, FAULT_INVALID_ARGUMENT, "sigmas_audio[3] is 0.999"},
+        {"announced large", announced_large, FAULT_INVALID_ARGUMENT, "sigmas_video[0] is 1.0001"},
+        {"announced type", announced_type, FAULT_INVALID_TENSOR, "sigmas_audio has the type I32"},
+        {"announced outside", announced_outside, FAULT_INVALID_TENSOR, "sigmas_audio lies outside"},
         {"sigmas many", sigmas_many, FAULT_INVALID_TENSOR, "1002 elements, at most 1001"},
         {"output odd", output_odd, FAULT_INVALID_ARGUMENT, "multiple of 64"},
         {"output outside", output_outside, FAULT_INVALID_ARGUMENT, "output arena of 65536"},

@@ -295,12 +295,38 @@ static void step_masked_same_bits_as_the_library(void **state) {
                 assert_true(slot_video(a, &ready, 1)[i] == 0);
 }
 
+/* All steps are queued; the model is closed while they run. What was made of it for the job stays whole. */
+static void sample_model_closed_while_its_steps_run_same_bits(void **state) {
+        float video[2][N_VIDEO], audio[2][N_AUDIO];
+
+        for (unsigned closed = 0; closed < 2; closed++) {
+                CLEANUP(arenas_freep) Arenas *a = arenas_new(ARENA, ARENA);
+                CLEANUP(broker_freep) Broker *b = open_with(a);
+                WireMessage open, ready;
+
+                open = job_of_golden(b, 5, a, "traj_res_multistep_8");
+                broker_open_job(b, &open, &ready);
+                for (uint32_t i = 0; i < 8; i++)
+                        broker_say(b, WIRE_STEP, 5, i);
+                for (uint32_t i = 0; i < 8; i++) {
+                        broker_expect(b, WIRE_STEP_DONE, 5, NULL);
+                        if (closed && i == 1)
+                                broker_say(b, WIRE_MODEL_CLOSE, 1, 0);
+                }
+                memcpy(video[closed], slot_video(a, &ready, 8), sizeof(video[closed]));
+                memcpy(audio[closed], slot_audio(a, &ready, 8), sizeof(audio[closed]));
+        }
+        assert_memory_equal(video[1], video[0], sizeof(video[0]));
+        assert_memory_equal(audio[1], audio[0], sizeof(audio[0]));
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(sample_multistep_matches_reference_step_by_step),
                 cmocka_unit_test(sample_masked_same_bits_as_the_library),
                 cmocka_unit_test(sample_mask_of_ones_same_bits_as_none),
                 cmocka_unit_test(step_masked_same_bits_as_the_library),
+                cmocka_unit_test(sample_model_closed_while_its_steps_run_same_bits),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);
