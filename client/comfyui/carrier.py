@@ -9,12 +9,17 @@ rho = s_v / s_a, the clean sound in these terms is rho times the true one, and c
 
 Plain numbers only: each operation is rounded to f32, as the f32 arithmetic of ComfyUI's own model is, so that both see the same sigma."""
 
+from __future__ import annotations
+
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Optional
 
 SHIFT_VIDEO = 12.0
 SHIFT_AUDIO = 3.0
 SIGMA_MIN = 1e-6
+ANNOUNCED_MAX = 1001
 
 
 def f32(x: float) -> float:
@@ -29,9 +34,18 @@ def shifted(sigma: float, shift_from: float, shift_to: float) -> float:
     return f32(f32(f32(shift_to) * base) / f32(1.0 + f32(f32(shift_to - 1.0) * base)))
 
 
-def sampled(sigma: float) -> float:
-    """A sigma of a schedule as it arrives with its step: ComfyUI sends f32 thousandths."""
-    return f32(f32(sigma * 1000.0) / 1000.0)
+def announcement(sigmas: Sequence[float], shift_video: float, shift_audio: float) -> Optional[tuple[list[float], list[float]]]:
+    """The schedules of picture and sound for the service, with the bits that the steps will have: ComfyUI sends f32 thousandths. None if it is
+    nothing that the service takes: it need not know."""
+    if not 2 <= len(sigmas) <= ANNOUNCED_MAX:
+        return None
+    video = [f32(f32(s * 1000.0) / 1000.0) for s in sigmas]
+    if not all(0 <= s <= 1 for s in video):
+        return None
+    audio = [shifted(s, shift_video, shift_audio) for s in video]
+    if not all(a > b for stream in (video, audio) for a, b in zip(stream, stream[1:])):
+        return None
+    return video, audio
 
 
 @dataclass(frozen=True)

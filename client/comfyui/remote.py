@@ -16,7 +16,7 @@ import comfy.utils
 import folder_paths
 import torch
 
-from .carrier import SHIFT_AUDIO, SHIFT_VIDEO, carrier, sampled, shifted
+from .carrier import SHIFT_AUDIO, SHIFT_VIDEO, announcement, carrier
 from .checkpoint import Raw, read_checkpoint
 from .conditions import condition_inputs
 from .lora import Exporter
@@ -132,10 +132,9 @@ class RemoteDiT(torch.nn.Module):
             mask_video=None if video_mask is None else video_mask[0, 0], mask_audio=None if audio_mask is None else audio_mask[0, 0],
             position=self._position(sigmas, c.sigma_video), loras=self._loras())
         if sigmas is not None:
-            announced = [sampled(s) for s in sigmas]
-            if all(a > b for a, b in zip(announced, announced[1:])):
-                inputs.sigmas_video = torch.tensor(announced, dtype=torch.float32)
-                inputs.sigmas_audio = torch.tensor([shifted(s, *shifts) for s in announced], dtype=torch.float32)
+            announced = announcement(sigmas, *shifts)
+            if announced is not None:
+                inputs.sigmas_video, inputs.sigmas_audio = (torch.tensor(x, dtype=torch.float32) for x in announced)
 
         def answer(like):
             return lambda tensor: (-tensor.torch()).unsqueeze(0).to(dtype=like.dtype, device=like.device)

@@ -283,7 +283,7 @@ class Run:
         return self._session
 
     def _input_bytes(self, inputs: StepInputs) -> int:
-        schedule = 0 if inputs.sigmas_video is None else 2 * _aligned(4 * len(inputs.sigmas_video))
+        schedule = 0 if inputs.sigmas_video is None else 2 * _aligned(4 * _count(inputs.sigmas_video))
         total = _aligned(2 * _count(inputs.text)) + _aligned(4 * _count(inputs.video)) + _aligned(4 * _count(inputs.audio)) + schedule
         for array, size in ((inputs.text_tags, 1), (inputs.mask_video, 4), (inputs.mask_audio, 4)):
             total += 0 if array is None else _aligned(size * _count(array))

@@ -51,7 +51,7 @@ class Server:
             return False
 
     def get(self, path):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as r:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=120) as r:
             return json.load(r)
 
     def post(self, path, body):
@@ -68,11 +68,14 @@ class Server:
 
     def finished(self, prompt_id):
         """The history's status once it has one: {"status_str", "completed", "messages"}, else None."""
-        found = self.get(f"/history/{prompt_id}").get(prompt_id)
+        try:
+            found = self.get(f"/history/{prompt_id}").get(prompt_id)
+        except TimeoutError:  # a busy machine
+            return None
         return found["status"] if found and found.get("status") else None
 
-    def wait(self, prompt_id, seconds=300):
-        return harness.wait_until(f"prompt {prompt_id}", seconds, lambda: self.finished(prompt_id), step=0.01)
+    def wait(self, prompt_id, seconds=300, step=0.2):
+        return harness.wait_until(f"prompt {prompt_id}", seconds, lambda: self.finished(prompt_id), step=step)
 
     def run(self, prompt, seconds=300):
         """Raises PromptError with ComfyUI's own words if it fails."""
