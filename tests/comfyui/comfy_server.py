@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 
@@ -100,9 +99,3 @@ class Server:
 
 def messages_of(status, kind):
     return [m[1] for m in status["messages"] if m[0] == kind]
-
-
-def pause_until(seconds, condition):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
