@@ -37,7 +37,8 @@ struct RankGroup {
         pthread_cond_t changed;
         Task tasks[STEPS_QUEUED_MAX]; /* ring */
         unsigned first, n_tasks;
-        bool stop;
+        bool stop;          /* no more steps */
+        bool stop_ranks;    /* no more orders: the steps' thread has ended */
         uint32_t n_started; /* ranks that have a context or an error */
         int error;          /* first error of a start */
 
@@ -80,9 +81,9 @@ static bool next_order(RankGroup *g, uint64_t bit, RankOrder *ret) {
         bool found;
 
         (void) pthread_mutex_lock(&g->lock);
-        while (!g->stop && !(g->pending & bit))
+        while (!g->stop_ranks && !(g->pending & bit))
                 (void) pthread_cond_wait(&g->changed, &g->lock);
-        found = g->pending & bit; /* what was ordered is done even at the end: somebody waits for it */
+        found = g->pending & bit;
         g->pending &= ~bit;
         *ret = g->order;
         (void) pthread_mutex_unlock(&g->lock);
@@ -217,9 +218,14 @@ RankGroup *rank_group_free(RankGroup *g) {
         (void) pthread_cond_broadcast(&g->changed);
         (void) pthread_mutex_unlock(&g->lock);
 
-        /* Its step, which needs the ranks, first. */
+        /* Its last step needs the ranks until it ends. */
         if (g->steps_running)
                 (void) pthread_join(g->steps, NULL);
+
+        (void) pthread_mutex_lock(&g->lock);
+        g->stop_ranks = true;
+        (void) pthread_cond_broadcast(&g->changed);
+        (void) pthread_mutex_unlock(&g->lock);
         for (uint32_t i = 0; i < g->n_ranks; i++)
                 if (g->ranks[i].running)
                         (void) pthread_join(g->ranks[i].thread, NULL);

@@ -28,7 +28,7 @@ The whole surface:
     Session
         .allocate(dtype, shape) -> Tensor;  .put(data, dtype=None, shape=None) -> Tensor;  .reset()
         .step(text=, video=, audio=, sigma_video=, sigma_audio=, text_tags=None, conditions=(), condition_noise=None, seed=None,
-              mask_video=None, mask_audio=None, compute=None, output_offset=0, output_bytes=0) -> Job
+              mask_video=None, mask_audio=None, compute=None, output_offset=0, output_bytes=0, sigmas_video=None, sigmas_audio=None) -> Job
         .sample(text=, video=, audio=, steps= or sigmas_video= and sigmas_audio=, schedule=None, shift_video=0, shift_audio=0,
                 sampler=None, noise=None, keep_steps=False, clean_video=None, clean_audio=None, and what step() has) -> Job
         .set_loras([(model, strength), ...], compute=None) -> Job

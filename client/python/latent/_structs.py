@@ -115,6 +115,8 @@ class latent_step_options(Struct):  # noqa: N801
         ("seed", c_uint64),
         ("mask_video", POINTER(latent_tensor)),
         ("mask_audio", POINTER(latent_tensor)),
+        ("sigmas_video", POINTER(latent_tensor)),
+        ("sigmas_audio", POINTER(latent_tensor)),
     ]
 
 

@@ -132,6 +132,8 @@ class Session:
         compute: Optional[str] = None,
         output_offset: int = 0,
         output_bytes: int = 0,
+        sigmas_video: Optional[Tensor] = None,
+        sigmas_audio: Optional[Tensor] = None,
     ) -> Job:
         """One evaluation of the model. What each input is: latent_step_options of client/latent.h. Results: "video_velocity",
         "audio_velocity"."""

@@ -353,6 +353,33 @@ static void rank_group_runs_in_order_and_lets_go(void **state) {
         assert_null(rank_group_free(NULL));
 }
 
+static atomic_bool late_began;
+static atomic_int late_result;
+
+static int late_work(void *userdata, uint32_t rank, LkContext *context) {
+        return 0;
+}
+
+/* Orders its ranks when the group has been told to end for a while. */
+static void late_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
+        late_began = true;
+        (void) usleep(200000);
+        late_result = rank_group_run(g, &(RankOrder){.ranks = 1, .work = late_work}) + 1;
+}
+
+static void rank_group_free_lets_the_last_step_end(void **state) {
+        Bench *b = *state;
+        RankGroup *g = NULL;
+        Fault f = {};
+
+        assert_int_equal(rank_group_new(&b->ops, 2, 2, late_step, NULL, &g, &f), 0);
+        assert_int_equal(rank_group_queue(g, b->job, 0), 0);
+        while (!late_began)
+                (void) usleep(1000);
+        assert_null(rank_group_free(g));
+        assert_int_equal(late_result, 1);
+}
+
 typedef struct Order {
         atomic_uint ran[3];
         atomic_bool hold; /* rank 1 */
@@ -506,6 +533,7 @@ int main(void) {
                 STEP_TEST(step_run_failing_rank_next_step_works),
                 STEP_TEST(step_run_stuck_rank_is_named_next_step_works),
                 STEP_TEST(rank_group_runs_in_order_and_lets_go),
+                STEP_TEST(rank_group_free_lets_the_last_step_end),
                 STEP_TEST(rank_group_run_reports_errors_and_who_is_stuck),
         };
 
