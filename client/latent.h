@@ -303,7 +303,8 @@ typedef struct latent_lora {
  * model stays as it is. compute: NULL: the session's. *ret_job: latent_job_free(); it merges, and its result
  * has "applied" (names of modules), "refused" (pairs of name and reason) and "bytes". A session that is
  * opened again after a restart of the service gets them again, from the models' files. Errors:
- * InvalidArgument, NotFound, Busy, NoService, Restarted; by the job: InvalidModel, DoesNotFit, Cancelled. */
+ * InvalidArgument, NotFound, Busy, NoService, Restarted; by the job: InvalidModel, DoesNotFit, Cancelled,
+ * FileChanged. */
 int latent_session_set_loras(latent_session *session, const latent_lora *loras, size_t n, const char *compute,
         latent_job **ret_job, latent_error *error);
 
