@@ -29,8 +29,8 @@ void loras_done(LoraOptions *l) {
         l->n = 0;
 }
 
-/* 1: s is a strength; 0: it is no number, so part of the name; -ERANGE: a number, but no strength (nan and inf are numbers too: nobody means a file
- * by them who writes them where a strength is). */
+/* 1: s is a strength; 0: it is no number, so part of the name; -ERANGE: a number, but no strength. nan and inf are numbers too: who writes
+ * them where a strength is means no file. */
 static int read_strength(const char *s, double *ret) {
         char *end;
         double v;
@@ -60,8 +60,8 @@ int loras_parse(const StringList *arguments, LoraOptions *ret, latent_error *e) 
                 r = colon ? read_strength(colon + 1, &o->strength) : 0;
                 if (r < 0) {
                         loras_done(&l);
-                        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--lora %s: the strength is \"%s\"; expected a number from -%g to %g", s,
-                                colon + 1, WIRE_LORA_STRENGTH_MAX, WIRE_LORA_STRENGTH_MAX);
+                        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--lora %s: the strength is \"%s\"; expected a number from -%g to %g",
+                                s, colon + 1, WIRE_LORA_STRENGTH_MAX, WIRE_LORA_STRENGTH_MAX);
                 }
                 if (r > 0)
                         n = (size_t) (colon - s);

@@ -176,7 +176,8 @@ int bus_open_socket(uint32_t kind, const char *path, uint64_t ping_usec, sd_bus 
         if (r == -ECONNRESET || r == -EPIPE || r == -ENOTCONN)
                 return error_set(e, -ENOTCONN, LATENT_ERROR_NO_SERVICE,
                         "The service's socket %s was reached, and the connection closed before anything was said (%s). latentd takes at "
-                        "most 32 connections of one user: does this user have as many? It also does so while it stops; its journal says more.",
+                        "most 32 connections of one user: does this user have as many? It also does so while it stops; its journal "
+                        "says more.",
                         path, strerror(-r));
 
         return error_set(e, -ENOTCONN, LATENT_ERROR_NO_SERVICE,
