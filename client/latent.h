@@ -35,7 +35,9 @@
  *   goes on from its last finished step. The result has the same bits. Pointers into the input arena stay valid. A client of
  *   the service's own socket connects there again, in latent_job_wait() and in any call. Jobs that cannot be taken up (loads,
  *   models that were found and not loaded by this client) end with Restarted, and so does a job whose service went away for
- *   the eleventh time without a step of it having been finished in between: it may be the reason.
+ *   the eleventh time without a step of it having been finished in between: it may be the reason. If a file of the model or of
+ *   an adapter was replaced or written to since the session was opened or the adapters were set, the job ends with FileChanged,
+ *   a step too: no result is made of two versions of the weights. Start it again, in a new session.
  *
  * - Threads. One thread at a time per client and everything that was made from it. Different clients are
  *   independent. After fork() only the parent may use them. */
@@ -80,7 +82,7 @@ typedef struct latent_error {
 #define LATENT_ERROR_NO_WORKER "NoWorker"               /* -ENODEV: no worker can be started */
 #define LATENT_ERROR_RESTARTED "Restarted"              /* -ECONNRESET: the service went away */
 #define LATENT_ERROR_IO "IOError"                       /* -EIO: reading a file; -ETIMEDOUT: no answer */
-#define LATENT_ERROR_FILE_CHANGED "FileChanged"         /* -ESTALE: a file changed while it was read */
+#define LATENT_ERROR_FILE_CHANGED "FileChanged"         /* -ESTALE: a file changed while it was read, or over a restart */
 #define LATENT_ERROR_INTERNAL "Internal"                /* any other code: a bug, memory of this process */
 
 /* -ENOTCONN: the bus or the service is not reachable. The service does not know this one. */
@@ -269,7 +271,7 @@ typedef struct latent_session_options {
         uint64_t input_bytes;  /* size of the input arena; 0: 64 MiB; rounded up to pages */
         uint64_t output_bytes; /* size of the output arena; likewise. See latent_output_bytes() */
         const char *compute;   /* "auto" (default), "f32", "bf16": default of the session's jobs */
-        const char *job_class; /* "normal" (default), "batch", "interactive" */
+        const char *job_class; /* "normal" (default), "batch", "interactive": stored and shown; no effect on the order yet */
         /* How a step is split over ranks. Every split gives the same bits. */
         const uint32_t *shares; /* [n_shares] relative weights, one per rank, 1 .. 1000000; NULL: equal */
         uint32_t n_shares;
@@ -294,14 +296,15 @@ uint64_t latent_output_bytes(const latent_tensor *video, const latent_tensor *au
 /* A LoRA adapter and its strength. Of fixed size. */
 typedef struct latent_lora {
         latent_model *model; /* loaded like any model; its Kind is "lora" */
-        double strength;     /* 0 changes no bit */
+        double strength;     /* -1000 .. 1000; 0 changes no bit */
 } latent_lora;
 
 /* The adapters that later jobs of the session use, merged in this order, at most 16; n 0: none. The base
  * model stays as it is. compute: NULL: the session's. *ret_job: latent_job_free(); it merges, and its result
  * has "applied" (names of modules), "refused" (pairs of name and reason) and "bytes". A session that is
  * opened again after a restart of the service gets them again, from the models' files. Errors:
- * InvalidArgument, NotFound, Busy, NoService, Restarted; by the job: InvalidModel, DoesNotFit, Cancelled. */
+ * InvalidArgument, NotFound, Busy, NoService, Restarted; by the job: InvalidModel, DoesNotFit, Cancelled,
+ * FileChanged. */
 int latent_session_set_loras(latent_session *session, const latent_lora *loras, size_t n, const char *compute,
         latent_job **ret_job, latent_error *error);
 
@@ -371,7 +374,7 @@ typedef struct latent_step_options {
 /* One evaluation of the model. *ret_job: latent_job_free(). Results: "video_velocity", "audio_velocity", in
  * the model's own sign (x0 = x + sigma v). Errors: InvalidArgument, InvalidTensor, Busy (the output range),
  * LimitExceeded, Restarted; by the job: InvalidTensor, DoesNotFit, WorkerCrashed, NoWorker, Cancelled,
- * Restarted. */
+ * Restarted, FileChanged. */
 int latent_session_step(latent_session *session, const latent_step_options *options, latent_job **ret_job,
         latent_error *error);
 

@@ -199,6 +199,7 @@ static int run_step(Parity *p, Outcome *o, latent_error *e) {
 static int open_model(Parity *p, const char *name, latent_error *e) {
         const latent_load_options load = {.struct_size = sizeof(load), .qkv_order = p->options->qkv_order};
         CLEANUP(latent_value_freep) latent_value *model = NULL, *service = NULL;
+        const char *kind;
         int r;
 
         r = run_connect(p->ctl, &p->client, e);
@@ -210,6 +211,11 @@ static int open_model(Parity *p, const char *name, latent_error *e) {
                 r = latent_client_status(p->client, &service, e);
         if (r < 0)
                 return r;
+
+        kind = latent_value_as_string(latent_value_get(model, "Kind"));
+        if (kind && strcmp(kind, "lora") == 0)
+                return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                        "%s is a LoRA adapter, no model: there is no step of it to split over ranks. Name the model that it is for.", name);
 
         p->text_dim = get_uint(latent_value_get(model, "Config"), "text-dim");
         p->ranks = (uint32_t) get_uint(service, "Ranks");

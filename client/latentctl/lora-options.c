@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/latentctl/lora-options.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/latentctl/report.h"
 #include "client/latentctl/run.h"
+#include "service/shared/wire.h"
 
 /* So many refused modules are named to people. */
 #define SHOWN_MAX 5u
@@ -25,6 +29,24 @@ void loras_done(LoraOptions *l) {
         l->n = 0;
 }
 
+/* 1: s is a strength; 0: it is no number, so part of the name; -ERANGE: a number, but no strength. nan and inf are numbers too: who writes
+ * them where a strength is means no file. */
+static int read_strength(const char *s, double *ret) {
+        char *end;
+        double v;
+
+        if (s[0] == '\0' || isspace((unsigned char) s[0]))
+                return 0;
+        v = strtod(s, &end);
+        if (*end != '\0')
+                return 0;
+        if (!(fabs(v) <= WIRE_LORA_STRENGTH_MAX))
+                return -ERANGE;
+
+        *ret = v;
+        return 1;
+}
+
 int loras_parse(const StringList *arguments, LoraOptions *ret, latent_error *e) {
         LoraOptions l = {};
 
@@ -32,9 +54,16 @@ int loras_parse(const StringList *arguments, LoraOptions *ret, latent_error *e) 
                 const char *s = arguments->items[i], *colon = strrchr(s, ':');
                 LoraOption *o = &l.items[i];
                 size_t n = strlen(s);
+                int r;
 
                 o->strength = 1;
-                if (colon && parse_double(colon + 1, &o->strength) >= 0)
+                r = colon ? read_strength(colon + 1, &o->strength) : 0;
+                if (r < 0) {
+                        loras_done(&l);
+                        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--lora %s: the strength is \"%s\"; expected a number from -%g to %g",
+                                s, colon + 1, WIRE_LORA_STRENGTH_MAX, WIRE_LORA_STRENGTH_MAX);
+                }
+                if (r > 0)
                         n = (size_t) (colon - s);
                 if (n == 0) {
                         loras_done(&l);

@@ -19,7 +19,8 @@ typedef struct LoraOptions {
         bool warned;
 } LoraOptions;
 
-/* FILE or FILE:STRENGTH each. What is behind the last colon is a strength if it is a number; default 1. */
+/* FILE or FILE:STRENGTH each. What is behind the last colon is a strength if it is a number; default 1. A strength that is
+ * not finite or out of range is a usage error. */
 int loras_parse(const StringList *arguments, LoraOptions *ret, latent_error *e);
 void loras_done(LoraOptions *l);
 

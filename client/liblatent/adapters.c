@@ -9,6 +9,7 @@
 #include "client/liblatent/job.h"
 #include "client/liblatent/model.h"
 #include "client/liblatent/request.h"
+#include "service/shared/wire.h"
 
 _Static_assert(sizeof(latent_lora) == 16, "public layout changed");
 
@@ -48,9 +49,10 @@ static int check(const latent_lora *l, size_t i, const latent_client *c, const c
                 return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
                         "Adapter %zu has %s; expected a model of the session's client.", i,
                         l->model ? "a model of another client" : "no model");
-        if (!isfinite(l->strength))
+        if (!(fabs(l->strength) <= WIRE_LORA_STRENGTH_MAX)) /* NaN too */
                 return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
-                        "The strength of adapter %zu is %g; expected a finite number.", i, l->strength);
+                        "The strength of adapter %zu is %g; expected a number from -%g to %g.", i, l->strength,
+                        WIRE_LORA_STRENGTH_MAX, WIRE_LORA_STRENGTH_MAX);
         return is_of_run(l->model, owner) ? 0 : error_restarted(e, i);
 }
 
@@ -84,6 +86,9 @@ int adapters_new(const latent_lora *loras, size_t n, const char *compute, const 
                 r = model_new(m->client, m->object.owner, m->object.path, m->source, &x->model, e);
                 if (r < 0)
                         return r;
+                /* Without it the session's jobs cannot be taken up; SetLoras() says what is wrong. */
+                if (x->source && !m->client->no_resume && model_ask_identity(m, NULL) >= 0)
+                        memcpy(x->identity, m->identity, sizeof(x->identity));
         }
 
         *ret = STEAL_PTR(a);
@@ -96,7 +101,7 @@ bool adapters_same(const AdapterSet *a, const AdapterSet *b) {
 
 bool adapters_known(const AdapterSet *a) {
         for (uint32_t i = 0; a && i < a->n; i++)
-                if (!a->adapters[i].source)
+                if (!a->adapters[i].source || a->adapters[i].identity[0] == '\0')
                         return false;
 
         return true;
@@ -125,6 +130,9 @@ static int load_one(AdapterSet *a, uint32_t i, latent_client *c, const char *own
 
         if (!is_of_run(model, owner))
                 return error_restarted(e, i);
+        r = model_check_identity(model, x->identity, "adapter", e);
+        if (r < 0)
+                return r;
 
         latent_model_free(x->model);
         x->model = STEAL_PTR(model);

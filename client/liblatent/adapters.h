@@ -10,6 +10,7 @@
 typedef struct Adapter {
         ModelSource *source; /* reference; NULL: not known, found rather than loaded */
         double strength;
+        char identity[MODEL_IDENTITY_MAX]; /* "": not known */
         latent_model *model; /* of the run of the service in which it was loaded last */
         latent_job *load;    /* when it is being loaded again */
 } Adapter;
@@ -33,10 +34,10 @@ AdapterSet *adapters_unref(AdapterSet *a);
 /* The same for a session's jobs. */
 bool adapters_same(const AdapterSet *a, const AdapterSet *b);
 
-/* All can be loaded again. */
+/* All can be loaded again, and it can be told whether they are the same then. */
 bool adapters_known(const AdapterSet *a);
 
-/* 0: all are loaded in this run of the service; 1: not yet, call again when something arrived. */
+/* 0: all are loaded in this run of the service; 1: not yet, call again when something arrived. FileChanged: one is not what it was. */
 int adapters_load(AdapterSet *a, latent_client *c, const char *owner, latent_error *e);
 
 /* Restarted: some are of another run of the service than this. */

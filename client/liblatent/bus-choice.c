@@ -172,6 +172,14 @@ int bus_open_socket(uint32_t kind, const char *path, uint64_t ping_usec, sd_bus 
                         "The path of the socket has %zu bytes; at most %zu are possible.", strlen(path),
                         sizeof(((struct sockaddr_un *) NULL)->sun_path) - 1);
 
+        /* The service says nothing to whom it has no place for. */
+        if (r == -ECONNRESET || r == -EPIPE || r == -ENOTCONN)
+                return error_set(e, -ENOTCONN, LATENT_ERROR_NO_SERVICE,
+                        "The service's socket %s was reached, and the connection closed before anything was said (%s). latentd takes at "
+                        "most 32 connections of one user: does this user have as many? It also does so while it stops; its journal "
+                        "says more.",
+                        path, strerror(-r));
+
         return error_set(e, -ENOTCONN, LATENT_ERROR_NO_SERVICE,
                 "The service's socket %s cannot be reached: %s. Is latentd running, and PrivateSocket= this path?", path,
                 strerror(-r));

@@ -169,6 +169,48 @@ LATENT_PUBLIC int latent_model_properties(
                 BUS_INTERFACE("Model"), "Asking for the model's properties", ret_value, error);
 }
 
+int model_ask_identity(latent_model *m, latent_error *e) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *call = NULL, *reply = NULL;
+        static const char doing[] = "Asking for the model's identity";
+        const char *s = NULL;
+        int r;
+
+        if (m->identity[0] != '\0')
+                return 0;
+
+        r = client_message(m->client, m->object.owner, m->object.path, "org.freedesktop.DBus.Properties", "Get", &call, e);
+        if (r < 0)
+                return r;
+        r = sd_bus_message_append(call, "ss", BUS_INTERFACE("Model"), "Identity");
+        if (r < 0)
+                return client_error_message(r, doing, e);
+        r = client_call(m->client, call, doing, &reply, e);
+        if (r < 0)
+                return r;
+        r = sd_bus_message_read(reply, "v", "s", &s);
+        if (r < 0)
+                return client_error_message(r, doing, e);
+
+        if (strlen(s) < sizeof(m->identity))
+                memcpy(m->identity, s, strlen(s) + 1);
+        return 0;
+}
+
+int model_check_identity(latent_model *m, const char *identity, const char *what, latent_error *e) {
+        int r;
+
+        r = model_ask_identity(m, e);
+        if (r < 0)
+                return r;
+        if (m->identity[0] != '\0' && strcmp(m->identity, identity) == 0)
+                return 0;
+
+        return error_set(e, -ESTALE, LATENT_ERROR_FILE_CHANGED,
+                "The service was restarted, and the files of the %s \"%.128s\" are not those any more that the job began with: they were "
+                "replaced or written to. Nothing was computed with the new ones. Start the job again.",
+                what, m->source ? m->source->name : m->object.path);
+}
+
 LATENT_PUBLIC int latent_model_unload(latent_model *model, latent_error *error) {
         return client_call_simple(
                 model->client, &model->object, BUS_INTERFACE("Model"), "Unload", "Unloading a model", error);

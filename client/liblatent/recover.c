@@ -57,7 +57,7 @@ static void ask_numerics(latent_client *c, const char *owner, char ret[static 12
 }
 
 static bool can_be_taken_up(const latent_session *s) {
-        return s->source && adapters_known(s->adapters) && !s->closed && !s->client->no_resume;
+        return s->source && s->identity[0] != '\0' && adapters_known(s->adapters) && !s->closed && !s->client->no_resume;
 }
 
 int recover_before(latent_session *s, const Request *q, Before *ret, latent_error *e) {
@@ -248,6 +248,8 @@ static int reopen(latent_session *s, latent_error *e) {
         if (r >= 0)
                 r = latent_job_model(s->load, &model, e);
         latent_job_free(STEAL_PTR(s->load));
+        if (r >= 0)
+                r = model_check_identity(model, s->identity, "model", e);
         if (r < 0)
                 return r;
 

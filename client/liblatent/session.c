@@ -234,6 +234,12 @@ static int keep_options(latent_session *s, const latent_session_options *o) {
         return 0;
 }
 
+/* Only now: the session keeps the model as it is. Without it jobs cannot be taken up, and nothing else. */
+static void keep_identity(latent_session *s, latent_model *model) {
+        if (s->source && !s->client->no_resume && model_ask_identity(model, NULL) >= 0)
+                memcpy(s->identity, model->identity, sizeof(s->identity));
+}
+
 LATENT_PUBLIC int latent_session_open(latent_client *client, latent_model *model,
         const latent_session_options *options, latent_session **ret_session, latent_error *error) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *reply = NULL;
@@ -271,6 +277,7 @@ LATENT_PUBLIC int latent_session_open(latent_client *client, latent_model *model
         s->output = STEAL_PTR(x.output);
         s->output_bytes = s->output->size;
         s->arena = (Arena){.size = s->input_bytes};
+        keep_identity(s, model);
 
         *ret_session = STEAL_PTR(s);
         return 0;

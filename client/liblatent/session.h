@@ -25,6 +25,7 @@ struct latent_session {
 
         /* for opening it again */
         ModelSource *source; /* reference; NULL: not known */
+        char identity[MODEL_IDENTITY_MAX]; /* of the model; "": not known */
         latent_session_options options;
         char *compute, *job_class, *plan, *exchange;
         uint32_t *shares;

@@ -7,6 +7,9 @@
 #include "client/liblatent/checkpoint.h"
 #include "client/liblatent/client.h"
 
+/* Of Model.Identity with its NUL. Longer ones count as unknown. */
+#define MODEL_IDENTITY_MAX 72u
+
 typedef struct ModelSource {
         unsigned n_ref;
         char *name;                         /* of the service; of files: for people */

@@ -397,8 +397,8 @@ static const ConfigKey keys[] = {
                 "an absolute directory without \"..\""},
         {"WorkerRanks", parse_u32, offsetof(Config, worker_ranks), 0, 64,
                 "a number from 0 (one per device) to 64"},
-        {"WorkerThreads", parse_u32, offsetof(Config, worker_threads), 0, 4096,
-                "a number from 0 (all) to 4096"},
+        {"WorkerThreads", parse_u32, offsetof(Config, worker_threads), 0, 1024, /* kernels/cpu/threads.h */
+                "a number from 0 (all) to 1024"},
         {"CacheRamMax", parse_bytes, offsetof(Config, cache_ram_max), 0, 0, BYTES},
         {"CacheRamReserve", parse_bytes_or_percent, offsetof(Config, cache_ram_reserve), 0, 0,
                 BYTES ", or 0% to 100%"},

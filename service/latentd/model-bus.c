@@ -200,6 +200,17 @@ static int property_get_text(sd_bus *bus, const char *path, const char *interfac
         return -ENOENT;
 }
 
+static int property_get_identity(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+                                 void *userdata, sd_bus_error *error) {
+        const Model *m = userdata;
+        char text[17] = "";
+
+        if (m->state == MODEL_READY)
+                (void) snprintf(text, sizeof(text), "%016" PRIx64, m->identity);
+
+        return sd_bus_message_append(reply, "s", text);
+}
+
 static int property_get_flag(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
                              void *userdata, sd_bus_error *error) {
         const Model *m = userdata;
@@ -312,6 +323,7 @@ static const sd_bus_vtable model_vtable[] = {
         SD_BUS_PROPERTY("Layout", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("QkvOrder", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("Types", "s", property_get_text, 0, 0),
+        SD_BUS_PROPERTY("Identity", "s", property_get_identity, 0, 0),
         SD_BUS_PROPERTY("Config", "a{sv}", property_get_config, 0, 0),
         SD_BUS_PROPERTY("Bytes", "t", NULL, offsetof(Model, bytes), 0),
         SD_BUS_PROPERTY("ResidentBytes", "t", property_get_resident, 0, 0),

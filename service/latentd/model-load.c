@@ -118,6 +118,7 @@ static void on_worker_model(void *userdata, Model *model, const WireModelReady *
         bus_text(m->info.types);
         bus_text(m->info.support);
         bus_text(m->info.warning);
+        m->identity = model_identity(m);
         m->last_used_usec = job_clock_usec();
         log_info("model %" PRIu64 " is ready: %zu files, %" PRIu64 " bytes, %" PRIu64 " read", m->id, m->n_parts, m->bytes,
                  m->bytes_read);

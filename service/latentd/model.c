@@ -343,6 +343,14 @@ uint64_t model_resident_bytes(const Model *m) {
         return bytes;
 }
 
+uint64_t model_identity(const Model *m) {
+        uint64_t h = REGION_HASH_BEGIN;
+
+        for (size_t i = 0; i < m->n_parts; i++)
+                h = region_hash(m->parts[i].region, m->parts[i].name, h);
+        return h;
+}
+
 int model_unload(Model *m, Fault *f) {
         if (m->n_users > 0)
                 return fault_set(f, -EBUSY, FAULT_BUSY,

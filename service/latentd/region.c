@@ -222,7 +222,7 @@ static uint64_t hash(uint64_t h, uint64_t v) {
         return h;
 }
 
-void region_store_name(const FileIdentity *i, const NumaPolicy *policy, char ret[static REGION_NAME_MAX]) {
+static uint64_t hash_file(uint64_t h, const FileIdentity *i) {
         const uint64_t values[] = {
                 i->device,
                 i->inode,
@@ -231,13 +231,32 @@ void region_store_name(const FileIdentity *i, const NumaPolicy *policy, char ret
                 (uint64_t) i->mtime_nsec,
                 (uint64_t) i->ctime_sec,
                 (uint64_t) i->ctime_nsec,
-                (uint64_t) policy->kind,
-                policy->kind == NUMA_BIND ? (uint64_t) policy->node : 0,
         };
-        uint64_t h = UINT64_C(0xcbf29ce484222325);
 
         for (size_t k = 0; k < ELEMENTSOF(values); k++)
                 h = hash(h, values[k]);
+        return h;
+}
+
+uint64_t region_hash(const Region *r, const char *name, uint64_t h) {
+        const uint32_t *table = crc_table(r);
+        uint64_t n = crc_count(region_data_bytes(r->identity.size));
+        size_t length = strlen(name);
+
+        h = hash(h, length);
+        for (size_t i = 0; i < length; i++)
+                h = hash(h, (unsigned char) name[i]);
+        h = hash_file(h, &r->identity);
+        for (uint64_t i = 0; i < n; i++)
+                h = hash(h, table[i]);
+        return h;
+}
+
+void region_store_name(const FileIdentity *i, const NumaPolicy *policy, char ret[static REGION_NAME_MAX]) {
+        uint64_t h = hash_file(REGION_HASH_BEGIN, i);
+
+        h = hash(h, (uint64_t) policy->kind);
+        h = hash(h, policy->kind == NUMA_BIND ? (uint64_t) policy->node : 0);
         (void) snprintf(ret, REGION_NAME_MAX, "w-%016" PRIx64, h);
 }
 

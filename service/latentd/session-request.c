@@ -476,9 +476,9 @@ static int find_lora(Manager *m, const char *path, double strength, uid_t uid, M
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"%.128s\" is a model and no LoRA adapter (its Kind is denoiser).", path);
 
-        if (!isfinite(strength))
-                return fault_set(
-                        f, -EINVAL, FAULT_INVALID_ARGUMENT, "The strength is %g, expected a finite number.", strength);
+        if (!(fabs(strength) <= WIRE_LORA_STRENGTH_MAX)) /* NaN too */
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The strength is %g, expected a number from -%g to %g.",
+                        strength, WIRE_LORA_STRENGTH_MAX, WIRE_LORA_STRENGTH_MAX);
 
         *ret = model;
         return 0;

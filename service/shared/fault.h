@@ -30,5 +30,5 @@ int fault_set(Fault *f, int error, const char *name, const char *format, ...) __
 #define FAULT_NO_WORKER "NoWorker"               /* no worker can be started; State says why */
 #define FAULT_RESTARTED "Restarted"              /* the service went away during the job (made by liblatent) */
 #define FAULT_IO "IOError"                       /* reading a file failed */
-#define FAULT_FILE_CHANGED "FileChanged"         /* a file changed while it was read */
+#define FAULT_FILE_CHANGED "FileChanged"         /* a file changed while it was read, or over a restart */
 #define FAULT_INTERNAL "Internal"                /* a bug of ours, with errno */

@@ -44,6 +44,7 @@
 #define WIRE_DEVICES_MAX 8
 #define WIRE_CONDITIONS_MAX 30
 #define WIRE_LORAS_MAX 16
+#define WIRE_LORA_STRENGTH_MAX 1000.0 /* either way */
 
 typedef enum WireType {
         WIRE_INVALID = 0,

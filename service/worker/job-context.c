@@ -58,6 +58,9 @@ Job *job_unref(Job *j) {
         return NULL;
 }
 
+/* The broker has checked it against its own by then. */
+_Static_assert((int) H3_LORA_STRENGTH_MAX == (int) WIRE_LORA_STRENGTH_MAX, "one range of strengths");
+
 static int check_loras(const WireJobOpen *w, const JobParts *parts, Fault *f) {
         if (w->n_loras > WIRE_LORAS_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,

@@ -30,7 +30,7 @@ static void check_config(const Config *c) {
                 check_path(c->private_socket, 107);
 
         CHECK(c->worker <= WORKER_CUDA && c->worker_start <= WORKER_START_SPAWN && c->lock_memory <= TRISTATE_AUTO);
-        CHECK(c->worker_ranks <= 64 && c->worker_threads <= 4096);
+        CHECK(c->worker_ranks <= 64 && c->worker_threads <= 1024);
         CHECK(c->sessions_per_user >= 1 && c->sessions_per_user <= 65536);
         CHECK(c->jobs_per_user >= 1 && c->jobs_per_user <= 65536);
         CHECK(c->log_level >= 0 && c->log_level <= 7);

@@ -89,7 +89,7 @@ class FileError(Error):
 
 
 class FileChanged(Error):
-    """A file changed while it was read."""
+    """A file changed while it was read; or one of the model or an adapter did over a restart of the service, and the job cannot go on."""
 
 
 class Internal(Error):

@@ -234,7 +234,7 @@ static int on_load(Service *s, sd_bus_message *m) {
 
         must(sd_bus_reply_method_return(m, "o", path));
         must(sd_bus_flush(s->bus));
-        if (strcmp(name, "immediate") == 0)
+        if (strcmp(name, "immediate") == 0 || strcmp(name, "changes") == 0)
                 send_finished(s->bus, to, path, "done", "");
         else if (strcmp(name, "failed") == 0)
                 send_finished(s->bus, to, path, "failed", "InvalidModel");
@@ -267,12 +267,31 @@ static int on_get_all(Service *s, sd_bus_message *m) {
                 "u", 2, "Fraction", "d", 0.5, "Error", "(ss)", name, text);
 }
 
+/* A model or an adapter whose name ends so is another one in each run. */
+static bool changes(const char *name) {
+        size_t n = strlen(name);
+
+        return n >= 7 && strcmp(name + n - 7, "changes") == 0;
+}
+
+static int on_get_identity(Service *s, sd_bus_message *m) {
+        bool is_adapter = false;
+        char text[32];
+        unsigned i;
+
+        is_adapter = sscanf(sd_bus_message_get_path(m), ROOT "/model/_8%u", &i) == 1 && i < s->n_adapters;
+        (void) snprintf(text, sizeof(text), "fake-identity-%u", changes(is_adapter ? s->adapters[i] : s->behaviour) ? s->start : 0);
+        return sd_bus_reply_method_return(m, "v", "s", text);
+}
+
 static int on_get(Service *s, sd_bus_message *m) {
         const char *interface, *property;
 
         must(sd_bus_message_read(m, "ss", &interface, &property));
         if (strcmp(property, "NumericsId") == 0)
                 return sd_bus_reply_method_return(m, "v", "s", "fake-numerics");
+        if (strcmp(property, "Identity") == 0)
+                return on_get_identity(s, m);
         return sd_bus_reply_method_return(m, "v", "a{sv}", 1, "model", "o", ROOT "/model/_39");
 }
 

@@ -36,5 +36,6 @@ int fake_teardown(void **state);
 void fake_start_service(Fake *f);
 void fake_kill_service(Fake *f);
 
-/* The job of a load by this name, which names the behaviour; "lora-..." is an adapter. */
+/* The job of a load by this name, which names the behaviour; "lora-..." is an adapter. One whose name
+ * ends with "changes" has other files in each run of the service. */
 latent_job *fake_load(Fake *f, const char *behaviour);

@@ -24,8 +24,8 @@ static void parse_file_and_strength(void **state) {
                 {"a:b", "a:b", 1},     /* no number: part of the name */
                 {"a:", "a:", 1},
                 {"a:0.5x", "a:0.5x", 1},
-                {"a:nan", "a:nan", 1}, /* no number either */
-                {"a:inf", "a:inf", 1},
+                {"a:nano", "a:nano", 1},
+                {"a:-1000", "a", -1000},
                 {"a:1:2", "a:1", 2},   /* only the last colon */
                 {"a:1:b", "a:1:b", 1},
         };
@@ -60,9 +60,25 @@ static void parse_without_file_refused(void **state) {
         }
 }
 
+static void parse_strength_out_of_range_refused(void **state) {
+        const char *wrong[] = {"a:nan", "a:-NAN", "a:inf", "a:-infinity", "a:1e400", "a:1000.5", "a:-1001"};
+
+        for (size_t i = 0; i < ELEMENTSOF(wrong); i++) {
+                const StringList arguments = {.items = {"good:2", wrong[i]}, .n = 2};
+                LoraOptions l = {};
+                latent_error e = {};
+
+                assert_int_equal(loras_parse(&arguments, &l, &e), -EINVAL);
+                assert_string_equal(e.name, CTL_ERROR_USAGE);
+                assert_non_null(strstr(e.text, "strength"));
+                assert_int_equal(l.n, 0);
+        }
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(parse_file_and_strength),
+                cmocka_unit_test(parse_strength_out_of_range_refused),
                 cmocka_unit_test(parse_without_file_refused),
         };
 

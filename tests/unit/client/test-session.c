@@ -163,19 +163,23 @@ static void step_tensors_there_and_back(void **state) {
 /* ---- restarts ---- */
 
 /* A model that this client loaded, so that it can be loaded again. */
-static latent_session *open_loaded(Fake *f, latent_client *client) {
+static latent_session *open_named(latent_client *client, const char *name) {
         latent_job *load = NULL;
         latent_session *s = NULL;
         latent_model *m = NULL;
         latent_error e = {};
 
-        if (latent_model_load_name(client, "immediate", NULL, &load, &e) < 0 ||
+        if (latent_model_load_name(client, name, NULL, &load, &e) < 0 ||
                 latent_job_wait(load, 10 * SECOND, NULL, NULL, &e) < 0 || latent_job_model(load, &m, &e) < 0 ||
                 latent_session_open(client, m, NULL, &s, &e) < 0)
                 fail_msg("%s: %s", e.name, e.text);
         latent_model_free(m);
         latent_job_free(load);
         return s;
+}
+
+static latent_session *open_loaded(Fake *f, latent_client *client) {
+        return open_named(client, "immediate");
 }
 
 static latent_job *start_step(latent_session *s, double sigma, float **ret_input) {
@@ -241,6 +245,28 @@ static void service_comes_back_step_is_sent_again(void **state) {
         latent_session_free(s);
         expect_velocity(job);
         latent_job_free(job);
+}
+
+static void expect_file_changed(Fake *f, latent_job *job, const char *what) {
+        latent_error e = {};
+
+        assert_int_equal(latent_job_wait(job, SECOND / 4, NULL, NULL, &e), 1);
+        fake_kill_service(f);
+        fake_start_service(f);
+        assert_int_equal(latent_job_wait(job, 10 * SECOND, NULL, NULL, &e), -ESTALE);
+        assert_string_equal(e.name, LATENT_ERROR_FILE_CHANGED);
+        if (!strstr(e.text, what))
+                fail_msg("\"%s\" does not say \"%s\"", e.text, what);
+        latent_job_free(job);
+}
+
+static void model_changes_step_ends(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_named(f->client, "changes");
+        float *input;
+
+        expect_file_changed(f, start_step(s, 0.125, &input), "model \"changes\"");
+        latent_session_free(s);
 }
 
 static void service_dies_twice_step_is_sent_twice(void **state) {
@@ -616,6 +642,7 @@ static void set_loras_wrong_arguments_refused(void **state) {
         latent_session *s = open_session(f, NULL);
         latent_lora l[17] = {};
         latent_model *m = load_adapter(f, "lora-a"), *stranger = NULL;
+        const double strengths[] = {(double) INFINITY, (double) NAN, 1000.5, -1e300};
 
         assert_int_equal(latent_model_find(other, "tiny", &stranger, NULL), 0);
         refuse_loras(s, l, 17, -EINVAL, "at most 16");
@@ -624,8 +651,10 @@ static void set_loras_wrong_arguments_refused(void **state) {
         l[0] = (latent_lora){.model = stranger, .strength = 1};
         refuse_loras(s, l, 1, -EINVAL, "another client");
         l[0].model = m;
-        l[0].strength = (double) INFINITY;
-        refuse_loras(s, l, 1, -EINVAL, "finite");
+        for (size_t i = 0; i < sizeof(strengths) / sizeof(strengths[0]); i++) {
+                l[0].strength = strengths[i];
+                refuse_loras(s, l, 1, -EINVAL, "from -1000 to 1000");
+        }
 
         latent_model_free(stranger);
         latent_model_free(m);
@@ -652,6 +681,26 @@ static void service_comes_back_loras_are_set_again(void **state) {
         latent_session_reset(s);
         expect_loras(s, "lora-a:0.5 lora-b:-2 {compute=f32}"); /* of the session, too */
         latent_job_free(merge);
+        latent_session_free(s);
+}
+
+static void lora_changes_step_and_merge_end(void **state) {
+        static const char *const names[] = {"lora-a", "lora-changes"};
+        Fake *f = *state;
+        latent_session *s = open_loaded(f, f->client);
+        latent_job *merge = set_adapters(f, s, names, (const double[]){0.5, 2}, 2);
+        float *input;
+
+        wait_done(merge);
+        latent_job_free(merge);
+        expect_file_changed(f, start_step(s, 0.125, &input), "adapter \"lora-changes\"");
+        latent_session_free(s);
+
+        f->n_starts = 0;
+        fake_kill_service(f);
+        fake_start_service(f);
+        s = open_loaded(f, f->client);
+        expect_file_changed(f, set_adapters(f, s, names + 1, (const double[]){0.125}, 1), "adapter \"lora-changes\"");
         latent_session_free(s);
 }
 
@@ -834,6 +883,7 @@ int main(void) {
                 TEST(open_split_is_passed_on),
                 TEST(step_tensors_there_and_back),
                 TEST(service_comes_back_step_is_sent_again),
+                TEST(model_changes_step_ends),
                 TEST(service_dies_twice_step_is_sent_twice),
                 TEST(service_stays_away_restarted),
                 TEST(model_of_unknown_source_restarted_at_once),
@@ -846,6 +896,7 @@ int main(void) {
                 TEST(set_loras_in_their_order_with_result),
                 TEST(set_loras_wrong_arguments_refused),
                 TEST(service_comes_back_loras_are_set_again),
+                TEST(lora_changes_step_and_merge_end),
                 TEST(service_dies_in_a_merge_it_is_sent_again),
                 TEST(service_comes_back_each_job_with_its_loras),
                 TEST(lora_of_unknown_source_restarted_at_once),

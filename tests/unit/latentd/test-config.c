@@ -154,7 +154,7 @@ static void config_read_wrong_line_names_file_line_and_what_is_allowed(void **st
                 {"WorkerRanks=-1", "wrong"},
                 {"WorkerRanks=0x10", "wrong"},
                 {"WorkerRanks=99999999999999999999", "out of range"},
-                {"WorkerThreads=4097", "4096"},
+                {"WorkerThreads=1025", "1024"},
                 {"CacheRamMax=1.5G", "powers of 1024"},
                 {"CacheRamMax=10%", "powers of 1024"},
                 {"CacheRamMax=20000000T", "out of range"},

@@ -526,10 +526,10 @@ static void table_is_no_progress(void **state) {
                         break;
                 assert_int_equal(r, 1);
                 assert_int_equal(m.header.type, WIRE_PROGRESS);
-                assert_int_equal(m.progress.block, last + 1);
-                last++;
+                assert_in_range(m.progress.block, last + 1, LAYERS); /* never back to the first */
+                last = m.progress.block;
         }
-        assert_in_range(last, 1, LAYERS);
+        assert_true(last > 0);
 }
 
 static atomic_ulong closing;

@@ -488,7 +488,7 @@ static void close_during_step_leaves_the_arena_alone(void **state) {
         CLEANUP(broker_freep) Broker *b = open_with(1, a);
         WireMessage open, ready, next_ready;
 
-        open = job_long(b, 5, a, 4);
+        open = job_long(b, 5, a, LONG_FRAMES);
         broker_open_job(b, &open, &ready);
         broker_say(b, WIRE_STEP, 5, 0);
         wait_progress(b);
