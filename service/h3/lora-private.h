@@ -46,6 +46,7 @@ typedef struct LoraModule {
         const char *other;  /* the key of a kind that is not merged; NULL: none */
         bool named_adapter; /* ".default" in the key */
         LoraTarget target;
+        const struct LoraModule *twin; /* an earlier pair for the same matrix by another name; NULL: none */
 } LoraModule;
 
 struct H3Lora {

@@ -65,6 +65,30 @@ static int take_key(H3Lora *l, const H3Tensor *t, Fault *f) {
         return 0;
 }
 
+static bool is_pair(const LoraModule *m) {
+        return m->a && m->b && !m->other;
+}
+
+/* Whether both change one matrix; q, k and v are parts of qkv. */
+static bool is_same_target(const LoraTarget *x, const LoraTarget *y) {
+        bool x_third = x->part == LORA_Q || x->part == LORA_K || x->part == LORA_V;
+        bool y_third = y->part == LORA_Q || y->part == LORA_K || y->part == LORA_V;
+
+        return x->part != LORA_NONE && x->refiner == y->refiner && x->layer == y->layer &&
+               (x->part == y->part || (x->part == LORA_QKV && y_third) || (y->part == LORA_QKV && x_third));
+}
+
+/* Names of one module in two spellings are two modules here: merged both, they would change it twice. */
+static void find_twins(H3Lora *l) {
+        for (size_t i = 1; i < l->n_modules; i++) {
+                LoraModule *m = l->modules + i;
+
+                for (size_t k = 0; k < i && is_pair(m) && !m->twin; k++)
+                        if (is_pair(l->modules + k) && is_same_target(&m->target, &l->modules[k].target))
+                                m->twin = l->modules + k;
+        }
+}
+
 /* Whole output heads beside the pairs: a bank of them (PDD, h3.md 1.13). The pairs alone would make another
  * film than they were trained for, so they are not merged without it. */
 static int check_head_bank(const H3Lora *l, const char *file, Fault *f) {
@@ -163,6 +187,7 @@ int h3_lora_open(const H3File *files, size_t n_files, const H3LoraOptions *optio
                 if (r < 0)
                         return r;
         }
+        find_twins(l);
         for (size_t i = 0; i < l->n_modules; i++)
                 pairs += l->modules[i].a && l->modules[i].b;
         if (pairs == 0)
@@ -280,6 +305,8 @@ static void judge(const H3Lora *l, const LoraModule *k, const H3Model *m, const 
         if (!k->a || !k->b)
                 return note(
                         ret, k->name, "%s is missing", k->a ? "the B (up) matrix" : "the A (down) matrix");
+        if (k->twin)
+                return note(ret, k->name, "the adapter changes that matrix as %.100s already", k->twin->name);
         if (time && m->curve.data)
                 return note(ret, k->name, "the model has a curve instead of a time embedder");
         if (n == 0)

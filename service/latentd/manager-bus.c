@@ -11,6 +11,7 @@
 #include "service/latentd/memory.h"
 #include "service/latentd/model.h"
 #include "service/latentd/peer.h"
+#include "service/latentd/remains.h"
 #include "service/latentd/session.h"
 #include "service/latentd/worker-link.h"
 #include "service/latentd/worker-start.h"
@@ -397,7 +398,10 @@ static int property_get_t(sd_bus *bus, const char *path, const char *interface, 
                 v = store_bytes_read(m->store);
         else if (strcmp(property, "CacheBytes") == 0)
                 v = store_bytes(m->store);
-        else if (strcmp(property, "CacheRamMax") == 0)
+        else if (strcmp(property, "ArenaBytes") == 0) {
+                remains_collect(m);
+                v = m->arena_bytes;
+        } else if (strcmp(property, "CacheRamMax") == 0)
                 v = m->config->cache_ram_max;
         else if (strcmp(property, "CacheRamReserve") == 0)
                 v = m->config->cache_ram_reserve;
@@ -460,7 +464,7 @@ static const sd_bus_vtable manager_vtable[] = {
         SD_BUS_PROPERTY("CacheRamMax", "t", property_get_t, 0, 0),
         SD_BUS_PROPERTY("CacheRamReserve", "t", property_get_t, 0, 0),
         SD_BUS_PROPERTY("MemoryHeadroom", "t", property_get_t, 0, 0),
-        SD_BUS_PROPERTY("ArenaBytes", "t", NULL, offsetof(Manager, arena_bytes), 0),
+        SD_BUS_PROPERTY("ArenaBytes", "t", property_get_t, 0, 0),
         SD_BUS_PROPERTY("StuckReads", "u", property_get_u, 0, 0),
         SD_BUS_VTABLE_END
 };

@@ -17,6 +17,7 @@
 #include "service/latentd/queue.h"
 #include "service/latentd/session.h"
 #include "service/latentd/worker-link.h"
+#include "service/latentd/remains.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 
@@ -60,6 +61,7 @@ int manager_new(Config *config, bool user_mode, FdStore *fds, Manager **ret) {
         TAILQ_INIT(&m->peers);
         TAILQ_INIT(&m->models);
         TAILQ_INIT(&m->sessions);
+        TAILQ_INIT(&m->remains);
         TAILQ_INIT(&m->jobs);
         TAILQ_INIT(&m->unfinished);
         TAILQ_INIT(&m->devices);
@@ -177,6 +179,7 @@ Manager *manager_free(Manager *m) {
         while ((model = TAILQ_FIRST(&m->models)))
                 model_free(model);
 
+        remains_clear(m);
         pressure_free(m->pressure);
         queue_free(m->queue);
         store_free(m->store); /* gives memory back through the pool */

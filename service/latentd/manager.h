@@ -16,6 +16,7 @@
 typedef struct Manager Manager;
 typedef struct Peer Peer;
 typedef struct Model Model;
+typedef struct Remains Remains;
 typedef struct Session Session;
 typedef struct Job Job;
 typedef struct Device Device;
@@ -56,12 +57,14 @@ struct Manager {
         TAILQ_HEAD(, Peer) peers;
         TAILQ_HEAD(, Model) models;
         TAILQ_HEAD(, Session) sessions;
+        TAILQ_HEAD(, Remains) remains; /* remains.c: memory of closed sessions that clients still have */
+        sd_event_source *remains_timer;
         TAILQ_HEAD(JobList, Job) jobs; /* by id */
         TAILQ_HEAD(, Job) unfinished; /* those of them that are; short, while a client's finished ones pile up */
         TAILQ_HEAD(, Device) devices;
         TAILQ_HEAD(, PolkitQuery) queries; /* polkit.c */
         uint64_t next_id; /* of models, sessions, jobs, devices alike: never used twice */
-        uint64_t arena_bytes;
+        uint64_t arena_bytes; /* of sessions and remains */
         uint64_t steps_done;
         unsigned n_stuck_opens; /* below ModelPath=, where a file system does not answer */
         char state_reason[256]; /* empty: ready */

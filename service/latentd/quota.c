@@ -3,8 +3,10 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "service/latentd/job.h"
+#include "service/latentd/remains.h"
 #include "service/latentd/session.h"
 
 #define SESSIONS_MAX 1024 /* of all users: as many as a worker takes arenas of */
@@ -12,8 +14,10 @@
 int quota_check_session(const Manager *m, uid_t uid, uint64_t arena_bytes, Fault *f) {
         const Config *c = m->config;
         const Session *s;
+        const Remains *x;
+        char closed[160] = "";
         uint64_t bytes = 0;
-        uint32_t n = 0, all = 0;
+        uint32_t n = 0, n_closed = 0, all = 0;
 
         /* Closed ones that a step still runs in are counted too: their memory is not free yet. */
         TAILQ_FOREACH(s, &m->sessions, entry) {
@@ -24,6 +28,20 @@ int quota_check_session(const Manager *m, uid_t uid, uint64_t arena_bytes, Fault
                 }
         }
 
+        TAILQ_FOREACH(x, &m->remains, entry) {
+                all++;
+                if (x->uid == uid) {
+                        n++;
+                        n_closed++;
+                        bytes += x->input_bytes + x->output_bytes;
+                }
+        }
+        if (n_closed > 0)
+                (void) snprintf(closed, sizeof(closed),
+                        " %" PRIu32 " of them are closed, but you still have their arenas: close those descriptors and "
+                        "mappings.",
+                        n_closed);
+
         if (all >= SESSIONS_MAX)
                 return fault_set(f, -EDQUOT, FAULT_LIMIT,
                         "The service has %" PRIu32 " sessions, as many as it can: wait until one is closed.",
@@ -32,15 +50,15 @@ int quota_check_session(const Manager *m, uid_t uid, uint64_t arena_bytes, Fault
         if (n >= c->sessions_per_user)
                 return fault_set(f, -EDQUOT, FAULT_LIMIT,
                         "You have %" PRIu32 " sessions, the limit is %" PRIu32
-                        " (SessionsPerUser=): close one first.",
-                        n, c->sessions_per_user);
+                        " (SessionsPerUser=): close one first.%s",
+                        n, c->sessions_per_user, closed);
 
         if (arena_bytes > c->arena_bytes_per_user || bytes > c->arena_bytes_per_user - arena_bytes)
                 return fault_set(f, -EDQUOT, FAULT_LIMIT,
                         "Arenas of %" PRIu64 " bytes do not fit: your sessions hold %" PRIu64
                         " bytes and the limit is %" PRIu64
-                        " (ArenaBytesPerUser=). Ask for smaller ones or close a session.",
-                        arena_bytes, bytes, c->arena_bytes_per_user);
+                        " (ArenaBytesPerUser=). Ask for smaller ones or close a session.%s",
+                        arena_bytes, bytes, c->arena_bytes_per_user, closed);
 
         return 0;
 }

@@ -24,10 +24,15 @@ static int reply_fault(sd_bus_message *message, int r, const Fault *f) {
 
 static int reply_session(sd_bus_message *message, Session *s) {
         CLEANUP_FREE char *path = NULL;
-        CLEANUP_CLOSE int output = -EBADF;
+        CLEANUP_CLOSE int input = -EBADF, output = -EBADF;
         int r;
 
         r = session_path(s, &path);
+        if (r < 0)
+                return r;
+
+        /* Both re-opened, so that remains.c can tell when the client has let go of them. */
+        r = memfd_reopen_read_write(s->input_fd, &input);
         if (r < 0)
                 return r;
 
@@ -35,7 +40,7 @@ static int reply_session(sd_bus_message *message, Session *s) {
         if (r < 0)
                 return r;
 
-        return sd_bus_reply_method_return(message, "ohh", path, s->input_fd, output);
+        return sd_bus_reply_method_return(message, "ohh", path, input, output);
 }
 
 /* The end of OpenSession: this message is answered here and nowhere else. */

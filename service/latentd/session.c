@@ -14,6 +14,7 @@
 #include "service/latentd/peer.h"
 #include "service/latentd/queue.h"
 #include "service/latentd/quota.h"
+#include "service/latentd/remains.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/memfd.h"
@@ -21,56 +22,30 @@
 
 DEFINE_CLEANUP(Session *, session_free)
 
-/* What is left of a session's memory, for the pool: giving back a GiB takes some 0.3 s. */
-typedef struct Remains {
-        int input_fd, output_fd;
-        void *map;
-        uint64_t size;
-} Remains;
-
-static int remains_free(void *userdata) {
-        Remains *x = userdata;
-
-        if (x->map)
-                (void) munmap(x->map, x->size);
-        if (x->output_fd >= 0)
-                (void) close(x->output_fd);
-        if (x->input_fd >= 0)
-                (void) close(x->input_fd);
-        free(x);
-        return 0;
-}
-
 Session *session_free(Session *s) {
         Manager *m;
-        Remains *x;
 
         if (!s)
                 return NULL;
 
         m = s->manager;
         TAILQ_REMOVE(&m->sessions, s, entry);
-        m->arena_bytes -= s->input_bytes + s->output_bytes;
-        if (m->store)
-                store_set_arena_bytes(m->store, m->arena_bytes);
         if (m->worker)
                 worker_link_forget_session(m->worker, s);
         if (s->model)
                 model_user_remove(s->model);
         lora_list_done(&s->loras);
 
-        x = malloc(sizeof(*x));
-        if (x) {
-                *x = (Remains){ s->input_fd, s->output_fd, s->output_map, s->output_bytes };
-                if (pool_submit(m->pool, remains_free, NULL, x) < 0)
-                        (void) remains_free(x);
-        } else {
-                if (s->output_map)
-                        (void) munmap(s->output_map, s->output_bytes);
-                cleanup_closep(&s->input_fd);
-                cleanup_closep(&s->output_fd);
-        }
-
+        *s->remains = (Remains){
+                .uid = s->uid,
+                .owner = s->owner,
+                .input_fd = s->input_fd,
+                .output_fd = s->output_fd,
+                .map = s->output_map,
+                .input_bytes = s->input_bytes,
+                .output_bytes = s->output_bytes,
+        };
+        remains_add(m, s->remains);
         free(s);
         return NULL;
 }
@@ -174,12 +149,14 @@ static int admit(Manager *m, uint64_t bytes, Fault *f) {
 int session_new(
         Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn fn, void *userdata, Fault *f) {
         CLEANUP(session_freep) Session *s = NULL;
+        CLEANUP_FREE Remains *remains = NULL;
         uint64_t bytes;
         int r;
 
         if (__builtin_add_overflow(o->input_bytes, o->output_bytes, &bytes))
                 return fault_set(f, -EOVERFLOW, FAULT_INVALID_ARGUMENT, "The sizes of the arenas overflow.");
 
+        remains_collect(m);
         r = quota_check_session(m, owner->uid, bytes, f);
         if (r < 0)
                 return r;
@@ -191,6 +168,10 @@ int session_new(
         r = admit(m, bytes, f);
         if (r < 0)
                 return r;
+
+        remains = malloc(sizeof(*remains));
+        if (!remains)
+                return -ENOMEM;
 
         s = calloc(1, sizeof(*s));
         if (!s)
@@ -207,6 +188,7 @@ int session_new(
                 .output_bytes = o->output_bytes,
                 .input_fd = -EBADF,
                 .output_fd = -EBADF,
+                .remains = STEAL_PTR(remains),
                 .open_fn = fn,
                 .open_userdata = userdata,
         };
@@ -466,4 +448,5 @@ void session_peer_gone(Peer *p) {
                 s->owner = NULL;
                 session_close(s); /* frees no other session */
         }
+        remains_peer_gone(p);
 }

@@ -32,6 +32,7 @@ struct Session {
         char job_class[16];
         uint64_t input_bytes, output_bytes;
         int input_fd, output_fd;
+        Remains *remains; /* what becomes of them, so that closing needs no memory */
         void *output_map;     /* read-only: the broker reads commit words through it */
         uint64_t arena_epoch; /* worker_link_epoch() of the worker that has the arenas */
         unsigned n_busy;      /* unfinished jobs, and the populating */

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -101,7 +102,7 @@ int memfd_map(int fd, uint64_t size, int prot, void **ret_map) {
         return 0;
 }
 
-int memfd_reopen_read_only(int fd, int *ret_fd) {
+static int reopen(int fd, int mode, int *ret_fd) {
         char path[sizeof("/proc/self/fd/") + 11];
         int r;
 
@@ -109,12 +110,40 @@ int memfd_reopen_read_only(int fd, int *ret_fd) {
                 return -errno;
 
         (void) snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-        r = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+        r = open(path, mode | O_CLOEXEC | O_NOCTTY);
         if (r < 0)
                 return errno == ENOENT ? -EACCES : -errno;
 
         *ret_fd = r;
         return 0;
+}
+
+int memfd_reopen_read_only(int fd, int *ret_fd) {
+        return reopen(fd, O_RDONLY, ret_fd);
+}
+
+int memfd_reopen_read_write(int fd, int *ret_fd) {
+        return reopen(fd, O_RDWR, ret_fd);
+}
+
+/* A write lease is given only to the one who has a file open, and mappings keep files open. Linux counts every opening
+ * since 5.3, but not memfd_create() itself. */
+int memfd_is_shared(int fd) {
+        CLEANUP_CLOSE int own = -EBADF;
+        int r;
+
+        r = reopen(fd, O_RDONLY, &own);
+        if (r < 0)
+                return r;
+
+        /* Somebody who opens it between the two calls below would make the kernel send SIGIO, which kills. */
+        if (fcntl(own, F_SETSIG, SIGURG) < 0)
+                return -errno;
+
+        if (fcntl(own, F_SETLEASE, F_WRLCK) < 0)
+                return errno == EAGAIN ? 1 : -errno;
+
+        return fcntl(own, F_SETLEASE, F_UNLCK) < 0 ? -errno : 0;
 }
 
 /* For kernels without MADV_POPULATE_WRITE. An atomic "or 0" is a write that changes nothing, also when

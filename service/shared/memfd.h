@@ -17,8 +17,14 @@ int memfd_check(int fd, uint64_t size);
 /* Maps the whole object shared with MADV_DONTDUMP. prot: PROT_READ or PROT_READ|PROT_WRITE. */
 int memfd_map(int fd, uint64_t size, int prot, void **ret_map);
 
-/* A read-only descriptor of the same object, by re-opening it (-EACCES without /proc). */
+/* A descriptor of the same object, by re-opening it (-EACCES without /proc). Unlike what memfd_new() gave, it counts for
+ * memfd_is_shared(): what goes to others is to be one of these. */
 int memfd_reopen_read_only(int fd, int *ret_fd);
+int memfd_reopen_read_write(int fd, int *ret_fd);
+
+/* fd is of memfd_new(). 1: a re-opened descriptor of the object is open somewhere, or a mapping of one is there; 0: none is;
+ * negative: the kernel does not tell (-EINVAL: leases are switched off). */
+int memfd_is_shared(int fd);
 
 /* Populates [p, p + size) for writing, with huge pages where the system allows (MADV_HUGEPAGE first, never
  * fallocate). Blocks in proportion to size: never call it on the event loop. */

@@ -11,6 +11,7 @@
 
 #include "service/latentd/job.h"
 #include "service/latentd/quota.h"
+#include "service/latentd/remains.h"
 #include "service/latentd/session.h"
 #include "service/shared/cleanup.h"
 
@@ -28,6 +29,7 @@ static int setup(void **state) {
         l->config = (Config){ .sessions_per_user = 2, .jobs_per_user = 2, .arena_bytes_per_user = 1000 };
         l->m.config = &l->config;
         TAILQ_INIT(&l->m.sessions);
+        TAILQ_INIT(&l->m.remains);
         TAILQ_INIT(&l->m.jobs);
         TAILQ_INIT(&l->m.unfinished);
         *state = l;
@@ -76,6 +78,27 @@ static void session_number_per_user_and_in_all_is_limited(void **state) {
         assert_int_equal(quota_check_session(&l->m, 2, 1, &f), -EDQUOT);
 }
 
+static void session_memory_that_clients_keep_is_counted(void **state) {
+        Remains x = { .uid = 1, .input_bytes = 100, .output_bytes = 300 };
+        Remains y = { .uid = 1, .input_bytes = 1, .output_bytes = 1 };
+        Lists *l = *state;
+        Fault f = {};
+
+        TAILQ_INSERT_TAIL(&l->m.remains, &x, entry);
+        assert_int_equal(quota_check_session(&l->m, 1, 600, &f), 0);
+        assert_int_equal(quota_check_session(&l->m, 1, 601, &f), -EDQUOT);
+        assert_string_equal(f.name, FAULT_LIMIT);
+        assert_non_null(strstr(f.text, "400"));
+        assert_non_null(strstr(f.text, "1 of them are closed"));
+        assert_non_null(strstr(f.text, "descriptors"));
+        assert_int_equal(quota_check_session(&l->m, 2, 1000, &f), 0);
+        TAILQ_INSERT_TAIL(&l->m.remains, &y, entry);
+        f = (Fault){};
+        assert_int_equal(quota_check_session(&l->m, 1, 1, &f), -EDQUOT);
+        assert_non_null(strstr(f.text, "SessionsPerUser="));
+        assert_non_null(strstr(f.text, "2 of them are closed"));
+}
+
 static void job_number_counts_unfinished_of_the_user(void **state) {
         static const JobState states[] = { JOB_QUEUED, JOB_DONE, JOB_CANCELLED, JOB_CANCELLING };
         Lists *l = *state;
@@ -98,6 +121,8 @@ int main(void) {
                 cmocka_unit_test_setup_teardown(session_bytes_of_one_user_are_counted, setup, teardown),
                 cmocka_unit_test_setup_teardown(
                         session_number_per_user_and_in_all_is_limited, setup, teardown),
+                cmocka_unit_test_setup_teardown(
+                        session_memory_that_clients_keep_is_counted, setup, teardown),
                 cmocka_unit_test_setup_teardown(job_number_counts_unfinished_of_the_user, setup, teardown),
         };
 

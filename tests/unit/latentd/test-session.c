@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/latentd/fake-bus.h"
 
+#include <fcntl.h>
 #include <math.h>
+#include <sys/stat.h>
 
+#include "service/latentd/remains.h"
 #include "service/latentd/session-request.h"
 #include "service/latentd/store-internal.h"
 
@@ -981,6 +984,66 @@ static void session_arenas_are_sealed_and_output_map_is_read_only(void **state) 
         (void) close(output);
 }
 
+/* What a client keeps counts until it lets go, by descriptor or mapping, of either arena. */
+static void session_closed_arenas_count_while_a_client_has_them(void **state) {
+        Fake *f = *state;
+        Opened opened = {};
+        Fault fault;
+        void *map;
+
+        f->m->config->arena_bytes_per_user = 2 * ARENA_BYTES;
+        for (int i = 0; i < 4; i++) {
+                Session *s = fake_session(f, 1);
+                int fd;
+
+                assert_int_equal(i % 2 ? memfd_reopen_read_write(s->input_fd, &fd) : memfd_reopen_read_only(s->output_fd, &fd),
+                        0);
+                if (i >= 2) {
+                        assert_int_equal(memfd_map(fd, ARENA_BYTES, PROT_READ, &map), 0);
+                        (void) close(fd);
+                }
+                session_close(s);
+                assert_int_equal(f->m->arena_bytes, 2 * ARENA_BYTES);
+                assert_int_equal(try_session(f, ARENA_BYTES / 2, &opened, &fault), -EDQUOT);
+                assert_string_equal(fault.name, FAULT_LIMIT);
+                assert_non_null(strstr(fault.text, "closed"));
+                if (i == 3)
+                        assert_true(((float *) map)[0] == 1); /* as it was */
+                if (i >= 2)
+                        (void) munmap(map, ARENA_BYTES);
+                else
+                        (void) close(fd);
+                if (i == 0)
+                        RUN_UNTIL(f, f->m->arena_bytes == 0); /* by the timer */
+        }
+        remains_collect(f->m);
+        assert_int_equal(f->m->arena_bytes, 0);
+        assert_true(TAILQ_EMPTY(&f->m->remains));
+}
+
+/* O_PATH keeps the object, not the pages. */
+static void session_closed_pages_go_in_spite_of_a_path(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, 1);
+        char name[64];
+        struct stat st;
+        int fd;
+
+        (void) snprintf(name, sizeof(name), "/proc/self/fd/%d", s->input_fd);
+        fd = open(name, O_PATH | O_CLOEXEC);
+        assert_true(fd >= 0);
+        assert_int_equal(fstat(fd, &st), 0);
+        assert_true(st.st_blocks > 0);
+        session_close(s);
+        assert_int_equal(f->m->arena_bytes, 0);
+        for (int i = 0; i < 500 && st.st_blocks > 0; i++) {
+                (void) usleep(10000);
+                assert_int_equal(fstat(fd, &st), 0);
+        }
+        assert_int_equal(st.st_blocks, 0);
+        (void) close(fd);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 static int setup(void **state) {
@@ -1019,6 +1082,8 @@ int main(void) {
                 TEST(session_new_counts_what_loads_were_promised),
                 TEST(session_new_owner_leaves_while_it_opens),
                 TEST(session_arenas_are_sealed_and_output_map_is_read_only),
+                TEST(session_closed_arenas_count_while_a_client_has_them),
+                TEST(session_closed_pages_go_in_spite_of_a_path),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

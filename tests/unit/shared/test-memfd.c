@@ -141,6 +141,30 @@ static void memfd_reopen_read_only_cannot_write(void **state) {
         assert_int_equal(memfd_reopen_read_only(-1, &ro), -EBADF);
 }
 
+static void memfd_is_shared_by_descriptor_and_mapping(void **state) {
+        CLEANUP_CLOSE int fd = -EBADF;
+        void *map;
+        int other;
+
+        assert_int_equal(memfd_new("test", SIZE, &fd), 0);
+        assert_int_equal(memfd_is_shared(fd), 0);
+        for (int i = 0; i < 2; i++) {
+                assert_int_equal(i ? memfd_reopen_read_write(fd, &other) : memfd_reopen_read_only(fd, &other), 0);
+                assert_int_equal(fcntl(other, F_GETFL) & O_ACCMODE, i ? O_RDWR : O_RDONLY);
+                assert_int_equal(memfd_check(other, SIZE), 0);
+                assert_int_equal(memfd_is_shared(fd), 1);
+                assert_int_equal(memfd_map(other, SIZE, PROT_READ, &map), 0);
+                (void) close(other);
+                assert_int_equal(memfd_is_shared(fd), 1);
+                (void) munmap(map, SIZE);
+                assert_int_equal(memfd_is_shared(fd), 0);
+        }
+        assert_int_equal(memfd_map(fd, SIZE, PROT_READ, &map), 0); /* our own does not count */
+        assert_int_equal(memfd_is_shared(fd), 0);
+        (void) munmap(map, SIZE);
+        assert_int_equal(memfd_is_shared(-1), -EBADF);
+}
+
 static size_t resident_pages(void *map, uint64_t size) {
         size_t page = (size_t) sysconf(_SC_PAGESIZE), n = size / page, count = 0;
         CLEANUP_FREE unsigned char *v = malloc(n);
@@ -280,6 +304,7 @@ int main(void) {
                 cmocka_unit_test(memfd_map_is_shared_and_not_dumped),
                 cmocka_unit_test(memfd_map_impossible_refused),
                 cmocka_unit_test(memfd_reopen_read_only_cannot_write),
+                cmocka_unit_test(memfd_is_shared_by_descriptor_and_mapping),
                 cmocka_unit_test(memory_populate_all_pages_there_and_kept),
                 cmocka_unit_test(memory_populate_impossible_refused),
                 cmocka_unit_test(memfd_new_kernel_without_noexec_seal_works),
