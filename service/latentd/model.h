@@ -98,8 +98,8 @@ void model_set_state(Model *m, ModelState state);
 void model_release_parts(Model *m, bool drop);
 /* Bytes of its files that are in memory. */
 uint64_t model_resident_bytes(const Model *m);
-/* A hash over what it is made of: names, identities and checksums of its files, all of which are in memory. The same in every run of the
- * service as long as nobody replaces or writes to a file. */
+/* A hash over what it is made of: names, sizes and checksums of its files, all of which are in memory. The same in every run of the
+ * service as long as its files have the same bytes. */
 uint64_t model_identity(const Model *m);
 /* "fl2va" or "ref2va" if the name says so, else "". */
 const char *model_partition_of_name(const char *name);

@@ -246,7 +246,7 @@ uint64_t region_hash(const Region *r, const char *name, uint64_t h) {
         h = hash(h, length);
         for (size_t i = 0; i < length; i++)
                 h = hash(h, (unsigned char) name[i]);
-        h = hash_file(h, &r->identity);
+        h = hash(h, r->identity.size);
         for (uint64_t i = 0; i < n; i++)
                 h = hash(h, table[i]);
         return h;

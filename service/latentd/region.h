@@ -102,8 +102,9 @@ void region_write_trailer(Region *r); /* `complete` last */
 /* Whether the bytes, or the trailer, are what region_checksum() and region_write_trailer() left. -EBADMSG if not. */
 int region_verify(const Region *r, uint64_t begin, uint64_t end);
 int region_verify_trailer(const Region *r);
-/* Of a complete region that was verified: a hash over the name, the file's identity and the checksums of its bytes, going on from h. Not
- * over where it lies or which run of the service read it. The pages of its table are touched. */
+/* Of a complete region that was verified: a hash over the name, the size and the checksums of its bytes, going on from h. Not over
+ * where it lies, when it was written or which run of the service read it: a file that was touched or unlinked is the same. The pages
+ * of its table are touched. */
 #define REGION_HASH_BEGIN UINT64_C(0xcbf29ce484222325)
 uint64_t region_hash(const Region *r, const char *name, uint64_t h);
 void region_set_last_used(Region *r); /* to the trailer; not while that is written or verified on the pool */

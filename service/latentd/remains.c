@@ -86,8 +86,22 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata) {
         return 0;
 }
 
+/* Lets go of it and of no page: who has it keeps what it says. */
+static void forget(Remains *x) {
+        if (x->map)
+                (void) munmap(x->map, x->output_bytes);
+        cleanup_closep(&x->output_fd);
+        cleanup_closep(&x->input_fd);
+        free(x);
+}
+
 void remains_add(Manager *m, Remains *x) {
-        if (m->stopping || !is_held(x)) {
+        if (m->stopping) { /* clients go on from what lies there */
+                m->arena_bytes -= x->input_bytes + x->output_bytes;
+                forget(x);
+                return;
+        }
+        if (!is_held(x)) {
                 release(m, x);
                 return;
         }
@@ -123,10 +137,6 @@ void remains_clear(Manager *m) {
         m->remains_timer = sd_event_source_disable_unref(m->remains_timer);
         while ((x = TAILQ_FIRST(&m->remains))) {
                 TAILQ_REMOVE(&m->remains, x, entry);
-                if (x->map)
-                        (void) munmap(x->map, x->output_bytes);
-                (void) close(x->output_fd);
-                (void) close(x->input_fd);
-                free(x);
+                forget(x);
         }
 }
