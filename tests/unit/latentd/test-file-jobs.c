@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <setjmp.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -48,11 +49,18 @@ static int teardown(void **state) {
         return 0;
 }
 
+static atomic_uint n_read;
+
 static int work(void *userdata) {
         Item *i = userdata;
+        int r = 0;
         char c;
 
-        return i->fd >= 0 && read(i->fd, &c, 1) < 0 ? -errno : i->value;
+        if (i->fd >= 0) {
+                r = read(i->fd, &c, 1) < 0 ? -errno : 0;
+                n_read++;
+        }
+        return r < 0 ? r : i->value;
 }
 
 static void on_stuck(void *userdata) {
@@ -168,8 +176,10 @@ static void free_ends_all_but_the_stuck_ones(void **state) {
                 assert_int_equal(stuck[k].n_done, 0);
         }
         assert_non_null(kept);
+        n_read = 0;
         cleanup_closep(&t->pipe[1]);
-        (void) usleep(20000);
+        while (n_read < 7) /* the pipe is theirs until then */
+                (void) usleep(1000);
 }
 
 int main(void) {
