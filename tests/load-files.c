@@ -17,6 +17,7 @@
 
 #include "service/latentd/store-internal.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 
 #define COMPARE_BYTES (UINT64_C(1) << 20)
 
@@ -113,7 +114,7 @@ static int compare(int fd, const Region *r) {
 }
 
 static int load(sd_event *event, Store *s, const char *path, bool with_compare) {
-        uint64_t begin = store_now_usec(), cpu = loader_cpu_usec(), usec;
+        uint64_t begin = clock_usec(), cpu = loader_cpu_usec(), usec;
         NumaPolicy policy = {.kind = NUMA_DEFAULT};
         CLEANUP_CLOSE int fd = -EBADF;
         StoreRequest *request;
@@ -138,7 +139,7 @@ static int load(sd_event *event, Store *s, const char *path, bool with_compare) 
                 return r < 0 ? r : o.result;
         }
 
-        usec = store_now_usec() - begin;
+        usec = clock_usec() - begin;
         cpu = loader_cpu_usec() - cpu;
         resident = resident_pages(fd, o.region->identity.size);
         if (with_compare)

@@ -5,12 +5,12 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "client/latentctl/progress.h"
 #include "client/latentctl/report.h"
 #include "client/latentctl/run.h"
+#include "service/shared/clock.h"
 
 static void compute_done(ComputeJob *j) {
         loras_done(&j->loras);
@@ -112,13 +112,6 @@ static int open_session(ComputeJob *j, const ComputeSize *size, latent_error *e)
         return inputs_place(&j->file, &j->inputs, j->session, e);
 }
 
-static uint64_t now_usec(void) {
-        struct timespec t;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
-}
-
 /* A running job is taken up by the library; before that everything is done again here. */
 int compute_start(ComputeJob *j, const ComputeSize *size, ComputeStart start, const void *userdata, latent_error *e) {
         uint64_t until = 0;
@@ -135,11 +128,11 @@ int compute_start(ComputeJob *j, const ComputeSize *size, ComputeStart start, co
                 /* Who never saw it wants to hear that it is not there, and waits only if asked to. */
                 if (r != -ECONNRESET && !(r == -ENOTCONN && (j->client || j->options->has_restart)))
                         return r;
-                if (restart_sec(j) == 0 || (until > 0 && now_usec() >= until))
+                if (restart_sec(j) == 0 || (until > 0 && clock_usec() >= until))
                         return r;
                 if (until == 0) {
                         progress_restart(j->client);
-                        until = now_usec() + restart_sec(j) * 1000000;
+                        until = clock_usec() + restart_sec(j) * 1000000;
                 }
 
                 loras_forget(&j->loras);

@@ -6,25 +6,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "client/liblatent/bus-choice.h"
 #include "client/liblatent/job.h"
 #include "client/liblatent/options.h"
 #include "client/liblatent/value.h"
+#include "service/shared/clock.h"
 
 _Static_assert(sizeof(latent_client_options) == 32, "public layout changed: add fields, never alter");
 #define CLIENT_OPTIONS_SIZE_V1 16u
 #define RESTART_SEC 60u
 #define PING_USEC (10 * CLOCK_USEC_PER_SEC)
 #define PING_AGAIN_USEC (2 * CLOCK_USEC_PER_SEC)
-
-uint64_t now_usec(void) {
-        struct timespec t;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t) t.tv_sec * CLOCK_USEC_PER_SEC + (uint64_t) t.tv_nsec / 1000;
-}
 
 int object_init(Object *o, const char *owner, const char *path) {
         Object x = {};
@@ -237,7 +230,7 @@ LATENT_PUBLIC int latent_client_timeout(latent_client *client, uint64_t *ret_use
                 return r;
 
         /* sd-bus names a point in time, zero if something is waiting already. */
-        now = now_usec();
+        now = clock_usec();
         if (until == UINT64_MAX)
                 *ret_usec = UINT64_MAX;
         else

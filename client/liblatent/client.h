@@ -76,8 +76,5 @@ int client_error_message(int r, const char *doing, latent_error *e);
 /* Dispatches all that has arrived, without blocking. 1: there was something. */
 int client_dispatch(latent_client *c, latent_error *e);
 
-/* CLOCK_MONOTONIC. */
-uint64_t now_usec(void);
-
 DEFINE_CLEANUP(latent_client *, client_unref)
 DEFINE_CLEANUP(latent_value *, latent_value_free)

@@ -10,6 +10,7 @@
 #include "client/liblatent/model.h"
 #include "client/liblatent/session.h"
 #include "client/liblatent/value.h"
+#include "service/shared/clock.h"
 
 _Static_assert(sizeof(latent_progress) == 72, "public layout changed: add fields, never alter");
 #define PROGRESS_SIZE_V1 72u
@@ -79,7 +80,7 @@ int job_new_from_reply(latent_client *c, latent_session *session, sd_bus_message
                 j->output = output_ref(session->output);
         }
         j->progress.struct_size = sizeof(j->progress);
-        j->heard_usec = now_usec();
+        j->heard_usec = clock_usec();
 
         r = object_init(&j->object, client_sender(c, reply), path);
         if (r < 0)
@@ -154,7 +155,7 @@ void job_fail_restarted(latent_job *j) {
 void job_taken_up(latent_job *j) {
         job_set_phase(j, "queue");
         j->progress.state = LATENT_JOB_QUEUED;
-        j->heard_usec = now_usec();
+        j->heard_usec = clock_usec();
         j->is_news = true;
 }
 
@@ -209,7 +210,7 @@ void job_on_signal(latent_client *c, sd_bus_message *m) {
                         continue;
 
                 (void) sd_bus_message_rewind(m, true);
-                j->heard_usec = now_usec();
+                j->heard_usec = clock_usec();
                 if (strcmp(sd_bus_message_get_member(m), "Progress") == 0)
                         job_on_progress(j, m);
                 else if (strcmp(sd_bus_message_get_member(m), "Finished") == 0)
@@ -300,7 +301,7 @@ static int job_refresh(latent_job *j, latent_error *e) {
                         job_set_failed(j, state, name ? name : "", text ? text : "");
                 }
         }
-        j->heard_usec = now_usec();
+        j->heard_usec = clock_usec();
         if (r >= 0)
                 return 0;
 
@@ -333,7 +334,7 @@ static uint64_t add_saturating(uint64_t a, uint64_t b) {
 
 /* Blocks until something arrives, `until` or the time to ask. */
 static void job_sleep(latent_job *j, uint64_t until) {
-        uint64_t now = now_usec(), ask = j->lost ? now + RECOVER_USEC : add_saturating(j->heard_usec, SILENCE_USEC);
+        uint64_t now = clock_usec(), ask = j->lost ? now + RECOVER_USEC : add_saturating(j->heard_usec, SILENCE_USEC);
 
         if (ask < until)
                 until = ask;
@@ -348,7 +349,7 @@ static void job_sleep(latent_job *j, uint64_t until) {
 
 /* A signal may have been lost. */
 static int job_ask(latent_job *j, latent_error *e) {
-        if (job_is_finished(j) || j->lost || now_usec() < add_saturating(j->heard_usec, SILENCE_USEC))
+        if (job_is_finished(j) || j->lost || clock_usec() < add_saturating(j->heard_usec, SILENCE_USEC))
                 return 0;
 
         return job_refresh(j, e);
@@ -366,7 +367,7 @@ int job_look(latent_job *j, latent_error *e) {
 
 LATENT_PUBLIC int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent_progress_fn progress,
         void *userdata, latent_error *error) {
-        uint64_t deadline = add_saturating(now_usec(), timeout_usec);
+        uint64_t deadline = add_saturating(clock_usec(), timeout_usec);
         latent_error own;
         int r;
 
@@ -394,7 +395,7 @@ LATENT_PUBLIC int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent
 
                 if (job_is_finished(job))
                         return job_outcome(job, error);
-                if (now_usec() >= deadline)
+                if (clock_usec() >= deadline)
                         return 1;
 
                 job_sleep(job, deadline);

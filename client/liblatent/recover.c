@@ -8,6 +8,7 @@
 #include "client/liblatent/job.h"
 #include "client/liblatent/model.h"
 #include "client/liblatent/value.h"
+#include "service/shared/clock.h"
 #include "service/shared/wire.h"
 
 /* A job that takes its service with it each time must not do so for ever: so often without a finished step in between. client/latent.h
@@ -196,7 +197,7 @@ bool recover_begin(latent_job *j) {
                 return false;
 
         if (!j->lost)
-                j->lost_usec = now_usec();
+                j->lost_usec = clock_usec();
         j->lost = true;
         return true;
 }
@@ -340,6 +341,6 @@ void recover_go_on(latent_job *j) {
                 return;
         if (!is_transient(r))
                 job_fail(j, &e);
-        else if (now_usec() >= j->lost_usec + c->restart_usec)
+        else if (clock_usec() >= j->lost_usec + c->restart_usec)
                 job_fail_restarted(j);
 }

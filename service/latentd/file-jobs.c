@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 
 #define RUNNING_MAX 8u /* stuck ones do not count */
 
@@ -44,13 +45,6 @@ struct FileJobs {
 
 DEFINE_CLEANUP(FileJobs *, file_jobs_free)
 
-static uint64_t now_usec(void) {
-        struct timespec t;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
-}
-
 static void *job_thread(void *userdata) {
         FileJob *x = userdata;
         FileJobs *j = x->jobs;
@@ -71,7 +65,7 @@ static void *job_thread(void *userdata) {
 static void arm_timer(FileJobs *j) {
         uint64_t period = j->stall_usec / 4 < 1000000 ? j->stall_usec / 4 : 1000000; /* coarse is enough */
 
-        (void) sd_event_source_set_time(j->timer, now_usec() + period);
+        (void) sd_event_source_set_time(j->timer, clock_usec() + period);
         (void) sd_event_source_set_enabled(j->timer, TAILQ_EMPTY(&j->running) ? SD_EVENT_OFF : SD_EVENT_ONESHOT);
 }
 
@@ -101,7 +95,7 @@ static void start_jobs(FileJobs *j) {
                 TAILQ_REMOVE(&j->queued, x, entry);
                 TAILQ_INSERT_TAIL(&j->running, x, entry);
                 j->n_running++;
-                x->started_usec = now_usec();
+                x->started_usec = clock_usec();
                 r = start_thread(x);
                 if (r < 0) {
                         uint64_t one = 1;
@@ -160,7 +154,7 @@ static int on_ended(sd_event_source *s, int fd, uint32_t revents, void *userdata
 }
 
 static void mark_stuck(FileJobs *j) {
-        uint64_t now = now_usec();
+        uint64_t now = clock_usec();
         FileJob *x, *next;
 
         for (x = TAILQ_FIRST(&j->running); x; x = next) {

@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "service/latentd/model.h"
 #include "service/latentd/peer.h"
@@ -13,16 +12,10 @@
 #include "service/latentd/session.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 
 #define PROGRESS_INTERVAL_USEC (UINT64_C(100) * 1000)
 #define FINISHED_MAX 256
-
-uint64_t job_clock_usec(void) {
-        struct timespec t = {};
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
-}
 
 int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f) {
         Job *j;
@@ -44,7 +37,7 @@ int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f) {
                 .kind = kind,
                 .state = JOB_QUEUED,
                 .phase = "queue",
-                .created_usec = job_clock_usec(),
+                .created_usec = clock_usec(),
         };
         j->progress_sent_usec = j->created_usec;
         TAILQ_INSERT_TAIL(&m->jobs, j, entry);
@@ -148,17 +141,17 @@ void job_start(Job *j, const char *phase) {
 
         j->state = JOB_RUNNING;
         j->phase = phase;
-        j->started_usec = job_clock_usec();
+        j->started_usec = clock_usec();
         j->queued_usec = j->started_usec - j->created_usec;
 }
 
 uint64_t job_queued_usec(const Job *j) {
-        return j->state == JOB_QUEUED ? job_clock_usec() - j->created_usec : j->queued_usec;
+        return j->state == JOB_QUEUED ? clock_usec() - j->created_usec : j->queued_usec;
 }
 
 static void send_progress(Job *j) {
         j->progress_waits = false;
-        j->progress_sent_usec = job_clock_usec();
+        j->progress_sent_usec = clock_usec();
         (void) job_bus_send_progress(j); /* may be lost, as documented */
 }
 
@@ -166,7 +159,7 @@ static int arm_progress_timer(Manager *m, uint64_t usec);
 
 static int on_progress_timer(sd_event_source *source, uint64_t usec, void *userdata) {
         Manager *m = userdata;
-        uint64_t now = job_clock_usec(), next = UINT64_MAX;
+        uint64_t now = clock_usec(), next = UINT64_MAX;
         Job *j;
 
         m->progress_usec = 0;
@@ -211,7 +204,7 @@ void job_progress(Job *j) {
         if (job_is_finished(j) || !j->owner || j->kind == JOB_PLAN)
                 return;
 
-        if (job_clock_usec() >= due) {
+        if (clock_usec() >= due) {
                 send_progress(j);
                 return;
         }

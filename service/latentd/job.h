@@ -106,9 +106,6 @@ int job_path(const Job *j, char **ret);
  * *ret. -ENOENT behind the last. */
 int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTensor *ret);
 
-/* CLOCK_MONOTONIC now. */
-uint64_t job_clock_usec(void);
-
 /* job-bus.c */
 int job_bus_send_progress(Job *j);
 int job_bus_send_finished(Job *j);

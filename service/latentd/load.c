@@ -11,6 +11,7 @@
 
 #include "service/latentd/memory.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/shared/log.h"
 
 /* What one pool thread populates at a time (about 15 ms with small pages): the kernel holds the lock of the
@@ -163,11 +164,11 @@ static void on_finish(void *userdata, int result) {
 
 static int checksum_work(void *userdata) {
         Slice *s = userdata;
-        uint64_t begin = store_now_usec();
+        uint64_t begin = clock_usec();
 
         if (!atomic_load(&s->load->stop))
                 region_checksum(s->load->region, s->begin, s->end);
-        s->usec = store_now_usec() - begin;
+        s->usec = clock_usec() - begin;
         return 0;
 }
 
@@ -277,7 +278,7 @@ static int does_not_fit(Load *l, uint64_t need, uint64_t available, const char *
  * regions are on their way out); negative: the load has failed. */
 static int admit(Load *l, uint64_t need, uint64_t taken) {
         Store *s = l->store;
-        uint64_t available, missing, now = store_now_usec();
+        uint64_t available, missing, now = clock_usec();
         MemoryHeadroom h;
         int r;
 
@@ -339,14 +340,14 @@ static int admit_piece(Load *l, uint64_t bytes) {
 
 static int populate_work(void *userdata) {
         Slice *s = userdata;
-        uint64_t begin = store_now_usec();
+        uint64_t begin = clock_usec();
         int r;
 
         if (atomic_load(&s->load->stop))
                 return -ECANCELED;
 
         r = region_populate(s->load->region, s->begin, s->end);
-        s->usec = store_now_usec() - begin;
+        s->usec = clock_usec() - begin;
         return r;
 }
 
@@ -493,7 +494,7 @@ static void load_park(Load *l) {
         Store *s = l->store;
 
         l->stuck = true;
-        l->stuck_usec = store_now_usec();
+        l->stuck_usec = clock_usec();
         if (l->region)
                 l->region->state = REGION_DEAD;
         TAILQ_INSERT_TAIL(&s->stuck_loads, l, entry);
@@ -511,7 +512,7 @@ static void load_late(Load *l) {
 
         TAILQ_REMOVE(&s->stuck_loads, l, entry);
         log_notice("A file system answered %.0f s after a load was given up: its memory is free again, %u such files now",
-                (double) (store_now_usec() - l->stuck_usec) / 1e6, store_stuck(s));
+                (double) (clock_usec() - l->stuck_usec) / 1e6, store_stuck(s));
         load_give_back(l);
 }
 

@@ -15,6 +15,7 @@
 
 #include "service/latentd/loader-read.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 
 typedef TAILQ_HEAD(LoaderReadList, LoaderRead) LoaderReadList;
 
@@ -43,13 +44,6 @@ struct Loader {
 };
 
 DEFINE_CLEANUP(Loader *, loader_free)
-
-static uint64_t now_usec(void) {
-        struct timespec t;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
-}
 
 static void signal_fd(int fd) {
         uint64_t one = 1;
@@ -108,7 +102,7 @@ static LoaderRequest *next_request(LoaderRead *r) {
                 return NULL;
 
         /* The stall clock runs only while something is in flight. */
-        now = now_usec();
+        now = clock_usec();
         if (atomic_load(&r->n_in_flight) == 1)
                 atomic_store(&r->progress_usec, now);
         if (r->started_usec == 0)
@@ -121,7 +115,7 @@ static void answer_request(LoaderRequest *q, int result) {
 
         loader_read_answer(q, result);
         if (!q->again || result >= 0)
-                atomic_store(&r->progress_usec, now_usec());
+                atomic_store(&r->progress_usec, clock_usec());
 }
 
 static void submit_request(Loader *l, LoaderRequest *q) {
@@ -313,7 +307,7 @@ static int final_result(const LoaderRead *r) {
 }
 
 static void finish_read(LoaderRead *r, int result) {
-        uint64_t now = now_usec();
+        uint64_t now = clock_usec();
 
         r->done(r->userdata, result, atomic_load(&r->bytes),
                 r->started_usec > 0 ? now - r->started_usec : 0);
@@ -363,7 +357,7 @@ static int arm_stall(Loader *l) {
         uint64_t period = l->stall_usec / 4 < 1000000 ? l->stall_usec / 4 : 1000000; /* coarse is enough */
         int r;
 
-        r = sd_event_source_set_time(l->stall_source, now_usec() + period);
+        r = sd_event_source_set_time(l->stall_source, clock_usec() + period);
         if (r < 0)
                 return r;
 
@@ -373,7 +367,7 @@ static int arm_stall(Loader *l) {
 
 static int on_stall(sd_event_source *s, uint64_t usec, void *userdata) {
         Loader *l = userdata;
-        uint64_t now = now_usec();
+        uint64_t now = clock_usec();
         LoaderRead *r, *next;
 
         for (r = TAILQ_FIRST(&l->unfinished); r; r = next) {

@@ -15,6 +15,7 @@
 #include "service/latentd/queue.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/shared/log.h"
 
 #define PROGRESS_USEC UINT64_C(100000)
@@ -119,7 +120,7 @@ static void on_worker_model(void *userdata, Model *model, const WireModelReady *
         bus_text(m->info.support);
         bus_text(m->info.warning);
         m->identity = model_identity(m);
-        m->last_used_usec = job_clock_usec();
+        m->last_used_usec = clock_usec();
         log_info("model %" PRIu64 " is ready: %zu files, %" PRIu64 " bytes, %" PRIu64 " read", m->id, m->n_parts, m->bytes,
                  m->bytes_read);
         if (m->info.warning[0] != '\0')
@@ -145,7 +146,7 @@ static void waiters_progress(Model *m, const char *phase) {
                         j->block = j->blocks;
                 if (done > 0)
                         j->eta_usec = (uint64_t) ((double) (m->bytes - done) / (double) done *
-                                                  (double) (job_clock_usec() - j->started_usec));
+                                                  (double) (clock_usec() - j->started_usec));
                 j->fraction = m->bytes > 0 ? (double) done / (double) m->bytes : 0.0;
                 job_progress(j);
         }
@@ -374,7 +375,7 @@ static void on_opened(void *userdata, int r) {
         if (o->name) {
                 old = find_shared(m, MODEL_READY);
                 if (old && same_files(old, o)) {
-                        old->last_used_usec = job_clock_usec();
+                        old->last_used_usec = clock_usec();
                         finish_waiters(m, old, JOB_DONE, NULL);
                         model_free(m);
                         return;

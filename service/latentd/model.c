@@ -13,6 +13,7 @@
 #include "service/latentd/peer.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/shared/log.h"
 
 static void forget_in_worker(Model *m) {
@@ -117,7 +118,7 @@ int model_new(Manager *m, Peer *owner, const ModelOptions *o, const char *name, 
         model->qkv_order = o->qkv_order;
         model->numa = o->numa;
         (void) snprintf(model->partition, sizeof(model->partition), "%s", partition);
-        model->last_used_usec = job_clock_usec();
+        model->last_used_usec = clock_usec();
         TAILQ_INSERT_TAIL(&m->models, model, entry);
         *ret = model;
         return 0;
@@ -368,12 +369,12 @@ int model_unload(Model *m, Fault *f) {
 
 void model_user_add(Model *m) {
         m->n_users++;
-        m->last_used_usec = job_clock_usec();
+        m->last_used_usec = clock_usec();
 }
 
 void model_user_remove(Model *m) {
         m->n_users--;
-        m->last_used_usec = job_clock_usec();
+        m->last_used_usec = clock_usec();
         for (size_t i = 0; i < m->n_parts; i++)
                 if (m->parts[i].region)
                         store_region_touch(m->parts[i].region);

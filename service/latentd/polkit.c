@@ -12,6 +12,7 @@
 #include "service/latentd/model.h"
 #include "service/latentd/peer.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/shared/log.h"
 
 #define AUTHORITY "org.freedesktop.PolicyKit1"
@@ -89,7 +90,7 @@ static void grant(PolkitQuery *q) {
         int r;
 
         q->peer->granted = true;
-        q->peer->granted_until[q->action] = job_clock_usec() + GRANTED_USEC;
+        q->peer->granted_until[q->action] = clock_usec() + GRANTED_USEC;
 
         for (size_t i = 0; i < q->n_waiting; i++) {
                 r = sd_bus_message_rewind(q->waiting[i], true);
@@ -215,7 +216,7 @@ int polkit_check(Peer *p, sd_bus_message *message, Fault *f) {
         if (p->manager->user_mode || !p->name)
                 return peer_refuse(p, f);
 
-        if (p->granted_until[action] > job_clock_usec())
+        if (p->granted_until[action] > clock_usec())
                 return 1;
 
         return ask(p, action, message, f);

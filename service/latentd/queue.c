@@ -11,6 +11,7 @@
 #include "service/latentd/session.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/shared/log.h"
 
 #define DEATHS_MAX 2 /* in one step */
@@ -151,7 +152,7 @@ static void set_waiting(Job *j, bool waiting) {
 
 /* The one of the window that waited longest for the worker; of those that never had it the oldest. */
 static Job *pick(const Queue *q) {
-        uint64_t now = job_clock_usec(), until, next = UINT64_MAX;
+        uint64_t now = clock_usec(), until, next = UINT64_MAX;
         Job *j, *best = NULL;
         unsigned n = 0;
 
@@ -202,7 +203,7 @@ static void estimate(const Queue *q, Job *j) {
 static void begin_step(Queue *q, Job *j, Activity activity) {
         q->activity = activity;
         j->turn = ++q->turns;
-        j->step_started_usec = job_clock_usec();
+        j->step_started_usec = clock_usec();
         j->block = 0;
         lora_notes_done(&j->notes); /* of an attempt that was lost */
         estimate(q, j);
@@ -250,7 +251,7 @@ static int start_open(Queue *q, Job *j) {
         if (known)
                 j->ready = s->known_ready;
 
-        j->open_started_usec = job_clock_usec();
+        j->open_started_usec = clock_usec();
         r = worker_link_open_job(w, j, j->resume, known);
         if (r > 0)
                 begin_step(q, j, ACTIVITY_AHEAD);
@@ -388,7 +389,7 @@ void queue_on_job_ready(Queue *q, const WireJobReady *m) {
         (void) snprintf(j->numerics_id, sizeof(j->numerics_id), "%s", worker_link_numerics_id(w));
         if (!j->resume)
                 j->first_epoch = (uint32_t) worker_link_epoch(w);
-        j->open_took_usec = job_clock_usec() - j->open_started_usec;
+        j->open_took_usec = clock_usec() - j->open_started_usec;
         remember(j, m, worker_link_epoch(w));
         if (ahead) {
                 q->activity = as_expected ? ACTIVITY_STEP : ACTIVITY_REPLAN;
@@ -430,7 +431,7 @@ void queue_on_progress(Queue *q, const WireProgress *m) {
 
         j->block = m->block;
         if (j->step == j->request.start_step && m->block > 0) /* the first step: guessed from its blocks */
-                j->step_usec = (job_clock_usec() - j->step_started_usec) * m->blocks / m->block;
+                j->step_usec = (clock_usec() - j->step_started_usec) * m->blocks / m->block;
         estimate(q, j);
         job_progress(j);
 }
@@ -451,7 +452,7 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 return;
         }
 
-        elapsed = job_clock_usec() - j->step_started_usec;
+        elapsed = clock_usec() - j->step_started_usec;
         j->step_usec = elapsed;
         elapsed += STEAL(j->open_took_usec, 0); /* the first one's time has the opening in it */
         j->compute_usec += m->compute_usec < elapsed ? m->compute_usec : elapsed;
@@ -524,7 +525,7 @@ static bool take_up(Job *j, bool ran) {
         done = j->kind == JOB_SAMPLE ? committed_steps(j, ran) : 0;
         if (done > j->step) {
                 /* It died between the commit and STEP_DONE: the step counts. */
-                j->compute_usec += job_clock_usec() - j->step_started_usec;
+                j->compute_usec += clock_usec() - j->step_started_usec;
                 j->manager->steps_done++;
                 j->retries = 0;
         }
@@ -570,7 +571,7 @@ static void lost_worker(Queue *q, Job *j, bool active, bool ran, const char *rea
 }
 
 static void count_crash(Queue *q, uid_t uid) {
-        if (crash_budget_count(q->crashes, uid, job_clock_usec()))
+        if (crash_budget_count(q->crashes, uid, clock_usec()))
                 log_warning("Jobs of user %u have crashed workers too often and wait for %u s.", (unsigned) uid,
                         (unsigned) (CRASH_WAIT_USEC / 1000000));
 }
@@ -581,7 +582,7 @@ void queue_blame(Queue *q, uid_t uid) {
 }
 
 uint64_t queue_wait_usec(const Queue *q, uid_t uid) {
-        uint64_t now = job_clock_usec(), until = crash_budget_until(q->crashes, uid, now);
+        uint64_t now = clock_usec(), until = crash_budget_until(q->crashes, uid, now);
 
         return until > now ? until - now : 0;
 }

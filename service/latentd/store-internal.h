@@ -125,4 +125,3 @@ void store_release(Store *s);
 void store_retry_later(Store *s);
 /* -ETIMEDOUT with f. */
 int store_no_answer(const char *name, Fault *f);
-uint64_t store_now_usec(void);

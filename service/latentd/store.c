@@ -13,6 +13,7 @@
 #include "service/latentd/memory.h"
 #include "service/latentd/store-internal.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/shared/log.h"
 
 #define RETRY_PERIOD_USEC 100000
@@ -30,13 +31,6 @@ typedef struct GiveBack {
         uint64_t bytes;
         bool scrap; /* nobody is to have the region after us */
 } GiveBack;
-
-uint64_t store_now_usec(void) {
-        struct timespec t;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
-}
 
 /* ---- regions ---- */
 
@@ -71,7 +65,7 @@ Region *store_region_ref(Region *r) {
 }
 
 void store_region_touch(Region *r) {
-        r->last_used_usec = store_now_usec();
+        r->last_used_usec = clock_usec();
         if (r->map && r->state == REGION_COMPLETE)
                 region_set_last_used(r);
 }
@@ -509,7 +503,7 @@ void store_retry_later(Store *s) {
         if (!s->retry_source)
                 return; /* closing */
 
-        (void) sd_event_source_set_time(s->retry_source, store_now_usec() + RETRY_PERIOD_USEC);
+        (void) sd_event_source_set_time(s->retry_source, clock_usec() + RETRY_PERIOD_USEC);
         (void) sd_event_source_set_enabled(s->retry_source, SD_EVENT_ONESHOT);
 }
 
@@ -576,7 +570,7 @@ static bool adopt(void *userdata, int fd, const char *name) {
         }
 
         s->next_id++;
-        if (r->last_used_usec > store_now_usec())
+        if (r->last_used_usec > clock_usec())
                 r->last_used_usec = 0;
         s->held_bytes += r->populated;
         s->bytes_adopted += r->identity.size;

@@ -12,6 +12,7 @@
 #include "service/latentd/queue.h"
 #include "service/latentd/session.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 
 #define MODELS_HELD_MAX 32 /* in a worker at a time; the least recently used one without jobs gives way */
 #define DEATHS_MAX 2       /* while a model is being opened */
@@ -152,7 +153,7 @@ static void on_model_error(WorkerLink *w, LinkModel *x, const Fault *f);
 static void send_checked_model(WorkerLink *w, LinkModel *x) {
         x->sent = true;
         send_model(w, x->model);
-        w->models_usec = job_clock_usec();
+        w->models_usec = clock_usec();
         worker_link_watch(w);
 }
 
@@ -334,7 +335,7 @@ static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         w->asked_open = true;
         w->asked_step = with_step;
         w->patience_usec = w->open_usec;
-        w->job_usec = job_clock_usec();
+        w->job_usec = clock_usec();
         worker_send(w, &m, -EBADF);
         worker_link_watch(w);
         return 0;
@@ -443,7 +444,7 @@ int worker_link_step(WorkerLink *w, Job *j, uint32_t step) {
         w->asked_step = true;
         if (!w->asked_open) /* else JOB_READY sets it */
                 w->patience_usec = step_patience(w, j);
-        w->job_usec = job_clock_usec();
+        w->job_usec = clock_usec();
         send_simple(w, WIRE_STEP, j->id, step);
         worker_link_watch(w);
         return 0;

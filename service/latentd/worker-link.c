@@ -14,6 +14,7 @@
 #include "service/latentd/job.h"
 #include "service/latentd/queue.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/shared/log.h"
 
 #define SECOND UINT64_C(1000000)
@@ -164,7 +165,7 @@ void worker_link_watch(WorkerLink *w) {
 static void check_patience(WorkerLink *w) {
         uint64_t until = patience_ends(w);
 
-        if (until <= job_clock_usec())
+        if (until <= clock_usec())
                 worker_link_drop(w, "stopped working: no progress for longer than ten times what a step takes");
         else if (until != UINT64_MAX)
                 arm(w, until);
@@ -205,7 +206,7 @@ static void give_up(WorkerLink *w, const char *text) {
 /* A start that came to nothing, or a worker that died without anything to do. */
 static void count_failure(WorkerLink *w, const char *text) {
         w->failures++;
-        w->failed_usec = job_clock_usec();
+        w->failed_usec = clock_usec();
         if (w->useless || w->failures >= FAILURES_MAX)
                 give_up(w, text);
 }
@@ -243,7 +244,7 @@ static void start(WorkerLink *w) {
         w->eof = w->reaped = w->expected = w->greeted = false;
         w->end_reason[0] = '\0';
         w->state = LINK_HELLO;
-        arm(w, job_clock_usec() + w->hello_usec);
+        arm(w, clock_usec() + w->hello_usec);
 
         r = watch_process(w);
         if (r < 0)
@@ -301,7 +302,7 @@ static void begin_ending(WorkerLink *w) {
         w->was_ready = w->state == LINK_READY;
         w->was_busy = worker_feed_is_busy(w);
         w->state = LINK_ENDING;
-        arm(w, job_clock_usec() + w->end_usec);
+        arm(w, clock_usec() + w->end_usec);
 }
 
 /* Makes it end and remembers why. */
@@ -356,7 +357,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata) {
                         "A worker that was told to end hangs; no other can be started before it is gone.");
                 if (w->process.pidfd >= 0)
                         (void) pidfd_send_signal(w->process.pidfd, SIGKILL, NULL, 0);
-                arm(w, job_clock_usec() + w->end_usec);
+                arm(w, clock_usec() + w->end_usec);
                 break;
 
         default:
@@ -473,7 +474,7 @@ static void on_work_message(WorkerLink *w, const WireMessage *m) {
                 return;
         }
 
-        w->job_usec = w->models_usec = job_clock_usec();
+        w->job_usec = w->models_usec = clock_usec();
         worker_link_watch(w);
 }
 

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 
 #define PLACE_ALIGN UINT64_C(64)
 
@@ -111,19 +112,6 @@ static uint32_t culprit(const Exchange *e, uint32_t rank) {
         return rank;
 }
 
-static struct timespec deadline(uint64_t usec) {
-        struct timespec t;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        t.tv_sec += (time_t) (usec / 1000000);
-        t.tv_nsec += (long) (usec % 1000000) * 1000;
-        if (t.tv_nsec >= 1000000000) {
-                t.tv_sec++;
-                t.tv_nsec -= 1000000000;
-        }
-        return t;
-}
-
 /* Whom the wait for a message (sequence > 0) or for a free place (0) is for: a rank, or -1: it is over. */
 static int awaited(const Place *p, const H3Message *m, uint32_t sequence) {
         uint64_t missing;
@@ -142,7 +130,7 @@ static int wait_for(Exchange *e, uint32_t rank, const Place *p, const H3Message 
         if (atomic_load(&e->error) == 0 && awaited(p, m, sequence) < 0)
                 return 0;
 
-        until = deadline(e->deadline_usec);
+        until = clock_after(e->deadline_usec);
         (void) pthread_mutex_lock(&e->lock);
         while (atomic_load(&e->error) == 0 && (on = awaited(p, m, sequence)) >= 0) {
                 e->members[rank].waits_for = (uint32_t) on + 1;

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/shared/log.h"
 
 typedef struct Outgoing Outgoing;
@@ -35,13 +36,6 @@ struct Link {
         uint64_t owed_since; /* microseconds */
         int failed;          /* a message was lost: link_run() ends with this */
 };
-
-static uint64_t now_usec(void) {
-        struct timespec t;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t) t.tv_sec * 1000000u + (uint64_t) t.tv_nsec / 1000u;
-}
 
 int link_new(int socket, Link **ret) {
         Link *l;
@@ -203,7 +197,7 @@ static unsigned owe(Link *l) {
 
         (void) pthread_mutex_lock(&l->lock);
         if (l->owed++ == 0)
-                l->owed_since = now_usec();
+                l->owed_since = clock_usec();
         n = l->owed;
         (void) pthread_mutex_unlock(&l->lock);
         return n;
@@ -220,7 +214,7 @@ static int time_to_acknowledge(Link *l) {
         if (since == 0)
                 return -1;
 
-        now = now_usec();
+        now = clock_usec();
         due = since + WIRE_ACK_DELAY_MSEC * 1000u;
         return due > now ? (int) ((due - now + 999) / 1000) : 0;
 }

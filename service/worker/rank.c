@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/shared/slice.h"
 
 typedef struct Task {
@@ -259,19 +260,6 @@ int rank_group_queue(RankGroup *g, Job *j, uint32_t step) {
         return r;
 }
 
-static struct timespec after(uint64_t usec) {
-        struct timespec t;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        t.tv_sec += (time_t) (usec / 1000000);
-        t.tv_nsec += (long) (usec % 1000000) * 1000;
-        if (t.tv_nsec >= 1000000000) {
-                t.tv_sec++;
-                t.tv_nsec -= 1000000000;
-        }
-        return t;
-}
-
 /* Under the lock, which is given up while waiting. False: the deadline is over. */
 static bool wait_for_ranks(RankGroup *g, const RankOrder *order) {
         struct timespec until;
@@ -279,11 +267,11 @@ static bool wait_for_ranks(RankGroup *g, const RankOrder *order) {
 
         while (g->busy == order->ranks)
                 (void) pthread_cond_wait(&g->changed, &g->lock);
-        until = after(order->deadline_usec);
+        until = clock_after(order->deadline_usec);
         while (g->busy != 0) {
                 if (g->result == -ETIMEDOUT && !late) { /* the others have waited for it already */
                         late = true;
-                        until = after(order->deadline_usec / 10);
+                        until = clock_after(order->deadline_usec / 10);
                 }
                 if (pthread_cond_timedwait(&g->changed, &g->lock, &until) == ETIMEDOUT)
                         return g->busy == 0;

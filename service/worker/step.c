@@ -4,21 +4,14 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/worker/job-private.h"
 #include "service/worker/step-model.h"
 #include "service/worker/step-table.h"
 
 #define PROGRESS_INTERVAL_USEC UINT64_C(20000)
-
-static uint64_t now_usec(void) {
-        struct timespec t;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t) t.tv_sec * 1000000u + (uint64_t) t.tv_nsec / 1000u;
-}
 
 static void text_cache_clear(TextCache *c) {
         free(c->text);
@@ -105,7 +98,7 @@ static int on_block(void *userdata, uint32_t rank, uint32_t done, uint32_t total
         if (rank > 0)
                 return 0;
 
-        now = now_usec();
+        now = clock_usec();
         if (now - j->progress_usec < PROGRESS_INTERVAL_USEC)
                 return 0;
 
@@ -254,7 +247,7 @@ static int explain(const Job *j, int error, Fault *f) {
 }
 
 int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
-        uint64_t begin = now_usec(), bytes;
+        uint64_t begin = clock_usec(), bytes;
         const Latents *result;
         int r;
 
@@ -270,7 +263,7 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
         if (j->kind == WIRE_JOB_MERGE) {
                 step_send_notes(s, j);
                 j->committed++;
-                *ret = (StepResult){.usec = now_usec() - begin};
+                *ret = (StepResult){.usec = clock_usec() - begin};
                 return 0;
         }
 
@@ -297,6 +290,6 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
                 j->state = j->next;
                 j->next = old;
         }
-        *ret = (StepResult){.usec = now_usec() - begin, .exchanged_bytes = bytes};
+        *ret = (StepResult){.usec = clock_usec() - begin, .exchanged_bytes = bytes};
         return 0;
 }

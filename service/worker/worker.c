@@ -4,9 +4,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/shared/log.h"
 #include "service/worker/arena-map.h"
 #include "service/worker/exchange-test.h"
@@ -162,13 +162,6 @@ static void close_job(Worker *w, Job **slot) {
                 w->jobs_end--;
 }
 
-static uint64_t now_usec(void) {
-        struct timespec t;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t) t.tv_sec * 1000000u + (uint64_t) t.tv_nsec / 1000u;
-}
-
 static void on_arena_close(Worker *w, const WireMessage *m) {
         ArenaPair **slot = find_arenas(w, m->header.job);
 
@@ -218,7 +211,7 @@ static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
 
 /* JOB_OPEN, or the first part of JOB_RUN. The job, or NULL: it was refused. */
 static int on_job_open(Worker *w, const WireMessage *m, Job **ret, Fault *f) {
-        uint64_t begin = now_usec();
+        uint64_t begin = clock_usec();
         Job **slot = NULL;
         WireMessage reply;
         Fault fault = {};
@@ -238,7 +231,7 @@ static int on_job_open(Worker *w, const WireMessage *m, Job **ret, Fault *f) {
                 return 0;
         }
 
-        (*slot)->open_usec = now_usec() - begin;
+        (*slot)->open_usec = clock_usec() - begin;
         if (slot >= w->jobs + w->jobs_end)
                 w->jobs_end = (size_t) (slot - w->jobs) + 1;
 

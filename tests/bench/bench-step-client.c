@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <systemd/sd-bus.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "client/latentctl/ctl.h"
@@ -27,6 +26,7 @@
 #include "client/latentctl/run.h"
 #include "client/latentctl/tensor-file.h"
 #include "client/liblatent/error.h"
+#include "service/shared/clock.h"
 
 #define PINGS 1000u
 #define RESTED_PINGS 300u
@@ -53,13 +53,6 @@ typedef struct Client {
         Sample *samples;
 } Client;
 
-static uint64_t now_usec(void) {
-        struct timespec t;
-
-        (void) clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
-}
-
 /* Figures of a run in which something failed would mean nothing. */
 static void check(int r, const char *doing, const latent_error *e) {
         if (r >= 0)
@@ -74,12 +67,12 @@ static void check_bus(int r, const char *doing) {
 
 /* Microseconds. Without a bus nobody has a name. */
 static uint64_t ping(const Bench *b, sd_bus *bus) {
-        uint64_t begin = now_usec();
+        uint64_t begin = clock_usec();
 
         check_bus(sd_bus_call_method(bus, b->is_socket ? NULL : BUS_NAME, BUS_ROOT,
                           "org.freedesktop.DBus.Peer", "Ping", NULL, NULL, NULL),
                 "Ping");
-        return now_usec() - begin;
+        return clock_usec() - begin;
 }
 
 static void bench_ping(const Bench *b) {
@@ -108,12 +101,12 @@ static void one_step(latent_session *s, const latent_step_options *o, Sample *re
         const void *data;
         latent_tensor t;
         latent_error e;
-        uint64_t begin = now_usec();
+        uint64_t begin = clock_usec();
 
         check(latent_session_step(s, o, &job, &e), "Starting a step", &e);
         check(latent_job_wait(job, UINT64_MAX, NULL, NULL, &e), "The step", &e);
         check(latent_job_tensor(job, "video_velocity", &t, &data, &e), "The result", &e);
-        ret->client = now_usec() - begin;
+        ret->client = clock_usec() - begin;
 
         ret->compute = get_uint(latent_job_result(job), "compute-usec");
         ret->queued = get_uint(latent_job_result(job), "queued-usec");
@@ -122,14 +115,14 @@ static void one_step(latent_session *s, const latent_step_options *o, Sample *re
 
 static uint64_t relay(latent_session *s, const latent_step_options *o) {
         CLEANUP(latent_job_freep) latent_job *job = NULL;
-        uint64_t begin = now_usec();
+        uint64_t begin = clock_usec();
         latent_error e;
         int r;
 
         check(latent_session_step(s, o, &job, &e), "Starting a step", &e);
         r = latent_job_wait(job, UINT64_MAX, NULL, NULL, &e);
         check_bus(r < 0 && strcmp(e.name, LATENT_ERROR_INVALID_TENSOR) == 0 ? 0 : -EBADMSG, "A step with a NaN");
-        return now_usec() - begin;
+        return clock_usec() - begin;
 }
 
 static void bench_relay(latent_session *s, const latent_step_options *o) {

@@ -31,6 +31,7 @@
 #include "service/latentd/session.h"
 #include "service/latentd/worker-link-internal.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/shared/memfd.h"
 #include "service/shared/safetensors.h"
 
@@ -510,18 +511,18 @@ static inline void fake_pump(Fake *f) {
 /* Runs loop and worker until the condition holds. */
 #define RUN_UNTIL(f, condition)                                                                             \
         do {                                                                                                \
-                uint64_t _end = job_clock_usec() + 20 * UINT64_C(1000000);                                  \
+                uint64_t _end = clock_usec() + 20 * UINT64_C(1000000);                                  \
                 while (!(condition)) {                                                                      \
-                        assert_true(job_clock_usec() < _end);                                               \
+                        assert_true(clock_usec() < _end);                                               \
                         assert_true(sd_event_run((f)->m->event, 2000) >= 0);                                \
                         fake_pump(f);                                                                       \
                 }                                                                                           \
         } while (false)
 
 static inline void run_for(Fake *f, uint64_t usec) {
-        uint64_t end = job_clock_usec() + usec;
+        uint64_t end = clock_usec() + usec;
 
-        while (job_clock_usec() < end) {
+        while (clock_usec() < end) {
                 assert_true(sd_event_run(f->m->event, 1000) >= 0);
                 fake_pump(f);
         }

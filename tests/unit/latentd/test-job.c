@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "service/shared/clock.h"
 #include "tests/unit/latentd/fake-bus.h"
 
 /* What the client heard. */
@@ -59,7 +60,7 @@ static int on_signal(sd_bus_message *m, void *userdata, sd_bus_error *error) {
         Heard *h = userdata;
         const char *state, *name, *text, *phase;
         uint32_t step, steps, blocks;
-        uint64_t eta, now = job_clock_usec();
+        uint64_t eta, now = clock_usec();
         double fraction;
 
         if (sd_bus_message_is_signal(m, BUS_INTERFACE("Job"), "Progress") > 0) {
@@ -168,7 +169,7 @@ static void progress_at_most_ten_a_second_newest_last(void **state) {
         listen_to(f, &b, &h);
         assert_int_equal(job_new(f->m, f->peer, JOB_LOAD, &j, &fault), 0);
         j->phase = "read";
-        start = job_clock_usec();
+        start = clock_usec();
         for (uint32_t i = 1; i <= 450; i++) {
                 j->block = i;
                 job_progress(j);
@@ -176,7 +177,7 @@ static void progress_at_most_ten_a_second_newest_last(void **state) {
         }
         run_for(f, 150000);
         /* One at once, then ten a second of the time it really took; two at least, the last one among them. */
-        assert_in_range(h.progress, 2, 2 + (job_clock_usec() - start) / 100000);
+        assert_in_range(h.progress, 2, 2 + (clock_usec() - start) / 100000);
         assert_true(h.least_gap_usec >= 90000);
         assert_int_equal(h.block, 450);
         job_finish(j, JOB_CANCELLED, NULL);
