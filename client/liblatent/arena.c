@@ -7,22 +7,17 @@
 
 #include "client/liblatent/error.h"
 #include "service/shared/safetensors.h"
+#include "service/shared/wire.h"
 
 _Static_assert(sizeof(latent_tensor) == 104, "public layout changed");
-
-static int align_up(uint64_t v, uint64_t alignment, uint64_t *ret) {
-        if (__builtin_add_overflow(v, alignment - 1, &v))
-                return -EOVERFLOW;
-
-        *ret = v & ~(alignment - 1);
-        return 0;
-}
 
 int arena_take(Arena *a, uint64_t size, uint64_t *ret_offset) {
         uint64_t begin, end;
 
-        if (align_up(a->used, LATENT_ALIGNMENT, &begin) < 0 || __builtin_add_overflow(begin, size, &end) ||
-                end > a->size)
+        if (__builtin_add_overflow(a->used, LATENT_ALIGNMENT - 1, &begin))
+                return -ENOSPC;
+        begin &= ~(uint64_t) (LATENT_ALIGNMENT - 1);
+        if (__builtin_add_overflow(begin, size, &end) || end > a->size)
                 return -ENOSPC;
 
         a->used = end;
@@ -51,10 +46,17 @@ int tensor_size(const latent_tensor *t, uint64_t *ret_size) {
         return 0;
 }
 
+static WireSampler parse_sampler(const char *s) {
+        if (!s || strcmp(s, "euler") == 0)
+                return WIRE_SAMPLER_EULER;
+        if (strcmp(s, "res_multistep_perstream") == 0)
+                return WIRE_SAMPLER_RES_MULTISTEP_PERSTREAM;
+        return WIRE_SAMPLER_RES_MULTISTEP;
+}
+
 int slot_bytes(const latent_tensor *video, const latent_tensor *audio, const char *sampler, uint64_t *ret) {
-        bool is_euler = !sampler || strcmp(sampler, "euler") == 0;
-        bool is_perstream = sampler && strcmp(sampler, "res_multistep_perstream") == 0;
-        uint64_t v, a, n_video = is_euler ? 1 : 2, n_audio = is_euler ? 1 : is_perstream ? 2 : 3;
+        uint64_t v, a;
+        WireSlot slot;
         int r;
 
         r = tensor_size(video, &v);
@@ -63,13 +65,11 @@ int slot_bytes(const latent_tensor *video, const latent_tensor *audio, const cha
         r = tensor_size(audio, &a);
         if (r < 0)
                 return r;
+        r = wire_slot_place(parse_sampler(sampler), v, a, &slot);
+        if (r < 0)
+                return r;
 
-        if (align_up(v, LATENT_ALIGNMENT, &v) < 0 || align_up(a, LATENT_ALIGNMENT, &a) < 0 ||
-                __builtin_mul_overflow(v, n_video, &v) || __builtin_mul_overflow(a, n_audio, &a) ||
-                __builtin_add_overflow(v, a, &v))
-                return -EOVERFLOW;
-
-        *ret = v;
+        *ret = slot.stride;
         return 0;
 }
 

@@ -3,8 +3,6 @@
 
 #include <errno.h>
 
-#define SLOT_ALIGN UINT64_C(64)
-
 static uint32_t steps_of(const WireJobOpen *q) {
         if (q->kind == WIRE_JOB_STEP)
                 return 1;
@@ -13,39 +11,10 @@ static uint32_t steps_of(const WireJobOpen *q) {
         return q->steps;
 }
 
-/* Adds size, rounded up to a multiple of 64, to *at. */
-static bool advance(uint64_t *at, uint64_t size) {
-        if (__builtin_add_overflow(size, SLOT_ALIGN - 1, &size))
-                return false;
+int job_slot_place(const WireJobOpen *q, WireSlot *ret) {
+        WireSampler sampler = q->kind == WIRE_JOB_SAMPLE ? (WireSampler) q->sampler : WIRE_SAMPLER_EULER;
 
-        return !__builtin_add_overflow(*at, size & ~(SLOT_ALIGN - 1), at);
-}
-
-int job_slot_place(const WireJobOpen *q, JobSlot *ret) {
-        bool sample = q->kind == WIRE_JOB_SAMPLE;
-        bool carries = sample && q->sampler == WIRE_SAMPLER_RES_MULTISTEP;
-        bool remembers = sample && q->sampler != WIRE_SAMPLER_EULER;
-        uint64_t video = q->video.size, audio = q->audio.size;
-        JobSlot x = {};
-
-        if (!advance(&x.stride, video))
-                return -EOVERFLOW;
-
-        x.audio = x.stride;
-        if (!advance(&x.stride, audio))
-                return -EOVERFLOW;
-
-        if (carries) {
-                x.carried = x.stride;
-                if (!advance(&x.stride, audio))
-                        return -EOVERFLOW;
-        }
-
-        if (remembers && (!advance(&x.stride, video) || !advance(&x.stride, audio)))
-                return -EOVERFLOW;
-
-        *ret = x;
-        return 0;
+        return wire_slot_place(sampler, q->video.size, q->audio.size, ret);
 }
 
 /* A result has the type and shape of its input and lies where it belongs in its slot. */
@@ -60,7 +29,7 @@ static bool tensor_fits(const WireTensor *t, const WireTensor *input, uint64_t o
 }
 
 static const char *check_slot(const WireJobOpen *q, const WireJobReady *m) {
-        JobSlot place;
+        WireSlot place;
 
         if (job_slot_place(q, &place) < 0 || m->slot_stride != place.stride)
                 return "JOB_READY with slots of another size";

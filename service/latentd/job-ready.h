@@ -11,14 +11,8 @@
 #define JOB_BLOCKS_MAX 4096
 #define JOB_ROWS_MAX (UINT64_C(1) << 32)
 
-/* How a slot is laid out (wire.h), in bytes; of a STEP: as of a sampler without more than the streams. */
-typedef struct JobSlot {
-        uint64_t audio, carried; /* where they begin; the video does at 0. 0: nothing is carried */
-        uint64_t stride;
-} JobSlot;
-
-/* -EOVERFLOW. */
-int job_slot_place(const WireJobOpen *q, JobSlot *ret);
+/* How a slot of the job is laid out; of a STEP: as of a sampler without more than the streams. -EOVERFLOW. */
+int job_slot_place(const WireJobOpen *q, WireSlot *ret);
 
 /* NULL if all is well, else what is wrong (a literal). */
 const char *job_ready_check(const Job *j, const WireJobReady *m);

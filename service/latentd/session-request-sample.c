@@ -143,7 +143,7 @@ static int check_slots(const Sample *x, bool kept, Fault *f) {
         char slot_text[96], slots_text[96];
         TensorRule slot = {ST_U8, 1, slot_text, {}};
         TensorRule slots = {ST_U8, 2, slots_text, {}};
-        JobSlot place;
+        WireSlot place;
         int r;
 
         r = job_slot_place(q, &place);

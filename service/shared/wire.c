@@ -83,6 +83,30 @@ uint32_t wire_init(WireMessage *m, WireType type, uint64_t epoch, uint64_t job, 
         return size;
 }
 
+/* Appends a part of `size` bytes to the slot. */
+static bool place_part(WireSlot *s, uint64_t size, uint64_t *ret_offset) {
+        *ret_offset = s->stride;
+        if (__builtin_add_overflow(size, WIRE_SLOT_ALIGN - 1, &size))
+                return false;
+        return !__builtin_add_overflow(s->stride, size & ~(WIRE_SLOT_ALIGN - 1), &s->stride);
+}
+
+int wire_slot_place(WireSampler sampler, uint64_t video, uint64_t audio, WireSlot *ret) {
+        uint64_t begin;
+        WireSlot s = {};
+
+        if (!place_part(&s, video, &begin) || !place_part(&s, audio, &s.audio))
+                return -EOVERFLOW;
+        if (sampler == WIRE_SAMPLER_RES_MULTISTEP && !place_part(&s, audio, &s.carried))
+                return -EOVERFLOW;
+        if (sampler != WIRE_SAMPLER_EULER &&
+                (!place_part(&s, video, &s.denoised_video) || !place_part(&s, audio, &s.denoised_audio)))
+                return -EOVERFLOW;
+
+        *ret = s;
+        return 0;
+}
+
 int wire_commit_unpack(uint64_t word, uint32_t *ret_epoch, uint32_t *ret_steps_done) {
         if (!(word & ((uint64_t) 1 << 31)))
                 return -ENODATA;

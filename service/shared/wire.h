@@ -440,6 +440,17 @@ typedef union WireMessage {
 
 _Static_assert(sizeof(WireMessage) == WIRE_MESSAGE_MAX, "a message does not fit");
 
+#define WIRE_SLOT_ALIGN UINT64_C(64)
+
+/* Where the parts of a slot begin (WireJobReady); the video does at 0. 0: the sampler does not have it. */
+typedef struct WireSlot {
+        uint64_t audio, carried, denoised_video, denoised_audio;
+        uint64_t stride; /* bytes of the whole slot */
+} WireSlot;
+
+/* The slot of a sampler (of a STEP: WIRE_SAMPLER_EULER) for streams of so many bytes. -EOVERFLOW. */
+int wire_slot_place(WireSampler sampler, uint64_t video, uint64_t audio, WireSlot *ret);
+
 /* The commit word: epoch, steps done. Written with release order after the slot. */
 static inline uint64_t wire_commit_pack(uint32_t epoch, uint32_t steps_done) {
         return ((uint64_t) epoch << 32) | ((uint64_t) 1 << 31) | (steps_done & 0x7fffffffu);

@@ -10,7 +10,6 @@
 #include "service/shared/cleanup.h"
 #include "service/worker/job-input.h"
 
-#define SLOT_ALIGN UINT64_C(64)
 
 DEFINE_CLEANUP(Job *, job_unref)
 
@@ -168,57 +167,47 @@ static int take_latents(Job *j, const WireJobOpen *w, Latents *ret, Fault *f) {
         return 0;
 }
 
-static bool align_up(uint64_t x, uint64_t *ret) {
-        if (__builtin_add_overflow(x, SLOT_ALIGN - 1, &x))
-                return false;
-        *ret = x & ~(SLOT_ALIGN - 1);
-        return true;
-}
+static int place_parts(Job *j, const WireJobOpen *w) {
+        WireSlot slot;
+        int r;
 
-/* Appends a part of `size` bytes to the slot. */
-static bool place_part(Job *j, uint64_t size, uint64_t *ret_offset) {
-        *ret_offset = j->slot_stride;
-        return align_up(size, &size) && !__builtin_add_overflow(j->slot_stride, size, &j->slot_stride);
-}
+        r = wire_slot_place(w->kind == WIRE_JOB_SAMPLE ? (WireSampler) w->sampler : WIRE_SAMPLER_EULER, j->video.size,
+                j->audio.size, &slot);
+        if (r < 0)
+                return r;
 
-/* [video | audio | carried | denoised video | denoised audio] */
-static bool place_parts(Job *j) {
-        bool sample = j->kind == WIRE_JOB_SAMPLE;
-
-        if (!place_part(j, j->video.size, &j->video.offset) ||
-                !place_part(j, j->audio.size, &j->audio.offset))
-                return false;
-        if (sample && h3_sampler_carries(j->sampler.kind)) {
+        j->video.offset = 0;
+        j->audio.offset = slot.audio;
+        if (slot.carried > 0) {
                 j->carried = j->audio;
-                if (!place_part(j, j->carried.size, &j->carried.offset))
-                        return false;
+                j->carried.offset = slot.carried;
         }
-        if (sample && h3_sampler_remembers(j->sampler.kind))
-                return place_part(j, j->video.size, &j->denoised_video) &&
-                       place_part(j, j->audio.size, &j->denoised_audio);
-        return true;
+        j->denoised_video = slot.denoised_video;
+        j->denoised_audio = slot.denoised_audio;
+        j->slot_stride = slot.stride;
+        return 0;
 }
 
 /* [commit word, padded to 64] [slot 0] [slot 1] ... */
 static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
         uint64_t slots, used, end;
 
-        if (w->output_offset % SLOT_ALIGN != 0 ||
+        if (w->output_offset % WIRE_SLOT_ALIGN != 0 ||
                 __builtin_add_overflow(w->output_offset, w->output_size, &end) ||
                 end > j->arenas->output.size)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The place for results, %" PRIu64 " bytes at offset %" PRIu64
                         ", is not at a multiple of %" PRIu64 " inside the output arena of %" PRIu64
                         " bytes.",
-                        w->output_size, w->output_offset, SLOT_ALIGN, j->arenas->output.size);
+                        w->output_size, w->output_offset, WIRE_SLOT_ALIGN, j->arenas->output.size);
 
         if (w->kind == WIRE_JOB_STEP)
                 j->n_slots = 1;
         else
                 j->n_slots = (w->flags & WIRE_JOB_KEEP_STEPS) ? j->steps + 1 : 2;
 
-        if (!place_parts(j) || __builtin_mul_overflow(j->slot_stride, (uint64_t) j->n_slots, &slots) ||
-                __builtin_add_overflow(slots, SLOT_ALIGN, &used))
+        if (place_parts(j, w) < 0 || __builtin_mul_overflow(j->slot_stride, (uint64_t) j->n_slots, &slots) ||
+                __builtin_add_overflow(slots, WIRE_SLOT_ALIGN, &used))
                 return fault_set(f, -EOVERFLOW, FAULT_DOES_NOT_FIT,
                         "The results of %" PRIu32 " slots have more bytes than can be counted.", j->n_slots);
 
@@ -229,7 +218,7 @@ static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
                         used, w->output_size);
 
         j->commit_offset = w->output_offset;
-        j->slot_offset = w->output_offset + SLOT_ALIGN;
+        j->slot_offset = w->output_offset + WIRE_SLOT_ALIGN;
         j->output_used = used;
         return 0;
 }

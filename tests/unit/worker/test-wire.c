@@ -339,10 +339,37 @@ static void wire_commit_word_round_trip(void **state) {
         assert_int_equal(steps, 0);
 }
 
+static void wire_slot_place_each_sampler(void **state) {
+        WireSlot s;
+
+        assert_int_equal(wire_slot_place(WIRE_SAMPLER_EULER, 65, 64, &s), 0);
+        assert_memory_equal(&s, &((WireSlot){.audio = 128, .stride = 192}), sizeof(s));
+
+        assert_int_equal(wire_slot_place(WIRE_SAMPLER_RES_MULTISTEP, 65, 64, &s), 0);
+        assert_memory_equal(&s,
+                &((WireSlot){.audio = 128, .carried = 192, .denoised_video = 256, .denoised_audio = 384, .stride = 448}),
+                sizeof(s));
+
+        assert_int_equal(wire_slot_place(WIRE_SAMPLER_RES_MULTISTEP_PERSTREAM, 65, 64, &s), 0);
+        assert_memory_equal(&s,
+                &((WireSlot){.audio = 128, .denoised_video = 192, .denoised_audio = 320, .stride = 384}), sizeof(s));
+}
+
+static void wire_slot_place_too_large_untouched(void **state) {
+        WireSlot s = {.stride = 7};
+
+        assert_int_equal(wire_slot_place(WIRE_SAMPLER_EULER, UINT64_MAX, 0, &s), -EOVERFLOW);
+        assert_int_equal(wire_slot_place(WIRE_SAMPLER_EULER, UINT64_MAX - 127, 128, &s), -EOVERFLOW);
+        assert_int_equal(wire_slot_place(WIRE_SAMPLER_RES_MULTISTEP, UINT64_MAX / 2, 64, &s), -EOVERFLOW);
+        assert_int_equal(s.stride, 7);
+}
+
 #define WIRE_TEST(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 
 int main(void) {
         const struct CMUnitTest tests[] = {
+                WIRE_TEST(wire_slot_place_each_sampler),
+                WIRE_TEST(wire_slot_place_too_large_untouched),
                 WIRE_TEST(wire_receive_every_type_arrives),
                 WIRE_TEST(wire_receive_every_type_wrong_size_refused),
                 WIRE_TEST(wire_receive_every_type_wrong_fds_refused),
