@@ -128,6 +128,19 @@ static int append_result(sd_bus_message *m, const Job *j) {
         return sd_bus_message_close_container(m);
 }
 
+int job_bus_reply(Job *j, sd_bus_message *message, sd_bus_error *error) {
+        CLEANUP_FREE char *path = NULL;
+        int r;
+
+        r = job_path(j, &path);
+        if (r < 0) {
+                job_cancel(j);
+                return bus_error_fault(error, r, NULL);
+        }
+
+        return sd_bus_reply_method_return(message, "o", path);
+}
+
 static int new_signal(Job *j, const char *name, sd_bus_message **ret) {
         CLEANUP_FREE char *path = NULL;
         int r;

@@ -107,5 +107,8 @@ int job_path(const Job *j, char **ret);
 int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTensor *ret);
 
 /* job-bus.c */
+
+/* Answers a method call with the job's path. A job that cannot be named is cancelled. */
+int job_bus_reply(Job *j, sd_bus_message *message, sd_bus_error *error);
 int job_bus_send_progress(Job *j);
 int job_bus_send_finished(Job *j);

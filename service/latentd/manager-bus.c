@@ -42,7 +42,6 @@ static int check_model_name(const char *name, Fault *f) {
 }
 
 static int method_load_model(sd_bus_message *message, void *userdata, sd_bus_error *error) {
-        CLEANUP_FREE char *path = NULL;
         Manager *m = userdata;
         const char *name;
         ModelOptions o;
@@ -60,12 +59,10 @@ static int method_load_model(sd_bus_message *message, void *userdata, sd_bus_err
                 r = check_model_name(name, &f);
         if (r >= 0)
                 r = model_load(m, p, name, &o, &j, &f);
-        if (r >= 0)
-                r = job_path(j, &path);
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 
-        return sd_bus_reply_method_return(message, "o", path);
+        return job_bus_reply(j, message, error);
 }
 
 static int method_new_model(sd_bus_message *message, void *userdata, sd_bus_error *error) {

@@ -124,7 +124,6 @@ static int method_add_files(sd_bus_message *message, void *userdata, sd_bus_erro
 }
 
 static int method_commit(sd_bus_message *message, void *userdata, sd_bus_error *error) {
-        CLEANUP_FREE char *path = NULL;
         Model *m = userdata;
         Fault f = {};
         Peer *p;
@@ -139,11 +138,7 @@ static int method_commit(sd_bus_message *message, void *userdata, sd_bus_error *
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 
-        r = job_path(j, &path);
-        if (r < 0)
-                return r;
-
-        return sd_bus_reply_method_return(message, "o", path);
+        return job_bus_reply(j, message, error);
 }
 
 static int method_unload(sd_bus_message *message, void *userdata, sd_bus_error *error) {

@@ -86,7 +86,6 @@ int session_open(sd_bus_message *message, void *userdata, sd_bus_error *error) {
 }
 
 static int submit(sd_bus_message *message, Session *s, const WireJobOpen *request, sd_bus_error *error) {
-        CLEANUP_FREE char *path = NULL;
         Fault f = {};
         Peer *p;
         Job *j;
@@ -100,13 +99,7 @@ static int submit(sd_bus_message *message, Session *s, const WireJobOpen *reques
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 
-        r = job_path(j, &path);
-        if (r < 0) {
-                job_cancel(j);
-                return bus_error_fault(error, r, NULL);
-        }
-
-        return sd_bus_reply_method_return(message, "o", path);
+        return job_bus_reply(j, message, error);
 }
 
 static int method_step(sd_bus_message *message, void *userdata, sd_bus_error *error) {

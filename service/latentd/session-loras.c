@@ -10,7 +10,6 @@
 #include "service/shared/cleanup.h"
 
 int session_method_set_loras(sd_bus_message *message, void *userdata, sd_bus_error *error) {
-        CLEANUP_FREE char *path = NULL;
         Session *s = userdata;
         WireCompute compute;
         LoraList loras;
@@ -31,13 +30,7 @@ int session_method_set_loras(sd_bus_message *message, void *userdata, sd_bus_err
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 
-        r = job_path(j, &path);
-        if (r < 0) {
-                job_cancel(j);
-                return bus_error_fault(error, r, NULL);
-        }
-
-        return sd_bus_reply_method_return(message, "o", path);
+        return job_bus_reply(j, message, error);
 }
 
 int session_property_loras(sd_bus *bus, const char *path, const char *interface, const char *property,
