@@ -158,7 +158,6 @@ static int compare(Parity *p, const latent_job *j, Outcome *o, latent_error *e) 
 
 /* One step in a session of its own. plan, exchange: NULL: the service's choice. */
 static int run_step(Parity *p, Outcome *o, latent_error *e) {
-        CLEANUP(latent_value_freep) latent_value *properties = NULL;
         CLEANUP(latent_session_freep) latent_session *s = NULL;
         CLEANUP(latent_job_freep) latent_job *job = NULL;
         latent_session_options so = {
@@ -191,8 +190,7 @@ static int run_step(Parity *p, Outcome *o, latent_error *e) {
         o->chunks = get_uint(result, "chunks");
         o->bytes = get_uint(result, "exchanged-bytes");
         o->rows = get_uint(result, "rows");
-        if (latent_job_properties(job, &properties, NULL) >= 0)
-                o->usec = get_uint(properties, "ComputeUsec");
+        o->usec = get_uint(result, "compute-usec");
         return compare(p, job, o, e);
 }
 

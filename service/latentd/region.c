@@ -222,22 +222,6 @@ static uint64_t hash(uint64_t h, uint64_t v) {
         return h;
 }
 
-static uint64_t hash_file(uint64_t h, const FileIdentity *i) {
-        const uint64_t values[] = {
-                i->device,
-                i->inode,
-                i->size,
-                (uint64_t) i->mtime_sec,
-                (uint64_t) i->mtime_nsec,
-                (uint64_t) i->ctime_sec,
-                (uint64_t) i->ctime_nsec,
-        };
-
-        for (size_t k = 0; k < ELEMENTSOF(values); k++)
-                h = hash(h, values[k]);
-        return h;
-}
-
 uint64_t region_hash(const Region *r, const char *name, uint64_t h) {
         const uint32_t *table = crc_table(r);
         uint64_t n = crc_count(region_data_bytes(r->identity.size));
@@ -253,10 +237,21 @@ uint64_t region_hash(const Region *r, const char *name, uint64_t h) {
 }
 
 void region_store_name(const FileIdentity *i, const NumaPolicy *policy, char ret[static REGION_NAME_MAX]) {
-        uint64_t h = hash_file(REGION_HASH_BEGIN, i);
+        const uint64_t values[] = {
+                i->device,
+                i->inode,
+                i->size,
+                (uint64_t) i->mtime_sec,
+                (uint64_t) i->mtime_nsec,
+                (uint64_t) i->ctime_sec,
+                (uint64_t) i->ctime_nsec,
+                (uint64_t) policy->kind,
+                policy->kind == NUMA_BIND ? (uint64_t) policy->node : 0,
+        };
+        uint64_t h = REGION_HASH_BEGIN;
 
-        h = hash(h, (uint64_t) policy->kind);
-        h = hash(h, policy->kind == NUMA_BIND ? (uint64_t) policy->node : 0);
+        for (size_t k = 0; k < ELEMENTSOF(values); k++)
+                h = hash(h, values[k]);
         (void) snprintf(ret, REGION_NAME_MAX, "w-%016" PRIx64, h);
 }
 

@@ -100,11 +100,10 @@ static int find_model(Manager *m, const char *path, uid_t uid, Model **ret, Faul
 }
 
 static int check_class(const char *s, Fault *f) {
-        if (strcmp(s, "normal") == 0 || strcmp(s, "batch") == 0 || strcmp(s, "interactive") == 0)
-                return 0;
+        static const char *const names[] = { "normal", "batch", "interactive" };
+        uint32_t unused;
 
-        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                "\"class\" is \"%.32s\", expected normal, batch or interactive.", s);
+        return request_choice("class", s, names, ELEMENTSOF(names), &unused, f);
 }
 
 /* As the caller wrote it. */
