@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "service/shared/cleanup.h"
 #include "service/shared/fmath.h"
@@ -86,28 +87,68 @@ static float draw_one(H3Noise *g) {
         return (float) (radius * fmath_cos(angle));
 }
 
-void h3_noise_draw(H3Noise *g, uint64_t n, float *ret) {
-        double uniforms[BLOCK];
-        uint64_t whole = n / BLOCK * BLOCK;
+static void skip_words(H3Noise *g, uint64_t n) {
+        while (n > 0) {
+                uint64_t left;
 
-        if (n < BLOCK) {
-                for (uint64_t i = 0; i < n; i++)
-                        ret[i] = draw_one(g);
+                if (g->at == WORDS)
+                        renew(g);
+                left = WORDS - g->at < n ? WORDS - g->at : n;
+                g->at += (uint32_t) left;
+                n -= left;
+        }
+}
+
+/* Numbers first .. first + BLOCK - 1 of a draw of which the first `part` of every `period` are wanted. */
+static void keep_block(const float *block, uint64_t first, uint64_t period, uint64_t part, float *ret) {
+        if (part == period) {
+                memcpy(ret + first, block, BLOCK * sizeof(*ret));
                 return;
         }
+        for (uint64_t i = 0; i < BLOCK; i++) {
+                uint64_t at = first + i;
+
+                if (at % period < part)
+                        ret[at / period * part + at % period] = block[i];
+        }
+}
+
+/* A draw of at least BLOCK numbers, of which the first `part` of every `period` are kept. Words are cheap,
+ * logarithms are not: of a long film's noise a condition has little. */
+static void draw_parts(H3Noise *g, uint64_t n, uint64_t period, uint64_t part, float *ret) {
+        uint64_t whole = n / BLOCK * BLOCK;
+        double uniforms[BLOCK];
+        float block[BLOCK];
+
         for (uint64_t i = 0; i < whole; i += BLOCK) {
+                uint64_t at = i % period;
+
+                if (at >= part && at + BLOCK <= period) {
+                        skip_words(g, BLOCK);
+                        continue;
+                }
                 for (uint32_t j = 0; j < BLOCK; j++)
                         uniforms[j] = next_uniform(g);
-                draw_block(uniforms, ret + i);
+                draw_block(uniforms, block);
+                keep_block(block, i, period, part, ret);
         }
         if (whole == n)
                 return;
         /* torch has drawn uniforms for the ragged end, too, before it makes the last 16 anew */
-        for (uint64_t i = whole; i < n; i++)
-                (void) next_word(g);
+        skip_words(g, n - whole);
         for (uint32_t j = 0; j < BLOCK; j++)
                 uniforms[j] = next_uniform(g);
-        draw_block(uniforms, ret + n - BLOCK);
+        draw_block(uniforms, block);
+        keep_block(block, n - BLOCK, period, part, ret);
+}
+
+void h3_noise_draw(H3Noise *g, uint64_t n, float *ret) {
+        if (n >= BLOCK) {
+                draw_parts(g, n, n, n, ret);
+                return;
+        }
+        for (uint64_t i = 0; i < n; i++)
+                ret[i] = draw_one(g);
 }
 
 int h3_noise_target(H3Noise *g, H3NoiseOrder order, const H3Config *c, const H3Shape *s, float *ret_video,
@@ -139,56 +180,6 @@ int h3_noise_condition_comfy(const H3Config *c, const H3Grid *g, uint64_t seed, 
         h3_noise_draw(&generator, n, rows);
         h3_rows_to_video(c, g, rows, 0, n_rows, ret);
         return 0;
-}
-
-static void skip_words(H3Noise *g, uint64_t n) {
-        while (n > 0) {
-                uint64_t left;
-
-                if (g->at == WORDS)
-                        renew(g);
-                left = WORDS - g->at < n ? WORDS - g->at : n;
-                g->at += (uint32_t) left;
-                n -= left;
-        }
-}
-
-/* Numbers first .. first + BLOCK - 1 of a draw of which the first `part` of every `period` are wanted. */
-static void keep_block(const float *block, uint64_t first, uint64_t period, uint64_t part, float *ret) {
-        for (uint64_t i = 0; i < BLOCK; i++) {
-                uint64_t at = first + i;
-
-                if (at % period < part)
-                        ret[at / period * part + at % period] = block[i];
-        }
-}
-
-/* h3_noise_draw(n) of at least BLOCK numbers from a new generator, the first `part` of every `period` kept.
- * Words are cheap, logarithms are not: of a long film's noise a condition has little. */
-static void draw_parts(H3Noise *g, uint64_t n, uint64_t period, uint64_t part, float *ret) {
-        uint64_t whole = n / BLOCK * BLOCK;
-        double uniforms[BLOCK];
-        float block[BLOCK];
-
-        for (uint64_t i = 0; i < whole; i += BLOCK) {
-                uint64_t at = i % period;
-
-                if (at >= part && at + BLOCK <= period) {
-                        skip_words(g, BLOCK);
-                        continue;
-                }
-                for (uint32_t j = 0; j < BLOCK; j++)
-                        uniforms[j] = next_uniform(g);
-                draw_block(uniforms, block);
-                keep_block(block, i, period, part, ret);
-        }
-        if (whole == n)
-                return;
-        skip_words(g, n - whole);
-        for (uint32_t j = 0; j < BLOCK; j++)
-                uniforms[j] = next_uniform(g);
-        draw_block(uniforms, block);
-        keep_block(block, n - BLOCK, period, part, ret);
 }
 
 void h3_noise_condition_official(
