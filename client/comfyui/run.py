@@ -7,7 +7,6 @@ now runs. A step depends on its inputs alone, so that it may be sent twice."""
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import os
 import threading
@@ -275,11 +274,8 @@ class Run:
         if self._session is None:
             self._room = max(need[0], self._room[0]), max(need[1], self._room[1])
             model = self.service.model(self.path, self.user, ui)
-            try:
-                self._session = model.open_session(input_bytes=self._room[0], output_bytes=self._room[1], compute=self.compute,
-                                                   **self.split.options())
-            except TypeError as e:
-                raise RuntimeError(f"latentd: this version of liblatent cannot split a step so: {e}") from e
+            self._session = model.open_session(input_bytes=self._room[0], output_bytes=self._room[1], compute=self.compute,
+                                               **self.split.options())
         return self._session
 
     def _input_bytes(self, inputs: StepInputs) -> int:
@@ -305,7 +301,7 @@ class Run:
                                 for c in inputs.conditions)}
         if inputs.conditions:
             arguments.update(condition_noise="comfy", seed=inputs.seed)
-        if inputs.sigmas_video is not None and "sigmas_video" in inspect.signature(session.step).parameters:
+        if inputs.sigmas_video is not None:
             arguments.update(sigmas_video=put(inputs.sigmas_video, "F32"), sigmas_audio=put(inputs.sigmas_audio, "F32"))
         return arguments
 

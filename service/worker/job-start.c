@@ -61,7 +61,6 @@ static int draw_condition(
 /* In the order of the conditions: diffusers draws all of them from one generator, before the film. */
 static int noise_conditions(Job *j, const WireJobOpen *w, H3Noise *generator, Fault *f) {
         const H3Shape *s = &j->layout->shape;
-
         int r = 0;
 
         if (w->condition_noise == WIRE_NOISE_GIVEN)
