@@ -6,6 +6,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/sysinfo.h>
+#include <unistd.h>
 
 #include <systemd/sd-daemon.h>
 
@@ -15,15 +16,16 @@
 #include "service/latentd/peer.h"
 #include "service/latentd/private-socket.h"
 #include "service/latentd/queue.h"
+#include "service/latentd/remains.h"
 #include "service/latentd/session.h"
 #include "service/latentd/worker-link.h"
-#include "service/latentd/remains.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 
 #define DEVICES_DELAY_USEC UINT64_C(100000)
 #define POOL_THREADS_MAX 4
 #define STOP_USEC UINT64_C(3000000)
+#define NAME_TRIES 10 /* a twentieth of a second between them */
 
 DEFINE_CLEANUP(Manager *, manager_free)
 
@@ -261,6 +263,15 @@ static int register_all(Manager *m, sd_bus *bus) {
                                    on_name_lost, m);
 }
 
+/* Who is killed owns its name until the bus has noticed: a service that is started at once must not give up. */
+static int request_name(sd_bus *bus) {
+        int r;
+
+        for (unsigned i = 0; (r = sd_bus_request_name(bus, BUS_NAME, 0)) == -EEXIST && i + 1 < NAME_TRIES; i++)
+                (void) usleep(50000);
+        return r;
+}
+
 int manager_connect(Manager *m, sd_bus *bus, Fault *f) {
         int r;
 
@@ -275,7 +286,7 @@ int manager_connect(Manager *m, sd_bus *bus, Fault *f) {
         m->bus = sd_bus_ref(bus);
 
         /* Last: who sees the name may call. */
-        r = sd_bus_request_name(bus, BUS_NAME, 0);
+        r = request_name(bus);
         if (r == -EEXIST)
                 return fault_set(f, r, FAULT_BUSY, "Another process owns " BUS_NAME " on this bus: is latentd running already?");
         if (r < 0)
