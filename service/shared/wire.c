@@ -64,6 +64,20 @@ const char *wire_type_name(uint16_t type) {
         return t ? t->name : "?";
 }
 
+const char *wire_output_name(uint32_t name) {
+        static const char *const names[] = {
+                [WIRE_OUTPUT_IDS] = "ids",
+                [WIRE_OUTPUT_TEXT] = "text",
+                [WIRE_OUTPUT_TEXT_TAGS] = "text_tags",
+                [WIRE_OUTPUT_FRAMES] = "frames",
+                [WIRE_OUTPUT_SOUND] = "sound",
+                [WIRE_OUTPUT_VIDEO] = "video",
+                [WIRE_OUTPUT_AUDIO] = "audio",
+        };
+
+        return name < ELEMENTSOF(names) ? names[name] : NULL;
+}
+
 uint32_t wire_init(WireMessage *m, WireType type, uint64_t epoch, uint64_t job, uint32_t step) {
         uint32_t size = wire_size_of((uint16_t) type);
 
@@ -250,6 +264,16 @@ static void normalise(WireMessage *m) {
                 TERMINATE(m->model_ready.support);
                 TERMINATE(m->model_ready.warning);
                 m->model_ready.reserved = 0;
+                break;
+
+        case WIRE_JOB_READY:
+                m->job_ready.reserved = 0;
+                for (size_t i = 0; i < WIRE_OUTPUTS_MAX; i++)
+                        m->job_ready.outputs[i].reserved = 0;
+                break;
+
+        case WIRE_STEP_DONE:
+                m->step_done.reserved = 0;
                 break;
 
         case WIRE_LORA_NOTES:

@@ -16,6 +16,7 @@
  *   broker: JOB_CLOSE, ARENA_CLOSE, MODEL_CLOSE in this order; CANCEL at any time; DIE.
  * A broker that knows the rows already (an equal request came before) sends JOB_RUN: JOB_OPEN, PLAN and the first STEP in one. The
  * answers are the same, in the same order; if the job is refused that ERROR is the only one.
+ * Only a STEP or SAMPLE job has a PLAN; the others run on JOB_OPEN's `ranks` and need none.
  * Credits: the broker has at most WIRE_CREDITS messages (other than CANCEL and DIE) that the worker has not yet acknowledged.
  * The worker acknowledges what it has taken in (for STEP: queued) with header.acks of whatever it sends next, with an ACK where
  * it has nothing to say: within WIRE_ACK_DELAY_MSEC, at once when half of the credits are owed, of WELCOME, and of MODEL_COMMIT,
@@ -26,8 +27,8 @@
  * What the worker does beyond this: a REGION or ARENA that cannot be used is no protocol error, the fault answers MODEL_COMMIT or
  * JOB_OPEN; a PLAN that is wrong answers STEP. A refused model or job is gone; closing what is not there is no error. The
  * ACK of a close says that nothing of it is in use any more; ARENA_CLOSE ends the session's jobs. A PLAN may only come
- * while no STEP of its job waits for an answer. A cancelled job answers every STEP with "Cancelled". A MERGE needs no PLAN
- * (one is ignored), takes no flags and touches no arena. What a STEP makes is finite: NaN or Inf answers it with
+ * while no STEP of its job waits for an answer. A cancelled job answers every STEP with "Cancelled". A PLAN for a job
+ * without one is ignored. A MERGE takes no flags and touches no arena. What a STEP makes is finite: NaN or Inf answers it with
  * "InvalidTensor" and nothing is committed, so that a run goes on from a committed state as it would have undisturbed. */
 
 #include <stddef.h>
@@ -44,6 +45,8 @@
 #define WIRE_DEVICES_MAX 8
 #define WIRE_CONDITIONS_MAX 30
 #define WIRE_LORAS_MAX 16
+#define WIRE_OUTPUTS_MAX 3
+#define WIRE_TEXT_BYTES_MAX (UINT64_C(4) << 20) /* of a prompt */
 #define WIRE_LORA_STRENGTH_MAX 1000.0 /* either way */
 
 typedef enum WireType {
@@ -117,6 +120,7 @@ typedef struct WireWelcome {
         WireHeader header; /* epoch: adopted by the worker */
         uint32_t ranks;    /* logical ranks this worker runs, 1 .. WIRE_RANKS_MAX */
         uint32_t threads;  /* CPU threads over all ranks, 0 = all */
+        uint64_t encode_cache_bytes; /* what ENCODE may keep of its results; 0: nothing */
 } WireWelcome;
 
 /* wire_init() sets acks to 1. */
@@ -155,6 +159,10 @@ typedef struct WireModelCommit {
 typedef enum WireModelKind {
         WIRE_MODEL_DENOISER,
         WIRE_MODEL_LORA, /* its files hold a LoRA adapter: for WireLora, no job runs on it; no layers */
+        WIRE_MODEL_CONDITIONER, /* TOKENIZE, ENCODE; text_dim: columns of what it makes */
+        WIRE_MODEL_VIDEO_VAE,   /* DECODE, ENCODE_MEDIA of pictures */
+        WIRE_MODEL_AUDIO_VAE,   /* DECODE, ENCODE_MEDIA of sound */
+        _WIRE_MODEL_KIND_MAX,
 } WireModelKind;
 
 typedef struct WireModelReady {
@@ -197,7 +205,32 @@ typedef enum WireJobKind {
         WIRE_JOB_STEP,
         WIRE_JOB_SAMPLE,
         WIRE_JOB_MERGE, /* makes the model with loras ready and says what of them applies: one step, no tensors, no output */
+        /* Coding: what the model's kind is for. */
+        WIRE_JOB_TOKENIZE,     /* text: ids */
+        WIRE_JOB_ENCODE,       /* text and conditions (pictures): text, text_tags, ids */
+        WIRE_JOB_DECODE,       /* video or audio (latents): frames, or sound. A step per temporal chunk */
+        WIRE_JOB_ENCODE_MEDIA, /* video (frames) or audio (sound): video, or audio (latents). A step per clip */
+        _WIRE_JOB_KIND_MAX,
 } WireJobKind;
+
+/* Works on a conditioner or a VAE, needs no PLAN. */
+static inline int wire_job_is_coding(uint32_t kind) {
+        return kind >= WIRE_JOB_TOKENIZE && kind < _WIRE_JOB_KIND_MAX;
+}
+
+/* How pictures for the conditioner are brought to its sizes (h3.md 3.3). */
+typedef enum WirePictureRule {
+        WIRE_PICTURE_REFERENCE, /* the published processor: bicubic */
+        WIRE_PICTURE_COMFY,     /* ComfyUI: its limits, bilinear; references as images, videos, audios */
+        _WIRE_PICTURE_RULE_MAX,
+} WirePictureRule;
+
+/* Which latent of the encoder's distribution ENCODE_MEDIA gives for pictures (h3.md 5.7). */
+typedef enum WirePosterior {
+        WIRE_POSTERIOR_MEAN,    /* ComfyUI */
+        WIRE_POSTERIOR_SAMPLED, /* the reference: drawn from seed, rounded to f16 */
+        _WIRE_POSTERIOR_MAX,
+} WirePosterior;
 
 typedef enum WireCompute {
         WIRE_COMPUTE_AUTO, /* bf16 */
@@ -233,7 +266,8 @@ typedef enum WireConditionKind {
 } WireConditionKind;
 
 /* Latents in the input arena, F32 [24, frames, height, width] and [32, 2, audio], at multiples of 4. frames 0: no picture;
- * audio 0: no sound. */
+ * audio 0: no sound. ENCODE: pictures, U8 [frames, height, width, 3] at any byte, of a video at 24 frames a second; audio 1: a
+ * video with sound, or the sound itself (which the conditioner does not hear). */
 typedef struct WireCondition {
         uint32_t kind; /* WireConditionKind */
         uint32_t reserved;
@@ -253,7 +287,7 @@ enum {
         WIRE_JOB_PLAN_ONLY = 1u << 2, /* everything is checked and counted, nothing is written: only JOB_CLOSE may follow */
 };
 
-/* Everything a job needs, by place in the session's arenas. The worker copies what it uses and checks the copies (types,
+/* Everything a job needs, by place in the session's arenas. Fields that a kind does not name are 0. The worker copies what it uses and checks the copies (types,
  * shapes against the model, NaN and Inf) before JOB_READY; nothing of the output arena is written for a refused job.
  *
  * The start of a trajectory: GIVEN: video and audio. Else they are the clean latents (zeros where nothing is known), and the
@@ -276,8 +310,10 @@ typedef struct WireJobOpen {
         uint32_t condition_noise; /* WireNoise */
         uint64_t seed;            /* where noise is made; 0 else */
         uint64_t output_offset, output_size; /* where results may lie in the output arena; offset is a multiple of 64 */
-        WireTensor text, text_tags; /* BF16 [L, text_dim]; U8 [L] (n_dims 0 and size 0: all 1) */
-        WireTensor video, audio;    /* F32 [24, T, H, W]; F32 [32, 2, A] */
+        WireTensor text, text_tags; /* BF16 [L, text_dim]; U8 [L] (n_dims 0 and size 0: all 1). TOKENIZE, ENCODE: text is U8 [bytes] of
+                                       UTF-8, absent: empty */
+        WireTensor video, audio;    /* F32 [24, T, H, W]; F32 [32, 2, A]. ENCODE_MEDIA: U8 [F, H, W, 3] or F32 likewise, 0 to 1; F32 [2, samples]
+                                       at 32 kHz. DECODE and ENCODE_MEDIA have one of them */
         /* GIVEN. STEP: the whole schedule that it is one of, F32 [steps + 1], both or none. Its own sigmas need not be among
          * them. The bits are the same; what depends on sigmas alone may be computed once for all the steps. */
         WireTensor sigmas_video, sigmas_audio;
@@ -289,7 +325,14 @@ typedef struct WireJobOpen {
         WireTensor slot, kept;
         uint32_t start_step;
         uint32_t n_conditions, n_loras;
+        /* Coding. */
+        uint32_t ranks;        /* that take part; 0: all */
+        uint32_t output_type;  /* StType of what is made: ENCODE BF16 or F32; DECODE of video U8 or F32 (0 to 1) */
+        uint32_t picture_rule; /* WirePictureRule; ENCODE */
+        uint32_t posterior;    /* WirePosterior; ENCODE_MEDIA of video */
         uint32_t reserved;
+        uint64_t ring_frames;  /* DECODE of video: frames that the output may hold at a time; 0: all */
+        uint64_t owner;        /* ENCODE: whose results it may take from the cache; users have different ones, not 0 */
         char numerics[128];
         WireCondition conditions[WIRE_CONDITIONS_MAX]; /* in packed order */
         WireLora loras[WIRE_LORAS_MAX];                /* merged in this order */
@@ -301,6 +344,29 @@ typedef struct WireJobOpen {
  * A slot is [video | audio | carried | denoised video | denoised audio], each at a multiple of 64; the last three are there
  * only for samplers that have them (sampler.h). A STEP job has one slot, holding the velocities, and steps = 1; a MERGE job
  * has steps = 1 and nothing else: its STEP comes without a PLAN and writes no commit word. */
+/* What coding makes. */
+typedef enum WireOutputName {
+        WIRE_OUTPUT_IDS,       /* I32 [L] */
+        WIRE_OUTPUT_TEXT,      /* [L, text_dim] of output_type */
+        WIRE_OUTPUT_TEXT_TAGS, /* U8 [L] */
+        WIRE_OUTPUT_FRAMES,    /* [ring or F, H, W, 3] of output_type */
+        WIRE_OUTPUT_SOUND,     /* F32 [2, samples] */
+        WIRE_OUTPUT_VIDEO,     /* F32 [24, T, H, W] */
+        WIRE_OUTPUT_AUDIO,     /* F32 [32, 2, A] */
+        _WIRE_OUTPUT_NAME_MAX,
+} WireOutputName;
+
+typedef struct WireOutput {
+        uint32_t name; /* WireOutputName */
+        uint32_t reserved;
+        WireTensor tensor; /* from the start of the output arena */
+} WireOutput;
+
+/* Coding: video, audio and carried are absent; rows are tokens (TOKENIZE, ENCODE), latent rows or samples. The outputs lie
+ * between the commit word and the end of output_used; what a step makes is there before its commit word. n_slots is 0, or for
+ * DECODE of video 2: slot k % 2 holds what the chunk after k steps needs of the one before, F32. Frame i of the film is
+ * frame i % ring_frames of the tensor; a step may come only if step_frames more of them fit beside those not released
+ * (ring_frames >= frames: always). */
 typedef struct WireJobReady {
         WireHeader header;
         uint64_t rows;
@@ -312,6 +378,10 @@ typedef struct WireJobReady {
         uint64_t output_used; /* bytes from output_offset */
         WireTensor video, audio;
         WireTensor carried; /* [32, 2, A]; absent for samplers without */
+        uint32_t n_outputs, reserved;
+        WireOutput outputs[WIRE_OUTPUTS_MAX];
+        uint64_t frames, ring_frames, step_frames; /* of the film; in the output; that one step makes at most. 0: none are made */
+        uint64_t memory_bytes; /* coding: what a step takes beside the arenas and the model */
 } WireJobReady;
 
 #define WIRE_LORA_NOTES_MAX 12
@@ -390,6 +460,9 @@ typedef struct WireStepDone {
         uint64_t compute_usec;
         uint64_t merged_bytes; /* MERGE: memory of the merged matrices, shared by all jobs of these adapters; else 0 */
         uint64_t exchanged_bytes; /* that ranks received from each other, over all ranks */
+        uint64_t frames; /* DECODE of video: finished so far; else 0 */
+        uint32_t cached; /* ENCODE: taken from the cache */
+        uint32_t reserved;
 } WireStepDone;
 
 /* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a
@@ -463,6 +536,7 @@ int wire_commit_unpack(uint64_t word, uint32_t *ret_epoch, uint32_t *ret_steps_d
 uint32_t wire_init(WireMessage *m, WireType type, uint64_t epoch, uint64_t job, uint32_t step);
 uint32_t wire_size_of(uint16_t type);
 const char *wire_type_name(uint16_t type); /* "HELLO"; "?" */
+const char *wire_output_name(uint32_t name); /* "text_tags"; NULL for an unknown one */
 
 /* Sends one message, never blocks. fd < 0: none. -EAGAIN: try again on POLLOUT; -EPIPE: the peer is gone. */
 int wire_send(int socket, const WireMessage *m, int fd);
