@@ -130,18 +130,13 @@ static void fill_answer(Input *x, WireMessage *m) {
 
         case WIRE_MODEL_COMMIT:
                 wire_init(m, WIRE_MODEL_READY, f->epoch, state.asked.header.job, 0);
-                if (state.asked.header.job == f->lora->id)
-                        m->model_ready.kind = WIRE_MODEL_LORA;
-                else {
-                        m->model_ready.heads = FAKE_HEADS;
-                        m->model_ready.layers = FAKE_BLOCKS;
-                }
+                fake_describe(f, state.asked.header.job, &m->model_ready);
                 break;
 
         case WIRE_JOB_OPEN: {
                 FakeJob j = { .open = *asked_job() };
 
-                j.steps = j.open.kind == WIRE_JOB_SAMPLE ? j.open.steps : 1;
+                j.steps = fake_steps(&j.open);
                 fake_job_ready(f, &j, input_u8(x) % 4, m);
                 break;
         }

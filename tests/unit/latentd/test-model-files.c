@@ -95,7 +95,7 @@ static void put_link(Test *t, const char *path, const char *target) {
 
 static int try(Test *t, const char *name) {
         t->fault = (Fault){};
-        return model_files_open(&t->config, name, &t->files, &t->fault);
+        return model_files_open(&t->config, name, "", &t->files, &t->fault);
 }
 
 /* Opens it and compares the base names, in order, separated by blanks. */
