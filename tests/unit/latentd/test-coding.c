@@ -715,6 +715,69 @@ static void plan_of_coding_has_memory(void **state) {
         (void) sd_bus_message_unref(reply);
 }
 
+/* ---- memory ---- */
+
+/* Which model gives way first; and one that goes with its last session. */
+static void models_give_way_by_kind_and_after_use(void **state) {
+        static const WireModelKind kinds[] = { WIRE_MODEL_DENOISER, WIRE_MODEL_VIDEO_VAE, WIRE_MODEL_CONDITIONER };
+        Fake *f = *state;
+        uint64_t ids[3];
+        Session *s;
+
+        f->model->keep = f->lora->keep = true;
+        for (size_t i = 0; i < ELEMENTSOF(kinds); i++) {
+                Model *m = fake_model_new(f, kinds[i]);
+
+                m->last_used_usec = i; /* the denoiser longest ago */
+                ids[i] = m->id;
+                f->region.n_ref++;
+        }
+        for (size_t i = ELEMENTSOF(kinds); i-- > 0;) {
+                assert_non_null(model_find(f->m, ids[i]));
+                assert_true(model_idle_gives_way(f->m, NULL));
+                assert_null(model_find(f->m, ids[i]));
+        }
+        assert_false(model_idle_gives_way(f->m, NULL));
+
+        for (size_t i = 0; i < 2; i++) {
+                Model *m = fake_model_new(f, WIRE_MODEL_CONDITIONER);
+
+                f->region.n_ref++;
+                f->m->config->evict_after_use = i == 0 ? CONFIG_PART_VIDEO_VAE : CONFIG_PART_CONDITIONER | CONFIG_PART_DENOISER;
+                ids[0] = m->id;
+                s = fake_session_on(f, m, 0);
+                session_close(s);
+                RUN_UNTIL(f, TAILQ_EMPTY(&f->m->sessions));
+                assert_true((model_find(f->m, ids[0]) != NULL) == (i == 0));
+                if (i == 0)
+                        assert_int_equal(model_unload(m, NULL), 0);
+        }
+
+        /* A pinned one stays. */
+        session_close(fake_session_on(f, f->conditioner, 0));
+        RUN_UNTIL(f, TAILQ_EMPTY(&f->m->sessions));
+        assert_non_null(model_find(f->m, f->conditioner->id));
+}
+
+static bool note_welcome(Fake *f, const WireMessage *m) {
+        if (m->header.type == WIRE_WELCOME)
+                f->hook_count = (unsigned) m->welcome.encode_cache_bytes;
+        return false;
+}
+
+static void worker_hears_how_much_encode_may_keep(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session_on(f, f->conditioner, 0);
+        WireJobOpen q = fake_coding(WIRE_JOB_TOKENIZE, 0);
+        Job *j;
+
+        f->m->config->encode_cache_max = 12345;
+        f->hook = note_welcome;
+        j = fake_submit_request(f, s, &q);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_int_equal(f->hook_count, 12345);
+}
+
 static int setup(void **state) {
         if (fake_setup(state) < 0)
                 return -1;
@@ -752,6 +815,8 @@ int main(void) {
                 TEST(resumed_job_must_stay_where_it_was),
                 TEST(one_step_job_is_not_run_again_after_its_commit),
                 TEST(plan_of_coding_has_memory),
+                TEST(models_give_way_by_kind_and_after_use),
+                TEST(worker_hears_how_much_encode_may_keep),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);
