@@ -306,6 +306,56 @@ static int checkpoint_open_directory(
         return 0;
 }
 
+/* The tokenizer's files of this directory that are there: *ret_n. */
+static int add_tokenizer(Checkpoint *c, int directory, size_t *ret_n, Fault *f) {
+        static const char *const names[] = {
+                "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json"};
+        size_t n = 0;
+        int r;
+
+        for (size_t i = 0; i < ELEMENTSOF(names); i++) {
+                if (faccessat(directory, names[i], F_OK, 0) < 0 && errno == ENOENT)
+                        continue;
+                r = checkpoint_add_at(c, directory, names[i], f);
+                if (r < 0)
+                        return r;
+                n++;
+        }
+
+        *ret_n = n;
+        return 0;
+}
+
+/* Of a text_encoder; a pipeline without one is none of our business. */
+static int add_tokenizer_beside(Checkpoint *c, int directory, Fault *f) {
+        CLEANUP_CLOSE int fd = -EBADF;
+        size_t n;
+
+        if (strcmp(c->name, "text_encoder") != 0)
+                return 0;
+
+        fd = openat(directory, "../tokenizer", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0)
+                return errno == ENOENT || errno == ENOTDIR ? 0 : fault_open(f, -errno, "tokenizer");
+        return add_tokenizer(c, fd, &n, f);
+}
+
+static int add_tokenizer_at(Checkpoint *c, const char *path, Fault *f) {
+        CLEANUP_CLOSE int fd = -EBADF;
+        size_t n;
+        int r;
+
+        fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0)
+                return fault_open(f, -errno, path);
+
+        r = add_tokenizer(c, fd, &n, f);
+        if (r >= 0 && n == 0)
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
+                        "%s holds no tokenizer; expected vocab.json and merges.txt, or tokenizer.json.", path);
+        return r;
+}
+
 /* The last part of the path, of a directory also where the path ends in "." or "/". */
 static char *name_of(const char *path, bool is_directory) {
         CLEANUP_FREE char *real = is_directory ? realpath(path, NULL) : NULL;
@@ -316,7 +366,7 @@ static char *name_of(const char *path, bool is_directory) {
         return strdup(p);
 }
 
-int checkpoint_open(const char *path, Checkpoint *ret, Fault *f) {
+int checkpoint_open(const char *path, const char *tokenizer, Checkpoint *ret, Fault *f) {
         CLEANUP(checkpoint_done) Checkpoint c = {};
         CLEANUP_CLOSE int fd = -EBADF;
         struct stat st;
@@ -335,13 +385,20 @@ int checkpoint_open(const char *path, Checkpoint *ret, Fault *f) {
 
         if (S_ISDIR(st.st_mode)) {
                 r = checkpoint_open_directory(path, fd, true, &c, f);
+                if (r >= 0 && !tokenizer)
+                        r = add_tokenizer_beside(&c, fd, f);
+                if (r >= 0 && tokenizer)
+                        r = add_tokenizer_at(&c, tokenizer, f);
                 if (r >= 0)
                         qsort(c.files, c.n_files, sizeof(*c.files), compare_files);
         } else if (!S_ISREG(st.st_mode) || !ends_with(path, SUFFIX))
                 r = fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
                         "%s is not a checkpoint; expected a *.safetensors file or a directory.", path);
-        else
+        else {
                 r = checkpoint_add(&c, c.name, STEAL_FD(fd), f);
+                if (r >= 0 && tokenizer)
+                        r = add_tokenizer_at(&c, tokenizer, f);
+        }
         if (r < 0)
                 return r;
 

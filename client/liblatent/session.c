@@ -402,8 +402,7 @@ LATENT_PUBLIC void latent_session_free(latent_session *session) {
         (void) session_unref(session);
 }
 
-/* Sends the request, which is taken over on success. */
-static int session_start(latent_session *s, Request **q, latent_job **ret, latent_error *e) {
+int session_start(latent_session *s, Request **q, latent_job **ret, latent_error *e) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *reply = NULL;
         Before before;
         int r;
@@ -516,7 +515,7 @@ LATENT_PUBLIC int latent_session_set_loras(latent_session *session, const latent
         return 0;
 }
 
-static int session_plan(latent_session *s, const Request *q, latent_value **ret, latent_error *e) {
+int session_plan(latent_session *s, const Request *q, latent_value **ret, latent_error *e) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL, *reply = NULL;
         int r;
 
@@ -526,7 +525,7 @@ static int session_plan(latent_session *s, const Request *q, latent_value **ret,
         r = client_message(s->client, s->object.owner, s->object.path, BUS_INTERFACE("Session"), "Plan", &m, e);
         if (r < 0)
                 return r;
-        r = sd_bus_message_append(m, "s", q->kind == REQUEST_SAMPLE ? "sample" : "step");
+        r = sd_bus_message_append(m, "s", request_plan_kind(q));
         if (r >= 0)
                 r = request_append(m, q, NULL);
         if (r < 0)

@@ -44,6 +44,12 @@ Output *output_unref(Output *o);
 /* NULL if the range does not lie in it. */
 const void *output_at(const Output *o, uint64_t offset, uint64_t size);
 
+struct Request;
+
+/* Sends the request, which is taken over on success. */
+int session_start(latent_session *s, struct Request **q, latent_job **ret, latent_error *e);
+int session_plan(latent_session *s, const struct Request *q, latent_value **ret, latent_error *e);
+
 /* SetLoras(): tells the service. a may be NULL: none. ret_reply may be NULL. */
 int session_send_adapters(latent_session *s, AdapterSet *a, sd_bus_message **ret_reply, latent_error *e);
 

@@ -34,7 +34,7 @@ static void expect(const char *path, const char *title, ...) {
         va_list ap;
         size_t n = 0;
 
-        if (checkpoint_open(path, &c, &f) < 0)
+        if (checkpoint_open(path, NULL, &c, &f) < 0)
                 fail_msg("%s: %s", f.name, f.text);
         assert_string_equal(c.name, title);
         va_start(ap, title);
@@ -53,7 +53,7 @@ static void refuse(const char *path, int code, const char *name, const char *say
         Checkpoint c = {};
         Fault f = {};
 
-        assert_int_equal(checkpoint_open(path, &c, &f), code);
+        assert_int_equal(checkpoint_open(path, NULL, &c, &f), code);
         assert_string_equal(f.name, name);
         if (!strstr(f.text, says))
                 fail_msg("\"%s\" does not say \"%s\"", f.text, says);
@@ -132,12 +132,12 @@ static void open_names_that_are_no_text_are_escaped(void **state) {
         Fault f = {};
 
         touch("caf\xe9/a\xff.safetensors");
-        assert_int_equal(checkpoint_open("caf\xe9", &c, &f), 0);
+        assert_int_equal(checkpoint_open("caf\xe9", NULL, &c, &f), 0);
         assert_string_equal(c.name, "caf\\xe9");
         assert_int_equal(c.n_files, 1);
         assert_string_equal(c.files[0].name, "a\\xff.safetensors");
         checkpoint_done(&c);
-        assert_int_equal(checkpoint_open("caf\xe9/a\xff.safetensors", &c, &f), 0);
+        assert_int_equal(checkpoint_open("caf\xe9/a\xff.safetensors", NULL, &c, &f), 0);
         assert_string_equal(c.name, "a\\xff.safetensors");
         assert_string_equal(c.files[0].name, "a\\xff.safetensors");
         checkpoint_done(&c);
