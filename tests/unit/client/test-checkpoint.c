@@ -162,6 +162,31 @@ static void open_too_many_files_refused(void **state) {
         refuse("m", -EBADMSG, FAULT_INVALID_FILE, "more than 256");
 }
 
+static void open_text_encoder_with_its_tokenizer(void **state) {
+        Checkpoint c = {};
+        Fault f = {};
+
+        assert_int_equal(mkdir("p", 0755), 0);
+        assert_int_equal(mkdir("p/text_encoder", 0755), 0);
+        touch("p/text_encoder/e.safetensors");
+        expect("p/text_encoder", "text_encoder", "e.safetensors", NULL);
+        assert_int_equal(mkdir("p/tokenizer", 0755), 0);
+        touch("p/tokenizer/vocab.json");
+        touch("p/tokenizer/config.json"); /* not of the five */
+        touch("p/tokenizer/merges.txt");
+        expect("p/text_encoder", "text_encoder", "e.safetensors", "merges.txt", "vocab.json", NULL);
+        expect("p/text_encoder/", "text_encoder", "e.safetensors", "merges.txt", "vocab.json", NULL);
+        expect("p/text_encoder/e.safetensors", "e.safetensors", "e.safetensors", NULL);
+
+        assert_int_equal(checkpoint_open("p/text_encoder/e.safetensors", "p/tokenizer", &c, &f), 0);
+        assert_int_equal(c.n_files, 3);
+        checkpoint_done(&c);
+        assert_int_equal(checkpoint_open("p/text_encoder", "p/text_encoder", &c, &f), -EBADMSG);
+        assert_non_null(strstr(f.text, "holds no tokenizer"));
+        f = (Fault){};
+        assert_int_equal(checkpoint_open("p/text_encoder", "p/nothing", &c, &f), -ENOENT);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, temporary_setup, temporary_teardown)
 
 int main(void) {
@@ -171,6 +196,7 @@ int main(void) {
                 TEST(open_directory_only_file),
                 TEST(open_directory_config_and_shards),
                 TEST(open_pipeline_transformer),
+                TEST(open_text_encoder_with_its_tokenizer),
                 TEST(open_absent_shards_listed),
                 TEST(open_index_leaving_directory_refused),
                 TEST(open_two_indexes_refused),
