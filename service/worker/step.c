@@ -7,6 +7,7 @@
 
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
+#include "service/worker/coder.h"
 #include "service/worker/job-private.h"
 #include "service/worker/step-model.h"
 #include "service/worker/step-table.h"
@@ -23,6 +24,12 @@ void step_runner_done(StepRunner *s) {
         text_cache_clear(&s->text);
         merged_cache_clear(&s->merged);
         mod_cache_clear(&s->tables);
+        encode_cache_clear(&s->encodes);
+}
+
+void step_runner_shrink(StepRunner *s) {
+        mod_cache_clear(&s->tables);
+        encode_cache_clear(&s->encodes);
 }
 
 static bool text_cache_holds(const TextCache *c, const Job *j) {
@@ -118,12 +125,11 @@ static int check_state(const Job *j, uint32_t step, Fault *f) {
                 return fault_set(
                         f, -EINVAL, FAULT_INTERNAL, "STEP is for a job that was opened to be planned only.");
 
-        /* A merge has nothing to split. */
-        if (j->plan_fault.name[0] != '\0' && j->kind != WIRE_JOB_MERGE) {
+        if (j->plan_fault.name[0] != '\0') {
                 *f = j->plan_fault;
                 return -EINVAL;
         }
-        if (!j->plan && j->kind != WIRE_JOB_MERGE)
+        if (!j->plan && job_has_plan(j))
                 return fault_set(f, -EINVAL, FAULT_INTERNAL, "STEP came before PLAN.");
 
         if (j->committed >= j->steps)
@@ -164,7 +170,7 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
 
         have = s->backend->memory_available();
         if (have > 0 && need > have) {
-                mod_cache_clear(&s->tables);
+                step_runner_shrink(s);
                 have = s->backend->memory_available();
         }
         if (have > 0 && need > have)
@@ -255,6 +261,13 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
         r = check_state(j, step, f);
         if (r < 0)
                 return r;
+
+        *ret = (StepResult){};
+        if (j->coder) {
+                r = coder_step(s, g, j, step, ret, f);
+                ret->usec = clock_usec() - begin;
+                return r < 0 ? explain(j, r, f) : 0;
+        }
 
         r = step_choose_model(s, g, j, f);
         if (r < 0)
