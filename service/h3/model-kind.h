@@ -13,5 +13,12 @@ typedef enum H3ModelKind {
         H3_KIND_AUDIO_VAE,
 } H3ModelKind;
 
-/* Files that cannot be read are a denoiser's, too. */
-H3ModelKind h3_model_kind(const H3File *files, size_t n_files);
+typedef struct H3ModelSummary {
+        H3ModelKind kind;
+        uint32_t n_tensors;
+        uint64_t tensor_bytes;
+        char types[64]; /* "BF16, F32" */
+} H3ModelSummary;
+
+/* Files that cannot be read are a denoiser's, with nothing in them. */
+void h3_model_summary(const H3File *files, size_t n_files, H3ModelSummary *ret);

@@ -13,6 +13,7 @@
 
 #define CHANNELS 2
 #define JOB_BYTES (UINT64_C(1) << 30) /* of device memory, for one piece: the released model's pieces of three seconds take less */
+#define ROW_FACTOR 8.0 /* most weights are used for several positions of a latent */
 
 typedef struct AudioWork {
         const H3AudioVae *vae;
@@ -101,10 +102,12 @@ static int publish(Job *j, const AudioWork *x, Fault *f) {
 }
 
 static int run(StepRunner *s, RankGroup *g, Job *j, TileFunc func, uint64_t n, uint32_t before, Fault *f) {
+        const AudioWork *x = j->coder->work;
         TilePool pool;
         int r;
 
         tile_pool_init(&pool, 1, (uint32_t) n, func, j->coder->work);
+        pool.row_bytes = ROW_FACTOR * (double) x->plan.piece * (double) x->vae->weight_bytes;
         pool.blocks_before = before;
         pool.blocks_after = j->coder->blocks - before - (uint32_t) n;
         r = tile_pool_run(&pool, s, g, j, 0, j->coder->ranks, f);
@@ -131,10 +134,10 @@ static int decode_open(Job *j, const WireJobOpen *w, Fault *f) {
         return r;
 }
 
-static int decode_piece(void *userdata, uint32_t rank, LkContext *context, uint32_t chunk, uint32_t tile, Fault *f) {
+static int decode_piece(void *userdata, const TilePlace *at, Fault *f) {
         AudioWork *x = userdata;
 
-        return h3_audio_decode_job(x->vae, x->ops, context, &x->plan, tile, x->input, NULL, NULL, x->result, f);
+        return h3_audio_decode_job(x->vae, x->ops, at->context, &x->plan, at->tile, x->input, NULL, NULL, x->result, f);
 }
 
 static int decode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
@@ -166,17 +169,17 @@ static int encode_open(Job *j, const WireJobOpen *w, Fault *f) {
         return r;
 }
 
-static int encode_piece(void *userdata, uint32_t rank, LkContext *context, uint32_t chunk, uint32_t tile, Fault *f) {
+static int encode_piece(void *userdata, const TilePlace *at, Fault *f) {
         AudioWork *x = userdata;
 
-        return h3_audio_encode_job(x->vae, x->ops, context, &x->plan, tile, x->input, NULL, NULL, x->hidden, f);
+        return h3_audio_encode_job(x->vae, x->ops, at->context, &x->plan, at->tile, x->input, NULL, NULL, x->hidden, f);
 }
 
-static int encode_channel(void *userdata, uint32_t rank, LkContext *context, uint32_t chunk, uint32_t tile, Fault *f) {
+static int encode_channel(void *userdata, const TilePlace *at, Fault *f) {
         AudioWork *x = userdata;
 
         return h3_audio_encode_finish(
-                x->vae, x->ops, context, &x->plan, tile, x->hidden, NULL, NULL, x->result, NULL, NULL, f);
+                x->vae, x->ops, at->context, &x->plan, at->tile, x->hidden, NULL, NULL, x->result, NULL, NULL, f);
 }
 
 static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {

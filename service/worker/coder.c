@@ -273,13 +273,17 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
 }
 
 int coder_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
+        const CoderClass *class = j->coder->class;
         int r;
 
+        r = class->recall ? class->recall(s, j, ret) : 0;
+        if (r != 0)
+                return r < 0 ? r : 0;
         r = admit(s, j, f);
         if (r < 0)
                 return r;
 
-        r = j->coder->class->step(s, g, j, step, ret, f);
+        r = class->step(s, g, j, step, ret, f);
         if (r == -ENOMEM)
                 (void) fault_set(f, r, FAULT_DOES_NOT_FIT,
                         "There is no memory for a step of %s: it needs %" PRIu64 " bytes.", kind_name(j->kind),

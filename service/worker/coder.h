@@ -22,6 +22,9 @@ typedef struct CoderClass {
         /* RESUME after at least one step, which is not the last: takes the committed slot up. NULL: there is
          * nothing in it. */
         int (*resume)(Job *j, Fault *f);
+        /* On the steps' thread, before memory is asked for: commits a result that is there already and returns 1, or
+         * returns 0. May be NULL. */
+        int (*recall)(StepRunner *s, Job *j, StepResult *ret);
         /* On the steps' thread: makes step `step` and commits it (coder_hold(), coder_commit()). */
         int (*step)(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f);
         void (*free)(void *work); /* accepts NULL */
@@ -36,6 +39,7 @@ typedef struct Coder {
         void *work;     /* the class's own; freed by its free() */
         uint32_t ranks; /* that take part; at least 1 */
         StType output_type;
+        uint64_t owner; /* ENCODE: of the result */
         uint64_t rows;
         uint32_t blocks; /* of a step, as PROGRESS counts them */
         uint32_t n_outputs;

@@ -21,10 +21,21 @@ typedef struct ExchangeHook {
         void *userdata;
 } ExchangeHook;
 
-/* Bytes that exchange_new() takes. */
+/* The largest message of each place, in bytes; 0: none is ever sent there. */
+typedef struct ExchangeSizes {
+        uint64_t (*max)(const void *userdata, const H3Message *m);
+        const void *userdata;
+} ExchangeSizes;
+
+/* Bytes that exchange_new_of() and exchange_new() take. */
+uint64_t exchange_memory_of(const H3Plan *p, const ExchangeSizes *sizes);
 uint64_t exchange_memory(const H3Model *m, const H3Plan *p, H3Compute compute);
 
-/* For one step of this plan, which must outlive it. deadline_usec: of each wait; hook: may be NULL. -ENOMEM. */
+/* For one run by this plan, which must outlive it (sizes need not). deadline_usec: of each wait; hook: may be NULL.
+ * -ENOMEM. */
+int exchange_new_of(const H3Plan *p, const ExchangeSizes *sizes, uint64_t deadline_usec, const ExchangeHook *hook,
+        Exchange **ret);
+/* For a denoiser's step. */
 int exchange_new(const H3Model *m, const H3Plan *p, H3Compute compute, uint64_t deadline_usec,
         const ExchangeHook *hook, Exchange **ret);
 /* No rank may use it any more. */

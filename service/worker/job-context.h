@@ -76,7 +76,7 @@ typedef struct Job {
         Latents shown;       /* what the model sees of the state; only streams with a mask have one */
         uint32_t committed;
         bool table_tried; /* modulation rows of the schedule were made or declined: not again and again */
-        uint64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS, or of the begin of the step */
+        atomic_uint_least64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS, or of the begin of the step */
         uint64_t open_usec;     /* how long job_new() took; 0 once a step's time has it */
 
         /* written by the link thread while no step is pending */

@@ -67,13 +67,17 @@ static void stuck(void *userdata, uint32_t rank) {
         x->step->on_stuck(x->step->userdata, &f);
 }
 
-static uint64_t expected_deadline(const SplitStep *s) {
-        double pace = strcmp(s->ops->backend, "cpu") == 0 ? PACE_CPU : PACE_DEVICE;
-        double block = (double) s->in->layout->rows * (double) s->model->weight_bytes /
-                       (double) s->model->config.layers / pace;
+uint64_t split_deadline(const LkOps *ops, double row_bytes) {
+        double pace = strcmp(ops->backend, "cpu") == 0 ? PACE_CPU : PACE_DEVICE;
+        double block = row_bytes / pace;
         double sec = PATIENCE * block > DEADLINE_SEC ? PATIENCE * block : DEADLINE_SEC;
 
         return sec < 1e9 ? (uint64_t) (sec * 1e6) : UINT64_C(1000000000000000);
+}
+
+static uint64_t expected_deadline(const SplitStep *s) {
+        return split_deadline(s->ops, (double) s->in->layout->rows * (double) s->model->weight_bytes /
+                                              (double) s->model->config.layers);
 }
 
 /* All that was to be exchanged was, and nothing else. */

@@ -93,27 +93,26 @@ typedef struct Run {
         uint32_t step;
 } Run;
 
+void step_tell(StepRunner *s, Job *j, uint32_t step, uint32_t done, uint32_t total) {
+        uint64_t now = clock_usec(), last = j->progress_usec;
+        WireMessage m;
+
+        if (now - last < PROGRESS_INTERVAL_USEC || !atomic_compare_exchange_strong(&j->progress_usec, &last, now))
+                return;
+        wire_init(&m, WIRE_PROGRESS, j->epoch, j->id, step);
+        m.progress.block = done;
+        m.progress.blocks = total;
+        link_offer(s->link, &m);
+}
+
 /* Every rank stops where it is; rank 0 tells how far it is. */
 static int on_block(void *userdata, uint32_t rank, uint32_t done, uint32_t total) {
         Run *run = userdata;
-        Job *j = run->job;
-        WireMessage m;
-        uint64_t now;
 
-        if (j->cancelled)
+        if (run->job->cancelled)
                 return -ECANCELED;
-        if (rank > 0)
-                return 0;
-
-        now = clock_usec();
-        if (now - j->progress_usec < PROGRESS_INTERVAL_USEC)
-                return 0;
-
-        j->progress_usec = now;
-        wire_init(&m, WIRE_PROGRESS, j->epoch, j->id, run->step);
-        m.progress.block = done;
-        m.progress.blocks = total;
-        link_offer(run->runner->link, &m);
+        if (rank == 0)
+                step_tell(run->runner, run->job, run->step, done, total);
         return 0;
 }
 

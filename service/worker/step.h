@@ -53,6 +53,9 @@ void step_runner_done(StepRunner *s);
 /* Lets go of what is only kept to be quick: before a step is refused for want of memory. */
 void step_runner_shrink(StepRunner *s);
 
+/* PROGRESS, unless one went out just now. Any thread: of several at once one does. */
+void step_tell(StepRunner *s, Job *j, uint32_t step, uint32_t done, uint32_t total);
+
 /* Runs step `step` of j, which must be the next one, and commits it; that of a MERGE sends what applies of
  * its adapters instead. On failure f is filled and the job's state is as it was: -ECANCELED (Cancelled),
  * -ENOMEM (DoesNotFit), -EINVAL (also InvalidTensor: a result that is not finite; InvalidModel: adapters),

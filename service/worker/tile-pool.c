@@ -4,13 +4,8 @@
 #include <errno.h>
 #include <inttypes.h>
 
-#include "service/shared/clock.h"
-
-#define PROGRESS_INTERVAL_USEC UINT64_C(20000)
-#define DEADLINE_USEC UINT64_C(20000000)
-
 void tile_pool_init(TilePool *p, uint32_t chunks, uint32_t tiles, TileFunc func, void *userdata) {
-        *p = (TilePool){.chunks = chunks, .tiles = tiles, .func = func, .userdata = userdata, .deadline_usec = DEADLINE_USEC};
+        *p = (TilePool){.chunks = chunks, .tiles = tiles, .func = func, .userdata = userdata};
         (void) pthread_mutex_init(&p->lock, NULL);
 }
 
@@ -28,20 +23,7 @@ static void fail(TilePool *p, int error, const Fault *f) {
         p->failed = true;
 }
 
-/* Any rank tells how far all are; of several at once one does. */
-static void tell(TilePool *p, uint32_t done) {
-        uint64_t now = clock_usec(), last = p->progress_usec;
-        WireMessage m;
-
-        if (now - last < PROGRESS_INTERVAL_USEC || !atomic_compare_exchange_strong(&p->progress_usec, &last, now))
-                return;
-        wire_init(&m, WIRE_PROGRESS, p->job->epoch, p->job->id, p->chunk);
-        m.progress.block = p->blocks_before + done;
-        m.progress.blocks = p->blocks_before + p->tiles + p->blocks_after;
-        link_offer(p->runner->link, &m);
-}
-
-static int make_tile(TilePool *p, uint32_t rank, LkContext *context, uint32_t chunk, uint32_t tile) {
+static int make_tile(TilePool *p, TilePlace *at, uint32_t chunk, uint32_t tile) {
         const StepRunner *s = p->runner;
         Fault f = {};
         int r;
@@ -49,28 +31,50 @@ static int make_tile(TilePool *p, uint32_t rank, LkContext *context, uint32_t ch
         if (p->job->cancelled)
                 return -ECANCELED;
         if (s->tile_hook)
-                s->tile_hook(s->tile_userdata, rank, chunk, tile);
-        r = p->func(p->userdata, rank, context, chunk, tile, &f);
+                s->tile_hook(s->tile_userdata, at->rank, chunk, tile);
+        at->chunk = chunk;
+        at->tile = tile;
+        r = p->func(p->userdata, at, &f);
         if (r < 0)
                 fail(p, r, &f);
         return r;
 }
 
-static int work(void *userdata, uint32_t rank, LkContext *context) {
-        TilePool *p = userdata;
-        uint32_t tile;
+static int make_tiles(TilePool *p, TilePlace *at) {
+        uint32_t tile, done;
         int r;
 
         while (!p->failed && (tile = p->next++) < p->tiles) {
-                r = make_tile(p, rank, context, p->chunk, tile);
+                r = make_tile(p, at, p->chunk, tile);
                 if (r < 0)
                         return r;
-                tell(p, ++p->done);
+                done = ++p->done;
+                if (!p->quiet)
+                        step_tell(p->runner, p->job, p->chunk, p->blocks_before + done,
+                                p->blocks_before + p->tiles + p->blocks_after);
         }
         if (p->failed || p->done >= p->tiles || p->chunk + 1 >= p->chunks)
                 return 0;
         tile = p->next_ahead++;
-        return tile < p->tiles ? make_tile(p, rank, context, p->chunk + 1, tile) : 0;
+        return tile < p->tiles ? make_tile(p, at, p->chunk + 1, tile) : 0;
+}
+
+static int work(void *userdata, uint32_t rank, LkContext *context) {
+        TilePool *p = userdata;
+        const LkOps *ops = p->runner->backend->ops;
+        TilePlace at = {.rank = rank, .context = context};
+        int r;
+
+        if (p->memory > 0) {
+                r = ops->memory_new(context, p->memory, &at.memory);
+                if (r < 0) {
+                        fail(p, r, &(Fault){});
+                        return r;
+                }
+        }
+        r = make_tiles(p, &at);
+        ops->memory_free(context, at.memory);
+        return r;
 }
 
 static void stuck(void *userdata, uint32_t rank) {
@@ -83,24 +87,19 @@ static void stuck(void *userdata, uint32_t rank) {
 }
 
 int tile_pool_run(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t ranks, Fault *f) {
-        const RankOrder order = {
-                .ranks = UINT64_MAX >> (64 - ranks),
-                .work = work,
-                .userdata = p,
-                .deadline_usec = s->deadline_usec > 0 ? s->deadline_usec : p->deadline_usec,
-                .stuck = stuck,
-        };
+        RankOrder order = {.ranks = UINT64_MAX >> (64 - ranks), .work = work, .userdata = p, .stuck = stuck};
         int r;
 
+        p->deadline_usec = s->deadline_usec > 0 ? s->deadline_usec : split_deadline(s->backend->ops, p->row_bytes);
+        order.deadline_usec = p->deadline_usec;
         p->runner = s;
         p->job = j;
         p->chunk = chunk;
-        p->next = p->done = p->ahead;
+        p->next = p->done = p->ahead_chunk == chunk ? p->ahead : 0;
         p->ahead = 0;
         p->next_ahead = 0;
         p->failed = false;
         p->error = 0;
-        p->progress_usec = clock_usec();
 
         r = rank_group_run(g, &order);
         if (p->error < 0) {
@@ -110,5 +109,6 @@ int tile_pool_run(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chu
         if (r < 0) /* cancelled between two tiles */
                 return r;
         p->ahead = p->next_ahead < p->tiles ? p->next_ahead : p->tiles;
+        p->ahead_chunk = chunk + 1;
         return 0;
 }

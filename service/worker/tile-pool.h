@@ -17,26 +17,36 @@
 
 typedef struct TilePool TilePool;
 
+typedef struct TilePlace {
+        uint32_t rank;
+        LkContext *context;
+        void *memory; /* of the rank's device */
+        uint32_t chunk, tile;
+} TilePlace;
+
 /* Makes one tile, on the rank's thread. f is filled on failure. */
-typedef int (*TileFunc)(
-        void *userdata, uint32_t rank, LkContext *context, uint32_t chunk, uint32_t tile, Fault *f);
+typedef int (*TileFunc)(void *userdata, const TilePlace *at, Fault *f);
 
 struct TilePool {
         uint32_t chunks, tiles;
         TileFunc func;
         void *userdata;
-        uint64_t deadline_usec; /* of a tile, once another rank has nothing to do any more */
+        /* set by the owner before the first run */
+        uint64_t memory;  /* device bytes that a rank works in; 0: none */
+        double row_bytes; /* of a tile: rows times bytes of weights; how long it may take, once another rank has
+                             nothing to do any more (split_deadline()) */
+        bool quiet; /* no PROGRESS */
         uint32_t blocks_before, blocks_after; /* of the step, beside these tiles: for PROGRESS */
 
-        uint32_t ahead; /* tiles of the next step's chunk that are done */
+        uint32_t ahead, ahead_chunk; /* so many tiles of this chunk are done already */
 
         /* of the step that runs */
         Job *job;
         StepRunner *runner;
         uint32_t chunk;
+        uint64_t deadline_usec;
         atomic_uint next, next_ahead, done;
         atomic_bool failed;
-        atomic_uint_least64_t progress_usec;
         pthread_mutex_t lock; /* of fault and error */
         int error;
         Fault fault;
