@@ -117,7 +117,7 @@ static int run(StepRunner *s, RankGroup *g, Job *j, TileFunc func, uint64_t n, u
 
 static int decode_open(Job *j, const WireJobOpen *w, Fault *f) {
         TensorRule rule = {.name = "audio", .type = ST_F32, .n_dims = 3, .shape = {0, CHANNELS}};
-        AudioWork *x;
+        AudioWork *x = NULL;
         int r;
 
         r = work_new(j, &x);
@@ -153,7 +153,7 @@ static int decode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
 
 static int encode_open(Job *j, const WireJobOpen *w, Fault *f) {
         const TensorRule rule = {.name = "audio", .type = ST_F32, .n_dims = 2, .shape = {CHANNELS}};
-        AudioWork *x;
+        AudioWork *x = NULL;
         int r;
 
         r = work_new(j, &x);

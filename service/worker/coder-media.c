@@ -34,6 +34,7 @@ typedef struct MediaWork {
         float *moments;       /* [2 * channels, clip tokens, height, width] */
         float *z;             /* [channels, clip tokens, height, width] */
         float *noise;         /* of the film's latent; NULL: the mean is taken */
+        float *clip_noise;    /* of a clip's */
         Job *job;             /* that this belongs to */
         StepRunner *runner;   /* of the step */
 } MediaWork;
@@ -53,6 +54,7 @@ static void work_free(void *userdata) {
         free(x->moments);
         free(x->z);
         free(x->noise);
+        free(x->clip_noise);
         free(x);
 }
 
@@ -100,7 +102,7 @@ static int set_memory(Job *j, MediaWork *x) {
                 return -EOVERFLOW;
         all += 3 * channels * x->clip.tokens * plane(x) * sizeof(float);
         if (x->sampled)
-                all += channels * x->film.tokens * plane(x) * sizeof(float);
+                all += channels * (x->film.tokens + x->clip.tokens) * plane(x) * sizeof(float);
         j->coder->memory_bytes = all;
         return 0;
 }
@@ -184,8 +186,12 @@ static int draw_noise(MediaWork *x) {
         if (!x->sampled || x->noise)
                 return 0;
         x->noise = malloc(n * sizeof(*x->noise));
-        if (!x->noise)
+        x->clip_noise = malloc(n / x->film.tokens * x->clip.tokens * sizeof(*x->clip_noise));
+        if (!x->noise || !x->clip_noise) {
+                free(STEAL_PTR(x->noise));
+                free(STEAL_PTR(x->clip_noise));
                 return -ENOMEM;
+        }
         h3_noise_init(&generator, x->seed);
         h3_noise_draw(&generator, n, x->noise);
         return 0;
@@ -234,6 +240,19 @@ static uint64_t tokens_of(const MediaWork *x, uint32_t clip) {
         return left < x->clip.tokens ? left : x->clip.tokens;
 }
 
+/* The clip's part of the noise, behind each other as its moments are. Tokens beyond the film's are dropped later:
+ * any noise will do. */
+static void sample(MediaWork *x, uint32_t clip) {
+        uint64_t channels = h3_video_vae_config(x->vae)->latent_channels, all = x->clip.tokens * plane(x);
+
+        memset(x->clip_noise, 0, channels * all * sizeof(float));
+        for (uint64_t c = 0; c < channels; c++)
+                memcpy(x->clip_noise + c * all,
+                        x->noise + (c * x->film.tokens + (uint64_t) clip * x->clip.tokens) * plane(x),
+                        tokens_of(x, clip) * plane(x) * sizeof(float));
+        h3_video_latent_sample_of(x->vae, x->moments, x->clip_noise, all, x->z);
+}
+
 /* From tiles to x->z: all of the clip's tokens. */
 static int finish(MediaWork *x, uint32_t clip) {
         uint64_t n = x->clip.tokens * plane(x);
@@ -245,8 +264,9 @@ static int finish(MediaWork *x, uint32_t clip) {
         if (r < 0)
                 return r;
         if (x->sampled)
-                return sample(x, clip);
-        h3_video_latent_mean(x->vae, x->moments, n, x->z);
+                sample(x, clip);
+        else
+                h3_video_latent_mean(x->vae, x->moments, n, x->z);
         return 0;
 }
 

@@ -47,7 +47,7 @@ static int tokenize_open(Job *j, const WireJobOpen *w, Fault *f) {
         CLEANUP_FREE char *text = NULL;
         Coder *c = j->coder;
         size_t size, n;
-        TextWork *x;
+        TextWork *x = NULL;
         int r;
 
         r = work_new(j, &x, f);
@@ -76,7 +76,7 @@ static int tokenize_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, Ste
 }
 
 /* patches: where those of the first picture go, the others behind them; NULL: sizes alone. */
-static int list_vision(const TextWork *x, const float *patches, H3VisionInput **ret) {
+static int list_vision(const TextWork *x, float *patches, H3VisionInput **ret) {
         const H3Presentation *p = x->presentation;
 
         *ret = calloc(p->n_blocks + 1, sizeof(**ret));
@@ -134,7 +134,7 @@ static int encode_open(Job *j, const WireJobOpen *w, Fault *f) {
         const H3TextModel *m = j->model->conditioner;
         CLEANUP_FREE H3VisionInput *vision = NULL;
         Coder *c = j->coder;
-        TextWork *x;
+        TextWork *x = NULL;
         int r;
 
         if (w->output_type != ST_BF16 && w->output_type != ST_F32)

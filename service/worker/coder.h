@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "service/shared/safetensors.h"
 #include "service/worker/job-context.h"
 #include "service/worker/step.h"
 
