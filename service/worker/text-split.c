@@ -27,18 +27,6 @@ struct Run {
         Fault faults[H3_TEXT_RANKS_MAX];
 };
 
-/* What an exchange's sizes are computed from. */
-typedef struct Sizes {
-        const H3TextModel *model;
-        const H3TextSize *size;
-} Sizes;
-
-static uint64_t message_max(const void *userdata, const H3Message *m) {
-        const Sizes *x = userdata;
-
-        return h3_text_message_max(x->model, x->size, m);
-}
-
 static int on_block(void *userdata, uint32_t done, uint32_t total) {
         const Part *part = userdata;
         const TextSplit *s = part->run->split;
@@ -97,18 +85,18 @@ static int first_error(const Run *x, int r, Fault *f) {
 int text_split_memory(const H3TextModel *m, const H3TextSize *size, uint64_t *ret) {
         H3Range rows[H3_TEXT_RANKS_MAX];
         H3Plan plan = h3_text_plan(size->ranks, rows);
-        uint64_t own = h3_text_memory(m, size), sum;
+        const ExchangeText sizes = {m, *size};
+        uint64_t sum, between = exchange_memory(&plan, (ExchangeSize){exchange_text_message, &sizes});
 
-        if (__builtin_mul_overflow(own, (uint64_t) size->ranks, &sum) ||
-                __builtin_add_overflow(
-                        sum, exchange_memory_of(&plan, &(ExchangeSizes){message_max, &(Sizes){m, size}}), &sum))
+        if (__builtin_mul_overflow(h3_text_memory(m, size), (uint64_t) size->ranks, &sum) ||
+                __builtin_add_overflow(sum, between, &sum))
                 return -EOVERFLOW;
         *ret = sum;
         return 0;
 }
 
 int text_split_run(RankGroup *g, const TextSplit *s, void *ret_hidden, uint64_t *ret_bytes, Fault *f) {
-        const H3TextSize size = h3_text_size(s->in, s->ranks);
+        const ExchangeText sizes = {s->model, h3_text_size(s->in, s->ranks)};
         CLEANUP(exchange_freep) Exchange *exchange = NULL;
         CLEANUP_FREE Run *x = NULL;
         RankOrder order = {.ranks = UINT64_MAX >> (64 - s->ranks), .work = work, .stuck = stuck};
@@ -121,10 +109,10 @@ int text_split_run(RankGroup *g, const TextSplit *s, void *ret_hidden, uint64_t 
         x->split = s;
         x->hidden = ret_hidden;
         x->plan = h3_text_plan(s->ranks, x->rows);
-        x->deadline_usec = s->deadline_usec > 0 ? s->deadline_usec : expected_deadline(s, &size);
+        x->deadline_usec = s->deadline_usec > 0 ? s->deadline_usec : expected_deadline(s, &sizes.size);
         if (s->ranks > 1) {
-                r = exchange_new_of(&x->plan, &(ExchangeSizes){message_max, &(Sizes){s->model, &size}},
-                        x->deadline_usec, &s->hook, &exchange);
+                r = exchange_new(&x->plan, (ExchangeSize){exchange_text_message, &sizes}, x->deadline_usec, &s->hook,
+                        &exchange);
                 if (r < 0)
                         return r;
                 x->exchange = exchange;
