@@ -110,7 +110,8 @@ static int first_error(const Split *x, int r, Fault *f) {
 }
 
 int split_memory(const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute compute, uint64_t *ret) {
-        uint64_t sum = exchange_memory(m, p, compute);
+        const ExchangeStep sizes = {m, p, compute};
+        uint64_t sum = exchange_memory(p, (ExchangeSize){exchange_step_message, &sizes});
 
         for (uint32_t i = 0; i < p->ranks; i++) {
                 uint64_t bytes;
@@ -142,7 +143,10 @@ int split_run(RankGroup *g, const SplitStep *s, uint64_t *ret_bytes, Fault *f) {
         if (s->plan->ranks > rank_group_size(g))
                 return fault_set(f, -EINVAL, FAULT_INTERNAL, "The plan is for more ranks than there are.");
         if (s->plan->ranks > 1) {
-                r = exchange_new(s->model, s->plan, s->in->compute, x->deadline_usec, &s->hook, &exchange);
+                const ExchangeStep sizes = {s->model, s->plan, s->in->compute};
+
+                r = exchange_new(s->plan, (ExchangeSize){exchange_step_message, &sizes}, x->deadline_usec,
+                        &s->hook, &exchange);
                 if (r < 0)
                         return r;
                 x->exchange = exchange;
