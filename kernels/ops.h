@@ -158,7 +158,7 @@ typedef struct LkGemmI8 {
  * kv_heads). Rows are [heads, head_dim] (k, v: [kv_heads, head_dim]) with row strides in elements. Scores,
  * maximum and sum are f32; with LK_BF16 the probabilities exp(s - running max) are rounded to bf16 before
  * they meet v (the sum takes the unrounded ones), accumulation is f32, the quotient is rounded once.
- * head_dim is a multiple of 8, at most 256. causal: query i sees keys 0 .. first_row + i, bit for bit as if
+ * head_dim is a multiple of 4, at most 256. causal: query i sees keys 0 .. first_row + i, bit for bit as if
  * there were no others (first_row + n_q <= n_k), so that any range of the queries can be computed alone. */
 typedef struct LkAttention {
         LkType type;

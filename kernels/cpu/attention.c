@@ -256,7 +256,7 @@ static void attention_task(void *userdata, uint64_t task, uint32_t thread) {
 static int check_attention(const LkAttention *a) {
         uint64_t n, keys, end;
 
-        if (!a || a->head_dim == 0 || a->head_dim % 8 != 0 || a->head_dim > HEAD_DIM_MAX || a->n_k == 0)
+        if (!a || a->head_dim == 0 || a->head_dim % 4 != 0 || a->head_dim > HEAD_DIM_MAX || a->n_k == 0)
                 return -EINVAL;
         if (a->kv_heads > 0 && a->heads % a->kv_heads != 0)
                 return -EINVAL;

@@ -57,7 +57,7 @@ static void qk_row(const void *arg, uint64_t row) {
 int LK_ISA(qk_norm_rope)(LkContext *c, const LkQkNormRope *a) {
         uint64_t n;
 
-        if (!c || !a || a->head_dim == 0 || a->head_dim % 8 != 0 || a->head_dim > HEAD_DIM_MAX)
+        if (!c || !a || a->head_dim == 0 || a->head_dim % 4 != 0 || a->head_dim > HEAD_DIM_MAX)
                 return -EINVAL;
 
         n = (uint64_t) a->heads * a->head_dim;
