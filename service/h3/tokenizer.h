@@ -17,9 +17,9 @@
 typedef struct H3Tokenizer H3Tokenizer;
 
 /* No id is this high: ids index tables. */
-#define H3_TOKEN_IDS_MAX (UINT32_C(1) << 24)
+#define H3_TOKEN_IDS_MAX (UINT32_C(1) << 20)
 /* Bytes of a text that can be encoded. */
-#define H3_TOKENIZER_TEXT_MAX (UINT64_C(1) << 28)
+#define H3_TOKENIZER_TEXT_MAX (UINT64_C(1) << 22)
 
 /* Opens a tokenizer from its files; a name's last part decides what a file is, others are ignored:
  *  - tokenizer.json, which has it all, or vocab.json and merges.txt. If both are there, tokenizer.json counts
