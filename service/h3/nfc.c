@@ -14,6 +14,8 @@
 #define FIRST_MARK_LEAD 0xcc
 /* Numbers of one character's canonical decomposition are at most 4. */
 #define DECOMPOSED_MAX 4
+/* One before the first final consonant of Hangul. */
+#define NO_FINAL 0x11a7
 #define FORM_C (UTF8PROC_STABLE | UTF8PROC_COMPOSE)
 
 void nfc_done(NfcBuffer *b) {
@@ -79,6 +81,26 @@ static size_t decompose(const char *s, size_t n, int32_t *points) {
         return count;
 }
 
+/* In place; returns the new number. utf8proc (2.8) takes U+11A7 for a final consonant and drops it behind a
+ * syllable, but it is none and composes with nothing. */
+static size_t compose(int32_t *points, size_t n) {
+        size_t out = 0;
+
+        for (size_t begin = 0; begin < n;) {
+                size_t end = begin, len;
+
+                while (end < n && points[end] != NO_FINAL)
+                        end++;
+                len = (size_t) utf8proc_normalize_utf32(points + begin, (utf8proc_ssize_t) (end - begin), FORM_C);
+                memmove(points + out, points + begin, len * sizeof(*points));
+                out += len;
+                if (end < n)
+                        points[out++] = NO_FINAL;
+                begin = end + 1;
+        }
+        return out;
+}
+
 int nfc_of(NfcBuffer *b, const char *s, size_t n, const char **ret, size_t *ret_n) {
         size_t characters = 0, decomposed, composed, out = 0;
         bool quiet = true;
@@ -98,7 +120,7 @@ int nfc_of(NfcBuffer *b, const char *s, size_t n, const char **ret, size_t *ret_
                 return -ENOMEM;
         decomposed = decompose(s, n, b->points);
         order(b->points, decomposed, b->points + decomposed);
-        composed = (size_t) utf8proc_normalize_utf32(b->points, (utf8proc_ssize_t) decomposed, FORM_C);
+        composed = compose(b->points, decomposed);
         if (reserve(&b->text, &b->text_cap, 4 * composed, 1) < 0)
                 return -ENOMEM;
         for (size_t i = 0; i < composed; i++)

@@ -4,14 +4,11 @@
 /* What a tokenizer is made of, for its own files: the vocabulary with its merges (tokenizer-vocab.c), read
  * from the files (tokenizer-files.c, tokenizer-added.c), used by tokenizer.c. */
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include <pcre2.h>
-
+#include "service/h3/tokenizer-split.h"
 #include "service/h3/tokenizer.h"
 
 #define NO_TOKEN UINT32_MAX

@@ -8,15 +8,10 @@
 
 #include "service/h3/nfc.h"
 #include "service/h3/tokenizer-private.h"
+#include "service/h3/tokenizer-split.h"
 #include "service/h3/tokenizer-word.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/utf8.h"
-
-/* tokenizer_word_pattern as PCRE2 has to be told: its own \s also takes U+180E, which is no white space. */
-#define SPACE "\\x09-\\x0d\\x{85}\\p{Z}"
-static const char word_pattern[] =
-        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^" SPACE "\\p{L}\\p{N}]+[\\r\\n]*"
-        "|[" SPACE "]*[\\r\\n]+|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+";
 
 H3Tokenizer *h3_tokenizer_free(H3Tokenizer *t) {
         if (!t)
@@ -108,12 +103,10 @@ static int finish(H3Tokenizer *t, Fault *f) {
         for (size_t i = 0; i < t->n_added; i++)
                 t->added_start[(uint8_t) t->vocab.text[t->added[i].content.at]] = true;
 
-        /* No JIT: the worker may not make code (seccomp). */
-        t->words = pcre2_compile((PCRE2_SPTR) word_pattern, PCRE2_ZERO_TERMINATED,
-                PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, &error, &offset, NULL);
-        return t->words ? 0
-                        : fault_set(f, -ENOTRECOVERABLE, FAULT_INTERNAL,
-                                  "PCRE2 does not compile the word pattern: error %d at %zu", error, offset);
+        if (split_compile(&t->words, &error, &offset) < 0)
+                return fault_set(f, -ENOTRECOVERABLE, FAULT_INTERNAL,
+                        "PCRE2 does not compile the word pattern: error %d at %zu", error, offset);
+        return 0;
 }
 
 int h3_tokenizer_open(const H3File *files, size_t n_files, H3Tokenizer **ret, Fault *f) {
@@ -139,8 +132,7 @@ typedef struct Encoder {
         const H3Tokenizer *t;
         NfcBuffer nfc;
         WordBuffer word;
-        pcre2_match_data *match;
-        pcre2_match_context *limits;
+        Splitter split;
         int32_t *ids;
         size_t n_ids, ids_cap;
 } Encoder;
@@ -148,8 +140,7 @@ typedef struct Encoder {
 static void encoder_done(Encoder *e) {
         nfc_done(&e->nfc);
         word_done(&e->word);
-        pcre2_match_data_free(e->match);
-        pcre2_match_context_free(e->limits);
+        split_done(&e->split);
         free(e->ids);
 }
 
@@ -205,39 +196,6 @@ static size_t match_added(const H3Tokenizer *t, const char *s, size_t n, uint32_
         return found;
 }
 
-static bool is_letter(char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
-
-/* A word of ASCII letters, with or without a space before it, as the pattern has it: most of most texts, and
- * much faster found. 0: it takes the pattern to say. */
-static size_t plain_word(const char *s, size_t n) {
-        size_t i = s[0] == ' ' && n > 1, letters = i;
-
-        while (i < n && is_letter(s[i]))
-                i++;
-        return i > letters && (i == n || (uint8_t) s[i] < 0x80) ? i : 0;
-}
-
-/* The length of the word at `at` of n bytes. */
-static int find_word(Encoder *e, const char *s, size_t n, size_t at, size_t *ret) {
-        size_t len = plain_word(s + at, n - at);
-        int r;
-
-        if (len == 0) {
-                r = pcre2_match(e->t->words, (PCRE2_SPTR) s, n, at, PCRE2_NO_UTF_CHECK, e->match, e->limits);
-                if (r == PCRE2_ERROR_NOMEMORY || r == PCRE2_ERROR_HEAPLIMIT)
-                        return -ENOMEM;
-                if (r <= 0)
-                        return -ENOTRECOVERABLE;
-                len = pcre2_get_ovector_pointer(e->match)[1] - at;
-                if (len == 0)
-                        return -ENOTRECOVERABLE;
-        }
-        *ret = len;
-        return 0;
-}
-
 /* Text between added tokens. */
 static int encode_piece(Encoder *e, const char *piece, size_t piece_n) {
         const char *s;
@@ -250,7 +208,7 @@ static int encode_piece(Encoder *e, const char *piece, size_t piece_n) {
         for (size_t at = 0; at < n;) {
                 size_t len, count;
 
-                r = find_word(e, s, n, at, &len);
+                r = split_next(&e->split, s, n, at, &len);
                 if (r < 0)
                         return r;
                 r = reserve_ids(e, len);
@@ -316,15 +274,11 @@ int h3_tokenizer_encode(
         r = check_text(text, n, f);
         if (r < 0)
                 return r;
-        e.match = pcre2_match_data_create(1, NULL);
-        e.limits = pcre2_match_context_create(NULL);
-        r = e.match && e.limits ? reserve_ids(&e, n / 4) : -ENOMEM;
-        if (r < 0)
-                return fault_set(f, r, FAULT_DOES_NOT_FIT, "No memory to encode %zu bytes of text.", n);
-        /* Time is bounded by the length of the text, whatever stands in it: the pattern goes back over single
-         * runs of white space only. */
-        (void) pcre2_set_match_limit(e.limits, UINT32_MAX);
-        r = encode(&e, text, n);
+        r = split_init(&e.split, t->words);
+        if (r == 0)
+                r = reserve_ids(&e, n / 4);
+        if (r == 0)
+                r = encode(&e, text, n);
         if (r == -ENOMEM)
                 return fault_set(f, r, FAULT_DOES_NOT_FIT, "No memory to encode %zu bytes of text.", n);
         if (r < 0)
