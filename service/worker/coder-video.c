@@ -141,8 +141,12 @@ static int decode_open(Job *j, const WireJobOpen *w, Fault *f) {
 /* A worker that died wrote it: its numbers are checked like an input's. */
 static int decode_resume(Job *j, Fault *f) {
         VideoWork *x = j->coder->work;
-        float *tail = malloc(x->plan.memory.tail);
+        float *tail;
 
+        j->coder->frames_done = h3_video_decode_frames(&x->plan, j->committed - 1).end;
+        if (j->committed == j->steps)
+                return 0;
+        tail = malloc(x->plan.memory.tail);
         if (!tail)
                 return -ENOMEM;
         x->tails[j->committed % 2] = tail;

@@ -123,7 +123,7 @@ static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
         ok = place(sizeof(uint64_t), &at, &unused);
         for (uint32_t i = 0; ok && i < c->n_outputs; i++)
                 ok = place(c->outputs[i].tensor.size, &at, &c->outputs[i].tensor.offset);
-        j->slot_offset = at;
+        j->slot_offset = j->n_slots > 0 ? at : 0;
         for (uint32_t i = 0; ok && i < j->n_slots; i++) {
                 uint64_t begin;
 
@@ -134,7 +134,7 @@ static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
                 return fault_set(f, -EOVERFLOW, FAULT_DOES_NOT_FIT, "The results have more bytes than can be counted.");
 
         j->output_used = at - w->output_offset;
-        if (j->output_used > w->output_size)
+        if (j->output_used > w->output_size && !j->plan_only) /* a plan says how much there has to be */
                 return fault_set(f, -ENOSPC, FAULT_DOES_NOT_FIT,
                         "The results need %" PRIu64 " bytes of the output arena, %" PRIu64
                         " are given: make the arena larger.",
@@ -157,7 +157,7 @@ static int resume(Job *j, Fault *f) {
         r = job_resume_commit(j, &j->committed, f);
         if (r < 0)
                 return r;
-        if (class->resume && j->committed > 0 && j->committed < j->steps)
+        if (class->resume && j->committed > 0)
                 return class->resume(j, f);
         return 0;
 }
@@ -233,6 +233,7 @@ void coder_describe(const Job *j, WireJobReady *ret) {
         ret->frames = c->frames;
         ret->ring_frames = c->ring_frames;
         ret->step_frames = c->step_frames;
+        ret->frames_done = c->frames_done;
         ret->memory_bytes = c->memory_bytes;
 }
 

@@ -20,8 +20,8 @@ typedef struct CoderClass {
         /* On the link's thread, when the job is opened: copies and checks the inputs, fills the Coder and j->steps;
          * of outputs name, type and shape. f says what is wrong. */
         int (*open)(Job *j, const WireJobOpen *w, Fault *f);
-        /* RESUME after at least one step, which is not the last: takes the committed slot up. NULL: there is
-         * nothing in it. */
+        /* RESUME after at least one step: takes the committed slot up, if steps are left. NULL: there is nothing
+         * in it. */
         int (*resume)(Job *j, Fault *f);
         /* On the steps' thread, before memory is asked for: commits a result that is there already and returns 1, or
          * returns 0. May be NULL. */
@@ -49,7 +49,7 @@ typedef struct Coder {
         uint64_t slot_size;    /* 0: no slots */
         uint64_t memory_bytes; /* that a step takes beside arenas and model */
         bool admitted;         /* by the steps' thread: they were found */
-        uint64_t frames_done;  /* after the committed steps */
+        uint64_t frames_done;  /* by the committed steps, when the job was opened */
 } Coder;
 
 /* The rest of job_new(): everything but the job's header. */

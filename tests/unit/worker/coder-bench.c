@@ -25,7 +25,7 @@ const char *const bench_audio_vae[] = {
         DEMO "audio_vae/config.json", DEMO "audio_vae/diffusion_pytorch_model.safetensors", NULL};
 const char *const bench_conditioner[] = {DEMO "text_encoder/config.json", DEMO "text_encoder/model.safetensors",
         DEMO "tokenizer/vocab.json", DEMO "tokenizer/merges.txt", DEMO "tokenizer/tokenizer.json",
-        DEMO "tokenizer/tokenizer_config.json", DEMO "model_index.json", NULL};
+        DEMO "tokenizer/tokenizer_config.json", NULL};
 
 static uint64_t memory_available(void) {
         return bench_memory_available;
