@@ -182,7 +182,7 @@ int coder_new(Job *j, const WireJobOpen *w, uint32_t ranks, Fault *f) {
 
         if (!class)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "The job is %s on a %s: it needs a %s.", kind_name(w->kind), model_entry_kind_name(j->model),
+                        "%s cannot run on a model of kind \"%s\": it needs a %s.", kind_name(w->kind), model_entry_kind_name(j->model),
                         w->kind == WIRE_JOB_TOKENIZE || w->kind == WIRE_JOB_ENCODE ? "conditioner" : "VAE");
         r = check_numbers(w, f);
         if (r >= 0)
@@ -221,7 +221,7 @@ void coder_describe(const Job *j, WireJobReady *ret) {
         const Coder *c = j->coder;
 
         ret->rows = c->rows;
-        ret->blocks = c->blocks;
+        ret->blocks = c->blocks < STEP_BLOCKS_MAX ? c->blocks : STEP_BLOCKS_MAX;
         ret->committed = j->committed;
         ret->n_slots = j->n_slots;
         ret->commit_offset = j->commit_offset;

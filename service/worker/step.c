@@ -99,6 +99,10 @@ void step_tell(StepRunner *s, Job *j, uint32_t step, uint32_t done, uint32_t tot
 
         if (now - last < PROGRESS_INTERVAL_USEC || !atomic_compare_exchange_strong(&j->progress_usec, &last, now))
                 return;
+        if (total > STEP_BLOCKS_MAX) {
+                done = (uint32_t) ((uint64_t) done * STEP_BLOCKS_MAX / total);
+                total = STEP_BLOCKS_MAX;
+        }
         wire_init(&m, WIRE_PROGRESS, j->epoch, j->id, step);
         m.progress.block = done;
         m.progress.blocks = total;

@@ -53,6 +53,9 @@ void step_runner_done(StepRunner *s);
 /* Lets go of what is only kept to be quick: before a step is refused for want of memory. */
 void step_runner_shrink(StepRunner *s);
 
+/* More blocks than these are not told apart. */
+#define STEP_BLOCKS_MAX 4096u
+
 /* PROGRESS, unless one went out just now. Any thread: of several at once one does. */
 void step_tell(StepRunner *s, Job *j, uint32_t step, uint32_t done, uint32_t total);
 
