@@ -370,7 +370,36 @@ static int read_around(const Reader *r, const TokenizerPart *parts, H3Tokenizer 
         return e < 0 ? e : tokenizer_add_list(t, r->file, &parts[4], r->fault);
 }
 
-int tokenizer_read_whole(const H3File *file, H3Tokenizer *t, Fault *f) {
+static int disagree(Fault *f, const char *what, size_t at) {
+        return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
+                "tokenizer.json and %s %zu disagree. Use the files of one model, or tokenizer.json alone.",
+                what, at);
+}
+
+/* Before added tokens come to it. */
+static int compare(const Vocab *whole, const Vocab *lists, Fault *f) {
+        size_t n = lists->n_merges < whole->n_merges ? lists->n_merges : whole->n_merges;
+
+        for (size_t id = 0; id < lists->n_ids || id < whole->n_ids; id++) {
+                TokenSpan a = {.n = NO_TOKEN}, b = {.n = NO_TOKEN};
+
+                if (id < whole->n_ids)
+                        a = whole->tokens[id];
+                if (id < lists->n_ids)
+                        b = lists->tokens[id];
+                if (a.n != b.n ||
+                        (a.n != NO_TOKEN && memcmp(whole->text + a.at, lists->text + b.at, a.n) != 0))
+                        return disagree(f, "vocab.json about the token with id", id);
+        }
+        for (size_t i = 0; i < n; i++)
+                if (whole->merges[i].left != lists->merges[i].left ||
+                        whole->merges[i].right != lists->merges[i].right)
+                        return disagree(f, "merges.txt about merge", i + 1);
+        return whole->n_merges == lists->n_merges ? 0
+                                                  : disagree(f, "merges.txt about the existence of merge", n + 1);
+}
+
+int tokenizer_read_whole(const H3File *file, const Vocab *lists, H3Tokenizer *t, Fault *f) {
         TokenizerPart parts[] = {{.key = "model"}, {.key = "normalizer"}, {.key = "pre_tokenizer"},
                 {.key = "post_processor"}, {.key = "added_tokens"}};
         CLEANUP_FREE char *text = NULL, *room = NULL;
@@ -393,33 +422,7 @@ int tokenizer_read_whole(const H3File *file, H3Tokenizer *t, Fault *f) {
         if (reader_end(&r.json) < 0)
                 return fail_json(&r);
         e = read_model(&r, &parts[0]);
+        if (e == 0 && lists)
+                e = compare(&t->vocab, lists, f);
         return e < 0 ? e : read_around(&r, parts, t);
-}
-
-static int disagree(Fault *f, const char *what, size_t at) {
-        return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                "tokenizer.json and %s %zu disagree. Use the files of one model, or tokenizer.json alone.",
-                what, at);
-}
-
-int tokenizer_compare(const Vocab *whole, const Vocab *lists, Fault *f) {
-        size_t n = lists->n_merges < whole->n_merges ? lists->n_merges : whole->n_merges;
-
-        for (size_t id = 0; id < lists->n_ids || id < whole->n_ids; id++) {
-                TokenSpan a = {.n = NO_TOKEN}, b = {.n = NO_TOKEN};
-
-                if (id < whole->n_ids)
-                        a = whole->tokens[id];
-                if (id < lists->n_ids)
-                        b = lists->tokens[id];
-                if (a.n != b.n ||
-                        (a.n != NO_TOKEN && memcmp(whole->text + a.at, lists->text + b.at, a.n) != 0))
-                        return disagree(f, "vocab.json about the token with id", id);
-        }
-        for (size_t i = 0; i < n; i++)
-                if (whole->merges[i].left != lists->merges[i].left ||
-                        whole->merges[i].right != lists->merges[i].right)
-                        return disagree(f, "merges.txt about merge", i + 1);
-        return whole->n_merges == lists->n_merges ? 0
-                                                  : disagree(f, "merges.txt about the existence of merge", n + 1);
 }

@@ -114,10 +114,9 @@ typedef struct TokenizerFiles {
 
 /* vocab.json and merges.txt. */
 int tokenizer_read_lists(const TokenizerFiles *files, Vocab *v, Fault *f);
-/* tokenizer.json's model; its other parts are checked and its added tokens added. */
-int tokenizer_read_whole(const H3File *file, H3Tokenizer *t, Fault *f);
-/* Both say the same: vocabulary and merges. -EINVAL (InvalidModel). */
-int tokenizer_compare(const Vocab *whole, const Vocab *lists, Fault *f);
+/* tokenizer.json: its model, which lists (may be NULL: there are none) must agree with, or -EINVAL
+ * (InvalidModel); its other parts are checked and its added tokens added. */
+int tokenizer_read_whole(const H3File *file, const Vocab *lists, H3Tokenizer *t, Fault *f);
 
 /* The parts of tokenizer.json around the model, as JSON: normaliser, word pattern, added tokens. */
 typedef struct TokenizerPart {

@@ -61,17 +61,14 @@ static int read_files(const TokenizerFiles *files, H3Tokenizer *t, Fault *f) {
                 r = tokenizer_read_lists(files, &t->vocab, f);
                 return r < 0 ? r : tokenizer_read_added(t, files, f);
         }
-        r = tokenizer_read_whole(files->tokenizer, t, f);
-        if (r < 0)
-                return r;
         if (files->vocab && files->merges) {
                 r = tokenizer_read_lists(files, &lists, f);
                 if (r < 0)
                         return r;
-                r = tokenizer_compare(&t->vocab, &lists, f);
-                if (r < 0)
-                        return r;
         }
+        r = tokenizer_read_whole(files->tokenizer, lists.n_ids > 0 ? &lists : NULL, t, f);
+        if (r < 0)
+                return r;
         return tokenizer_read_added(t, files, f);
 }
 
