@@ -25,8 +25,9 @@
  * All functions return 0 or a negative errno (-EINVAL for an argument that breaks the contract, -EIO or
  * -ENODEV when a device fails). They are called from one thread per LkContext. */
 
-#include <stdint.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef enum LkType {
         LK_F32 = 1,
@@ -241,6 +242,63 @@ typedef struct LkConvert {
         uint64_t y_ld;
 } LkConvert;
 
+/* What lies beyond an axis. */
+typedef enum LkPad {
+        LK_PAD_ZERO,
+        LK_PAD_REFLECT,   /* about the edge element: 2 1 | 0 1 2; both pads are smaller than size */
+        LK_PAD_REPLICATE, /* the edge element */
+        LK_PAD_MAX,
+} LkPad;
+
+/* How a convolution walks an axis. */
+typedef struct LkConvAxis {
+        uint64_t size;                     /* of x, > 0 */
+        uint32_t kernel, stride, dilation; /* > 0 */
+        uint32_t before, after;            /* elements of padding */
+        LkPad pad;
+} LkConvAxis;
+
+/* Positions of y along the axis; 0: the kernel does not fit. */
+static inline uint64_t lk_conv_size(const LkConvAxis *a) {
+        uint64_t padded = a->size + a->before + a->after;
+        uint64_t span = (uint64_t) a->dilation * (a->kernel - 1) + 1;
+
+        return padded < span ? 0 : (padded - span) / a->stride + 1;
+}
+
+/* A convolution (cross-correlation, as in torch) over t, h, w of channels-last f32; fewer axes: size and
+ * kernel 1. It is gemm with one row of x per position of y: the numbers under the kernel in the order that
+ * the weight has in its file, [out, in, kt, kh, kw], so k = ((c * KT + t) * KH + h) * KW + w ascending; what
+ * lies in zero padding takes part as +0. All rules of gemm hold. */
+#define LK_CONV_TAPS_MAX 256u /* kt * kh * kw */
+typedef struct LkConv {
+        LkConvAxis axis[3]; /* t, h, w */
+        uint64_t channels;
+        const float *x; /* [t, h, w, channels] */
+        LkMatrix w;     /* [out, channels * kt * kh * kw]; not quantised */
+        LkVector bias;  /* data may be NULL */
+        float *y;       /* [t', h', w', out], lk_conv_size(); does not overlap x */
+} LkConv;
+
+/* y = (x - mean) * rstd * weight + bias per frame and group of neighbouring channels, then y = silu(y) if
+ * asked for; f32, y may be x. Every product, sum and fma rounds once:
+ *  1. channel sums of blocks of LK_GROUP_PIXELS pixels (the last one shorter), pixels ascending from +0
+ *  2. the group's sum: f64, over blocks ascending and inside a block over channels ascending
+ *  3. mean = f32(sum / n), n = pixels * channels of the group, division in f64
+ *  4. the same two sums of d * d with d = x - mean, in 1 as fma(d, d, sum)
+ *  5. rstd = 1 / sqrtf(f32(sum / n) + eps)
+ *  6. y = fma(d * rstd, weight, bias); silu(y) = y / (1 + exp(-y)) */
+#define LK_GROUP_PIXELS 256u
+typedef struct LkGroupNorm {
+        uint64_t frames, pixels, channels; /* x and y: [frames, pixels, channels] */
+        uint32_t groups;                   /* divides channels */
+        const float *x;
+        LkVector weight, bias; /* [channels] */
+        float eps;
+        bool silu;
+        float *y;
+} LkGroupNorm;
+
 typedef struct LkOps {
         const char *backend;          /* "cpu", "cuda" */
         const char *numerics_id;      /* what the bits depend on, e.g. "cpu-1" */
@@ -266,6 +324,8 @@ typedef struct LkOps {
         int (*quantise)(LkContext *c, const LkQuantise *a);
         int (*gemm_i8)(LkContext *c, const LkGemmI8 *a);
         int (*dequantise)(LkContext *c, const LkDequantise *a);
+        int (*conv)(LkContext *c, const LkConv *a);
+        int (*group_norm)(LkContext *c, const LkGroupNorm *a);
 } LkOps;
 
 /* Bytes of a number of an activation or a vector. */

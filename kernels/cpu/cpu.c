@@ -39,6 +39,8 @@
                 .quantise = lk_cpu_quantise_##isa,         \
                 .gemm_i8 = lk_cpu_gemm_i8_##isa,           \
                 .dequantise = lk_cpu_dequantise_##isa,     \
+                .conv = lk_cpu_conv_##isa,                 \
+                .group_norm = lk_cpu_group_norm_##isa,     \
         }
 /* clang-format on */
 
