@@ -11,8 +11,8 @@
  *    position, on the thread count or on the instruction set chosen at run time.
  *  - gemm: one f32 accumulator per output, k ascending, fused multiply-add (fmaf semantics), then
  *    + bias in f32, then one rounding to the output type.
- *  - reductions over a row (norms): 8 virtual lanes (element i goes to lane i % 8, ascending, fma), then
- *    the fixed tree ((0+4)+(2+6))+((1+5)+(3+7)).
+ *  - reductions over a row (norms): 8 virtual lanes (element i goes to lane i % 8, ascending; squares by
+ *    fma), then the fixed tree ((0+4)+(2+6))+((1+5)+(3+7)).
  *  - attention: keys in absolute order in tiles of LK_KEY_TILE; online softmax; every decision per row.
  *  - no libm in result paths: own exp2, sqrtf and division are exact by IEEE.
  *  - bf16 results are rounded to nearest even at the points stated with each operation and nowhere else.
@@ -154,14 +154,20 @@ typedef struct LkGemmI8 {
         uint64_t y_ld;
 } LkGemmI8;
 
-/* o[i, h, :] = softmax(scale * q[i, h, :] . k[j, h, :]) . v[j, h, :], full attention over n_k keys.
- * Rows are [heads, head_dim] with row strides in elements. Scores, maximum and sum are f32; with LK_BF16
- * the probabilities exp(s - running max) are rounded to bf16 before they meet v (the sum takes the unrounded
- * ones), accumulation is f32, the quotient is rounded once. head_dim is a multiple of 8, at most 256. */
+/* o[i, h, :] = softmax(scale * q[i, h, :] . k[j, g, :]) . v[j, g, :] over n_k keys, g = h / (heads / kv_heads).
+ * Rows are [heads, head_dim] (k, v: [kv_heads, head_dim]) with row strides in elements. Scores, maximum and
+ * sum are f32; with LK_BF16 the probabilities exp(s - running max) are rounded to bf16 before they meet v
+ * (the sum takes the unrounded ones), accumulation is f32, the quotient is rounded once. head_dim is a
+ * multiple of 8, at most 256.
+ * causal: query i sees keys 0 .. first_row + i, bit for bit as if there were no others (first_row + n_q <=
+ * n_k), so that any range of the queries can be computed alone. */
 typedef struct LkAttention {
         LkType type;
         uint64_t n_q, n_k;
         uint32_t heads, head_dim;
+        uint32_t kv_heads;  /* 0: `heads`; else a divisor of it */
+        bool causal;
+        uint64_t first_row; /* of the whole sequence, that q[0] is; looked at if causal */
         float scale;
         const void *q, *k, *v;
         void *o;
@@ -171,7 +177,8 @@ typedef struct LkAttention {
 /* y = rms(x) * weight, optionally modulated: y = y * (1 + scale[row]) + shift[row].
  * Statistics f32: rstd = 1 / sqrtf(sum(x^2) / n + eps). Rounding points (LK_BF16): x * rstd * weight ->
  * bf16; then fma(h, 1 + scale, shift) in f32 -> bf16. Row i uses modulation row mod_index[i] of `mod`
- * (elements of `mod_type`): shift at + shift_at, scale at + scale_at. */
+ * (elements of `mod_type`): shift at + shift_at, scale at + scale_at. round_first: x * rstd -> bf16, times
+ * weight -> bf16 (no modulation then). */
 typedef struct LkNorm {
         LkType type;
         uint64_t m, n;
@@ -179,6 +186,7 @@ typedef struct LkNorm {
         uint64_t x_ld;
         LkVector weight;
         float eps;
+        bool round_first;
         const void *mod; /* NULL: no modulation */
         LkType mod_type; /* 0: `type` */
         uint64_t mod_ld;
@@ -187,6 +195,19 @@ typedef struct LkNorm {
         void *y;
         uint64_t y_ld;
 } LkNorm;
+
+/* y = layer_norm(x) * weight + bias. Statistics f32, of the row as it is: mean = sum(x) / n; d = x - mean;
+ * rstd = 1 / sqrtf(sum(d^2) / n + eps). Then fma(d * rstd, weight, bias), rounded once. y may be x. */
+typedef struct LkLayerNorm {
+        LkType type;
+        uint64_t m, n;
+        const void *x;
+        uint64_t x_ld;
+        LkVector weight, bias;
+        float eps;
+        void *y;
+        uint64_t y_ld;
+} LkLayerNorm;
 
 /* In place on x[m, heads, head_dim] (row stride x_ld): per-head rms with weight[head_dim], f32 statistics,
  * rounded to `type`; then, if cos is given, the first 2 * rope_dims of each head are rotated split-half:
@@ -199,7 +220,7 @@ typedef struct LkQkNormRope {
         uint32_t heads, head_dim;
         void *x;
         uint64_t x_ld;
-        LkVector weight;
+        LkVector weight; /* data NULL: rotation only */
         float eps;
         const float *cos, *sin; /* NULL: no rotation (refiner) */
         uint32_t rope_dims;
@@ -230,6 +251,26 @@ typedef struct LkSwiglu {
         void *y;
         uint64_t y_ld;
 } LkSwiglu;
+
+/* Element-wise, in f32, rounded once to `type`. Relative error, of finite x and normal results: LK_GELU
+ * 2^-21; LK_SILU and LK_GELU_TANH 2^-22 * (1 + |exponent of their exp|), and 0 from an exponent of 88.73 on. */
+typedef enum LkFunction {
+        LK_SILU = 1,  /* x / (1 + exp(-x)) */
+        LK_GELU,      /* x * (1 + erf(x / sqrt(2))) / 2 */
+        LK_GELU_TANH, /* x * (1 + tanh(u)) / 2 = x / (1 + exp(-2 * u)), u = sqrt(2 / pi) * (x + 0.044715 * x^3) */
+        _LK_FUNCTION_MAX,
+} LkFunction;
+
+/* y may be x. */
+typedef struct LkActivate {
+        LkType type;
+        LkFunction function;
+        uint64_t m, n;
+        const void *x;
+        uint64_t x_ld;
+        void *y;
+        uint64_t y_ld;
+} LkActivate;
 
 /* y[i, :] = x[i, :] in another type (f32 <-> bf16, round to nearest even). */
 typedef struct LkConvert {
@@ -317,9 +358,11 @@ typedef struct LkOps {
         int (*gemm)(LkContext *c, const LkGemm *a);
         int (*attention)(LkContext *c, const LkAttention *a);
         int (*norm)(LkContext *c, const LkNorm *a);
+        int (*layer_norm)(LkContext *c, const LkLayerNorm *a);
         int (*qk_norm_rope)(LkContext *c, const LkQkNormRope *a);
         int (*residual)(LkContext *c, const LkResidual *a);
         int (*swiglu)(LkContext *c, const LkSwiglu *a);
+        int (*activate)(LkContext *c, const LkActivate *a);
         int (*convert)(LkContext *c, const LkConvert *a);
         int (*quantise)(LkContext *c, const LkQuantise *a);
         int (*gemm_i8)(LkContext *c, const LkGemmI8 *a);

@@ -32,9 +32,11 @@
                 .gemm = lk_cpu_gemm_##isa,                 \
                 .attention = lk_cpu_attention_##isa,       \
                 .norm = lk_cpu_norm_##isa,                 \
+                .layer_norm = lk_cpu_layer_norm_##isa,     \
                 .qk_norm_rope = lk_cpu_qk_norm_rope_##isa, \
                 .residual = lk_cpu_residual_##isa,         \
                 .swiglu = lk_cpu_swiglu_##isa,             \
+                .activate = lk_cpu_activate_##isa,         \
                 .convert = lk_cpu_convert_##isa,           \
                 .quantise = lk_cpu_quantise_##isa,         \
                 .gemm_i8 = lk_cpu_gemm_i8_##isa,           \

@@ -11,9 +11,11 @@
         int lk_cpu_gemm_##isa(LkContext *c, const LkGemm *a);                                               \
         int lk_cpu_attention_##isa(LkContext *c, const LkAttention *a);                                     \
         int lk_cpu_norm_##isa(LkContext *c, const LkNorm *a);                                               \
+        int lk_cpu_layer_norm_##isa(LkContext *c, const LkLayerNorm *a);                                    \
         int lk_cpu_qk_norm_rope_##isa(LkContext *c, const LkQkNormRope *a);                                 \
         int lk_cpu_residual_##isa(LkContext *c, const LkResidual *a);                                       \
         int lk_cpu_swiglu_##isa(LkContext *c, const LkSwiglu *a);                                           \
+        int lk_cpu_activate_##isa(LkContext *c, const LkActivate *a);                                       \
         int lk_cpu_convert_##isa(LkContext *c, const LkConvert *a);                                         \
         int lk_cpu_quantise_##isa(LkContext *c, const LkQuantise *a);                                       \
         int lk_cpu_gemm_i8_##isa(LkContext *c, const LkGemmI8 *a);                                          \
