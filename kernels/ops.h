@@ -344,7 +344,7 @@ typedef struct LkGroupNorm {
  * dense rows, y may be x. a * x is rounded; then sin^2 has an own polynomial behind a reduction by pi (no
  * libm): within LK_SIN2_ERROR of the exact value for |a * x| <= LK_SIN2_MAX, beyond it that of the limit. */
 #define LK_SIN2_ERROR 2.5e-7f
-#define LK_SIN2_MAX 0x1p22f
+#define LK_SIN2_MAX 0x1p18f
 typedef struct LkSnake {
         uint64_t m, channels;
         const float *x;

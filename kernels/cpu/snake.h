@@ -9,7 +9,8 @@
 /* sin^2 has the period pi, so the reduction needs no quadrant: r = t - round(t / pi) * pi with pi in two
  * parts. The first step is exact (a multiple of 2^-22 below 2), what the second part leaves out is 3.5e-15 a
  * period. sin(r) is r plus a polynomial of degree 9 (own minimax fit over |r| <= pi / 2, relative error
- * 6.1e-9). Adding SIN_ROUND leaves round(t / pi) in the low bits. */
+ * 6.1e-9). Adding SIN_ROUND leaves round(t / pi) in the low bits; up to LK_SIN2_MAX, what SIN_INV_PI lacks
+ * moves |r| beyond pi / 2 by no more than 0.01. */
 #define SIN_INV_PI 0x1.45f306p-2f
 #define SIN_ROUND 0x1.8p+23f
 #define SIN_PI_HI 0x1.921fb6p+1f
