@@ -262,14 +262,6 @@ static int check_attention(const LkAttention *a) {
                 return -EINVAL;
         if (a->causal && (__builtin_add_overflow(a->first_row, a->n_q, &end) || end > a->n_k))
                 return -EINVAL;
-        if (a->kv_heads > 0 && a->heads % a->kv_heads != 0)
-                return -EINVAL;
-        if (a->causal && (__builtin_add_overflow(a->first_row, a->n_q, &end) || end > a->n_k))
-                return -EINVAL;
-        if (a->kv_heads > 0 && a->heads % a->kv_heads != 0)
-                return -EINVAL;
-        if (a->causal && (__builtin_add_overflow(a->first_row, a->n_q, &end) || end > a->n_k))
-                return -EINVAL;
 
         n = (uint64_t) a->heads * a->head_dim;
         keys = a->kv_heads > 0 ? (uint64_t) a->kv_heads * a->head_dim : n;

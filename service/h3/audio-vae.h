@@ -17,9 +17,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/ops.h"
 #include "service/h3/dit.h"
 #include "service/h3/model.h"
+#include "service/h3/rank.h"
 #include "service/shared/fault.h"
 
 #define H3_AUDIO_CHANNELS_MAX 64
@@ -88,23 +88,27 @@ uint64_t h3_audio_latents(const H3AudioVae *v, uint64_t samples);
 int h3_audio_decode_plan(
         const H3AudioVae *v, uint64_t latents, uint64_t piece, uint64_t memory, H3AudioPlan *ret, Fault *f);
 
-/* One job: reads latents [channels, 2, A] (the whole array) and writes its samples of ret_wave [2, A * hop],
- * clamped to -1 .. 1. on_tap may be NULL; it gets every stage as golden data names it, [positions, channels]
- * of the job's window. 0, -EINVAL, -ENOMEM or a device error. */
-int h3_audio_decode_job(const H3AudioVae *v, const LkOps *ops, LkContext *context, const H3AudioPlan *plan,
-        uint64_t job, const float *latents, H3TapFunc on_tap, void *userdata, float *ret_wave, Fault *f);
+/* One job. rank: its ops and context (plan and exchange are not looked at). latents: host, [channels, 2, A],
+ * the same for all jobs. work: plan.job_memory bytes of the rank's device, contents do not matter. Writes
+ * the job's samples of the host's ret_wave [2, samples], clamped to -1 .. 1. hooks: NULL, or on_tap gets
+ * every stage under the names of the golden data, [positions, channels] of the job's window. -EINVAL
+ * (Internal: a job that the plan does not have), -ENOMEM or a device error. */
+int h3_audio_decode_job(const H3Rank *rank, const H3AudioVae *v, const H3AudioPlan *p, const float *latents,
+        uint64_t job, void *work, const H3StepHooks *hooks, float *ret_wave, Fault *f);
 
-/* The same for the encoder; the wave counts as followed by zeros up to a whole latent. memory also bounds
- * h3_audio_encode_finish() and the hidden rows, which grow with the sound. */
+/* The same for the encoder; the wave counts as followed by zeros up to a whole latent. `memory` also bounds
+ * finish_memory, and hidden_bytes, which grow with the sound: too long a sound is -ENOMEM (DoesNotFit). */
 int h3_audio_encode_plan(
         const H3AudioVae *v, uint64_t samples, uint64_t piece, uint64_t memory, H3AudioPlan *ret, Fault *f);
 
-/* One job: reads wave [2, samples] and writes its rows of ret_hidden [2, A, latent_dim]. */
-int h3_audio_encode_job(const H3AudioVae *v, const LkOps *ops, LkContext *context, const H3AudioPlan *plan,
-        uint64_t job, const float *wave, H3TapFunc on_tap, void *userdata, float *ret_hidden, Fault *f);
+/* One job: reads the host's wave [2, samples] and writes its rows of the host's ret_hidden
+ * [2, A, latent_dim]. Otherwise as h3_audio_decode_job(). */
+int h3_audio_encode_job(const H3Rank *rank, const H3AudioVae *v, const H3AudioPlan *p, const float *wave,
+        uint64_t job, void *work, const H3StepHooks *hooks, float *ret_hidden, Fault *f);
 
-/* After all jobs, for channel 0 and 1: from hidden to the channel's part of ret_latents [channels, 2, A]
- * (normalised mean); ret_mean and ret_log_std, of the same shape and not normalised, may be NULL. */
-int h3_audio_encode_finish(const H3AudioVae *v, const LkOps *ops, LkContext *context,
-        const H3AudioPlan *plan, uint32_t channel, const float *hidden, H3TapFunc on_tap, void *userdata,
-        float *ret_latents, float *ret_mean, float *ret_log_std, Fault *f);
+/* After all jobs, for channel 0 and 1, on any rank: from hidden to the channel's part of ret_latents
+ * [channels, 2, A], the normalised mean. ret_mean and ret_log_std, of the same shape and as the network says
+ * them, may be NULL. work: plan.finish_memory bytes of device memory. */
+int h3_audio_encode_finish(const H3Rank *rank, const H3AudioVae *v, const H3AudioPlan *p,
+        const float *hidden, uint32_t channel, void *work, const H3StepHooks *hooks, float *ret_latents,
+        float *ret_mean, float *ret_log_std, Fault *f);

@@ -35,6 +35,21 @@ static float round_f16(float v) {
         return v < 0 ? -size : size;
 }
 
+void h3_video_latent_sample_of(
+        const H3VideoVae *m, const float *moments, const float *noise, uint64_t n, float *ret) {
+        uint64_t total = m->config.latent_channels * n;
+
+        for (uint64_t i = 0; i < total; i++) {
+                float log_variance = moments[total + i];
+                float std, sample;
+
+                log_variance = log_variance < -30 ? -30 : log_variance > 20 ? 20 : log_variance;
+                std = (float) fmath_exp((double) (0.5f * log_variance));
+                sample = std * noise[i];
+                ret[i] = normalise(m, i / n, round_f16(moments[i] + sample));
+        }
+}
+
 int h3_video_latent_sample(
         const H3VideoVae *m, const float *moments, uint64_t n, uint64_t seed, float *ret) {
         uint64_t total = m->config.latent_channels * n;
@@ -48,15 +63,6 @@ int h3_video_latent_sample(
                 return -ENOMEM;
         h3_noise_init(&g, seed);
         h3_noise_draw(&g, total, noise);
-
-        for (uint64_t i = 0; i < total; i++) {
-                float log_variance = moments[total + i];
-                float std, sample;
-
-                log_variance = log_variance < -30 ? -30 : log_variance > 20 ? 20 : log_variance;
-                std = (float) fmath_exp((double) (0.5f * log_variance));
-                sample = std * noise[i];
-                ret[i] = normalise(m, i / n, round_f16(moments[i] + sample));
-        }
+        h3_video_latent_sample_of(m, moments, noise, n, ret);
         return 0;
 }

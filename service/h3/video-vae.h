@@ -40,7 +40,7 @@ typedef struct H3VideoConfig {
         bool has_encoder, has_decoder;
         /* encoder */
         uint32_t channels[H3_VIDEO_LEVELS], level_blocks, groups;
-        int pad; /* in height and width */
+        LkPad pad; /* in height and width */
         float group_eps;
         /* decoder */
         uint32_t layers, heads, head_dim, hidden, ffn, registers;
@@ -202,6 +202,7 @@ void h3_video_latent_mean(const H3VideoVae *m, const float *moments, uint64_t n,
 #define H3_VIDEO_SAMPLE_SEED 42u
 int h3_video_latent_sample(const H3VideoVae *m, const float *moments, uint64_t n, uint64_t seed, float *ret);
 
-/* The same with n noise numbers per channel that are given, [channels, n]. */
+/* The same of a part of a latent whose noise was drawn before, as far as the part goes: noise is [channels, n],
+ * numbers of a randn() of the whole. */
 void h3_video_latent_sample_of(
         const H3VideoVae *m, const float *moments, const float *noise, uint64_t n, float *ret);

@@ -12,7 +12,7 @@
 /* DECODE and ENCODE_MEDIA of sound: one step, whose (piece, channel) jobs are spread over the ranks. */
 
 #define CHANNELS 2
-#define JOB_BYTES (UINT64_C(1) << 30) /* of device memory, for one piece: the released model's pieces of three seconds take less */
+#define JOB_BYTES (UINT64_C(4) << 30) /* of memory for one piece, and between the encoder's parts: an hour of sound */
 #define ROW_FACTOR 8.0 /* most weights are used for several positions of a latent */
 
 typedef struct AudioWork {
@@ -101,15 +101,22 @@ static int publish(Job *j, const AudioWork *x, Fault *f) {
         return 0;
 }
 
-static int run(StepRunner *s, RankGroup *g, Job *j, TileFunc func, uint64_t n, uint32_t before, Fault *f) {
+typedef struct Pieces {
+        TileFunc func;
+        uint64_t n, memory; /* device bytes of each */
+        uint32_t before;    /* things done before them */
+} Pieces;
+
+static int run(StepRunner *s, RankGroup *g, Job *j, const Pieces *p, Fault *f) {
         const AudioWork *x = j->coder->work;
         TilePool pool;
         int r;
 
-        tile_pool_init(&pool, 1, (uint32_t) n, func, j->coder->work);
+        tile_pool_init(&pool, 1, (uint32_t) p->n, p->func, j->coder->work);
+        pool.memory = p->memory;
         pool.row_bytes = ROW_FACTOR * (double) x->plan.piece * (double) x->vae->weight_bytes;
-        pool.blocks_before = before;
-        pool.blocks_after = j->coder->blocks - before - (uint32_t) n;
+        pool.blocks_before = p->before;
+        pool.blocks_after = j->coder->blocks - p->before - (uint32_t) p->n;
         r = tile_pool_run(&pool, s, g, j, 0, j->coder->ranks, f);
         tile_pool_done(&pool);
         return r;
@@ -136,8 +143,10 @@ static int decode_open(Job *j, const WireJobOpen *w, Fault *f) {
 
 static int decode_piece(void *userdata, const TilePlace *at, Fault *f) {
         AudioWork *x = userdata;
+        const H3Rank rank = {.index = at->rank, .ops = x->ops, .context = at->context};
 
-        return h3_audio_decode_job(x->vae, x->ops, at->context, &x->plan, at->tile, x->input, NULL, NULL, x->result, f);
+        return h3_audio_decode_job(
+                &rank, x->vae, &x->plan, x->input, at->tile, at->memory, NULL, x->result, f);
 }
 
 static int decode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
@@ -147,7 +156,7 @@ static int decode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         x->ops = s->backend->ops;
         r = allocate(x);
         if (r >= 0)
-                r = run(s, g, j, decode_piece, x->plan.jobs, 0, f);
+                r = run(s, g, j, &(Pieces){decode_piece, x->plan.jobs, x->plan.job_memory, 0}, f);
         return r < 0 ? r : publish(j, x, f);
 }
 
@@ -171,15 +180,18 @@ static int encode_open(Job *j, const WireJobOpen *w, Fault *f) {
 
 static int encode_piece(void *userdata, const TilePlace *at, Fault *f) {
         AudioWork *x = userdata;
+        const H3Rank rank = {.index = at->rank, .ops = x->ops, .context = at->context};
 
-        return h3_audio_encode_job(x->vae, x->ops, at->context, &x->plan, at->tile, x->input, NULL, NULL, x->hidden, f);
+        return h3_audio_encode_job(
+                &rank, x->vae, &x->plan, x->input, at->tile, at->memory, NULL, x->hidden, f);
 }
 
 static int encode_channel(void *userdata, const TilePlace *at, Fault *f) {
         AudioWork *x = userdata;
+        const H3Rank rank = {.index = at->rank, .ops = x->ops, .context = at->context};
 
         return h3_audio_encode_finish(
-                x->vae, x->ops, at->context, &x->plan, at->tile, x->hidden, NULL, NULL, x->result, NULL, NULL, f);
+                &rank, x->vae, &x->plan, x->hidden, at->tile, at->memory, NULL, x->result, NULL, NULL, f);
 }
 
 static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
@@ -189,9 +201,10 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         x->ops = s->backend->ops;
         r = allocate(x);
         if (r >= 0)
-                r = run(s, g, j, encode_piece, x->plan.jobs, 0, f);
+                r = run(s, g, j, &(Pieces){encode_piece, x->plan.jobs, x->plan.job_memory, 0}, f);
         if (r >= 0)
-                r = run(s, g, j, encode_channel, CHANNELS, (uint32_t) x->plan.jobs, f);
+                r = run(s, g, j,
+                        &(Pieces){encode_channel, CHANNELS, x->plan.finish_memory, (uint32_t) x->plan.jobs}, f);
         return r < 0 ? r : publish(j, x, f);
 }
 

@@ -59,17 +59,20 @@ static WireJobOpen encode_job(CoderBench *b) {
 static float *decode_plainly(CoderBench *b, uint64_t *ret_bytes) {
         CLEANUP_FREE float *latents = bench_numbers(64 * A, 1);
         float *wave = malloc(2 * 800 * A * sizeof(*wave));
-        LkContext *context;
+        H3Rank rank = {.ops = &b->ops};
         H3AudioPlan p;
+        void *work;
         Fault f = {};
 
         assert_non_null(wave);
-        assert_int_equal(b->ops.context_new(1, &context), 0);
+        assert_int_equal(b->ops.context_new(1, &rank.context), 0);
         assert_int_equal(h3_audio_decode_plan(vae_of(b), A, A, UINT64_MAX, &p, &f), 0);
+        assert_int_equal(b->ops.memory_new(rank.context, p.job_memory + p.finish_memory, &work), 0);
         for (uint64_t i = 0; i < p.jobs; i++)
-                if (h3_audio_decode_job(vae_of(b), &b->ops, context, &p, i, latents, NULL, NULL, wave, &f) < 0)
+                if (h3_audio_decode_job(&rank, vae_of(b), &p, latents, i, work, NULL, wave, &f) < 0)
                         fail_msg("%s", f.text);
-        (void) b->ops.context_free(context);
+        b->ops.memory_free(rank.context, work);
+        (void) b->ops.context_free(rank.context);
         *ret_bytes = 2 * 800 * A * sizeof(*wave);
         return wave;
 }
@@ -77,25 +80,27 @@ static float *decode_plainly(CoderBench *b, uint64_t *ret_bytes) {
 static float *encode_plainly(CoderBench *b, uint64_t *ret_bytes) {
         CLEANUP_FREE float *wave = bench_numbers(2 * SAMPLES, 2), *hidden = NULL;
         float *latents = malloc(64 * A * sizeof(*latents));
-        LkContext *context;
+        H3Rank rank = {.ops = &b->ops};
         H3AudioPlan p;
+        void *work;
         Fault f = {};
 
         for (size_t i = 0; i < 2 * SAMPLES; i++)
                 wave[i] *= 0.2f;
-        assert_int_equal(b->ops.context_new(1, &context), 0);
+        assert_int_equal(b->ops.context_new(1, &rank.context), 0);
         assert_int_equal(h3_audio_encode_plan(vae_of(b), SAMPLES, A, UINT64_MAX, &p, &f), 0);
         assert_int_equal(p.latents, A);
         hidden = malloc(p.hidden_bytes);
         assert_true(latents && hidden);
+        assert_int_equal(b->ops.memory_new(rank.context, p.job_memory + p.finish_memory, &work), 0);
         for (uint64_t i = 0; i < p.jobs; i++)
-                if (h3_audio_encode_job(vae_of(b), &b->ops, context, &p, i, wave, NULL, NULL, hidden, &f) < 0)
+                if (h3_audio_encode_job(&rank, vae_of(b), &p, wave, i, work, NULL, hidden, &f) < 0)
                         fail_msg("%s", f.text);
         for (uint32_t i = 0; i < 2; i++)
-                if (h3_audio_encode_finish(
-                            vae_of(b), &b->ops, context, &p, i, hidden, NULL, NULL, latents, NULL, NULL, &f) < 0)
+                if (h3_audio_encode_finish(&rank, vae_of(b), &p, hidden, i, work, NULL, latents, NULL, NULL, &f) < 0)
                         fail_msg("%s", f.text);
-        (void) b->ops.context_free(context);
+        b->ops.memory_free(rank.context, work);
+        (void) b->ops.context_free(rank.context);
         *ret_bytes = 64 * A * sizeof(*latents);
         return latents;
 }

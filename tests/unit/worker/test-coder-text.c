@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+#include "service/h3/presentation.h"
+#include "service/h3/text.h"
 #include "service/shared/cleanup.h"
 #include "tests/unit/worker/coder-bench.h"
 

@@ -43,7 +43,7 @@ static void find_tells_owners_models_and_keys_apart(void **state) {
         add(&c, 1, "red");
         assert_true(has(&c, 1, "red"));
         assert_false(has(&c, 2, "red"));
-        assert_false(has(&c, 1, "red"));
+        assert_false(has(&c, 1, "rad"));
         assert_false(has(&c, 1, "re"));
         assert_false(has(&c, 1, "redd"));
         key.serial = 8;
