@@ -55,6 +55,9 @@ static inline LkType h3_float_type(StType t) {
  */
 int h3_quant_resolve(H3TensorSet *s, H3List *missing, H3List *wrong, Fault *f);
 
+/* quant.c: h3_model_support() of these types (a bit per LkType). */
+int h3_types_support(uint32_t matrix_types, const LkOps *ops, char *ret, size_t size, Fault *f);
+
 /* model-probe.c: fills m->warning if the rows of the QKV matrices look as if they were in the other order.
  */
 void h3_qkv_probe(H3Model *m);
