@@ -30,14 +30,15 @@
  *
  * - Strings are UTF-8. Strings passed in are copied before the call returns.
  *
- * - Restarts. When the service goes away during a step or a trajectory (a crash, an upgrade) and comes back, latent_job_wait()
- *   loads the model again by the same means, opens the session again with its inputs and sends the job again; a trajectory
- *   goes on from its last finished step, and coding is done again from the start. The result has the same bits. Pointers into the input arena stay valid. A client of
- *   the service's own socket connects there again, in latent_job_wait() and in any call. Jobs that cannot be taken up (loads,
- *   a decode into a ring of frames, models that were found and not loaded by this client) end with Restarted, and so does a job whose service went away for
- *   the eleventh time without a step of it having been finished in between: it may be the reason. If a file of the model or of
- *   an adapter was replaced or written to since the session was opened or the adapters were set, the job ends with FileChanged,
- *   a step too: no result is made of two versions of the weights. Start it again, in a new session.
+ * - Restarts. When the service goes away during a step or a trajectory (a crash, an upgrade) and comes back,
+ *   latent_job_wait() loads the model again by the same means, opens the session again with its inputs and sends the job
+ *   again; a trajectory goes on from its last finished step, and coding is done again from the start. The result has the
+ *   same bits. Pointers into the input arena stay valid. A client of the service's own socket connects there again, in
+ *   latent_job_wait() and in any call. Jobs that cannot be taken up (loads, a decode into a ring of frames, models that were
+ *   found and not loaded by this client) end with Restarted, and so does a job whose service went away for the eleventh time
+ *   without a step of it having been finished in between: it may be the reason. If a file of the model or of an adapter was
+ *   replaced or written to since the session was opened or the adapters were set, the job ends with FileChanged, a step too:
+ *   no result is made of two versions of the weights. Start it again, in a new session.
  *
  * - Threads. One thread at a time per client and everything that was made from it. Different clients are
  *   independent. After fork() only the parent may use them. */

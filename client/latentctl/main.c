@@ -25,7 +25,8 @@
 #define RESTART_HELP \
         "  --restart-timeout SECONDS              how long to wait for a service that went away; default: 60; 0: not\n"
 #define TOKENIZER_HELP \
-        "  --tokenizer DIRECTORY                  with vocab.json and merges.txt, or tokenizer.json; default: tokenizer/ beside text_encoder/\n"
+        "  --tokenizer DIRECTORY                  of vocab.json, merges.txt, ...; default: tokenizer/ beside\n" \
+        "                                         text_encoder/\n"
 
 static const Verb verbs[] = {
         {"status", "[--json]", "Says how the service is and what it did since it started.", "", verb_status},

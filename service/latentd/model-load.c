@@ -313,7 +313,8 @@ static Model *find_shared(const Model *like, ModelState state) {
 
         TAILQ_FOREACH(m, &like->manager->models, entry)
                 if (m != like && !m->is_private && !m->superseded && m->state == state && strcmp(m->name, like->name) == 0 &&
-                    strcmp(m->tokenizer, like->tokenizer) == 0 && m->qkv_order == like->qkv_order && strcmp(m->partition, like->partition) == 0 &&
+                    strcmp(m->tokenizer, like->tokenizer) == 0 && m->qkv_order == like->qkv_order &&
+                    strcmp(m->partition, like->partition) == 0 &&
                     m->numa.kind == like->numa.kind && (m->numa.kind != NUMA_BIND || m->numa.node == like->numa.node))
                         return m;
 

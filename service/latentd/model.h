@@ -114,8 +114,8 @@ const char *model_partition_of_name(const char *name);
 /* model-load.c. *ret: the job, whose end always comes after this call has returned. */
 int model_load(Manager *m, Peer *p, const char *name, const ModelOptions *o, Job **ret, Fault *f);
 int model_commit(Model *m, Peer *p, Job **ret, Fault *f);
-/* Of the shared models that nobody uses and nobody has pinned the one of most ease, idle for longest, is unloaded, other than `loading` (may be
- * NULL), which needs the room. False: there is none. */
+/* Of the shared models that nobody uses and nobody has pinned the one of most ease, idle for longest, is unloaded, other than
+ * `loading` (may be NULL), which needs the room. False: there is none. */
 bool model_idle_gives_way(Manager *m, const Model *loading);
 /* Cancels the load for this job (finishing the job is the caller's part); the load itself stops if no other job waits. May free m. */
 void model_load_cancel(Model *m, Job *j);

@@ -3,7 +3,8 @@
 
 /* A manager with a worker played by the test itself, in the same thread: it listens on the worker's socket,
  * speaks wire.h and samples with x := x / 2 + 1. Of an adapter it takes the module "applied" and refuses the
- * module "refused". A token is a byte of text, frame i of a film has the value i everywhere. Hooks let it die, lie or keep silent at any message. */
+ * module "refused". A token is a byte of text, frame i of a film has the value i everywhere. Hooks let it die, lie or
+ * keep silent at any message. */
 
 #include <stdarg.h>
 #include <stddef.h>

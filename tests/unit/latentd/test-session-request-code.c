@@ -327,7 +327,8 @@ static void check_request_overflowing_picture_is_refused(void **state) {
         Fault fault = {};
 
         q.n_conditions = 1;
-        q.conditions[0] = (WireCondition){ .kind = WIRE_CONDITION_VIDEO, .frames = UINT64_C(1) << 40, .height = UINT64_C(1) << 40, .width = 1 };
+        q.conditions[0] = (WireCondition){
+                .kind = WIRE_CONDITION_VIDEO, .frames = UINT64_C(1) << 40, .height = UINT64_C(1) << 40, .width = 1 };
         assert_true(session_check_request(s, &q, &fault) < 0);
         assert_string_equal(fault.name, FAULT_INVALID_TENSOR);
 }
