@@ -22,7 +22,7 @@ uint64_t bench_memory_available;
 const char *const bench_video_vae[] = {
         DEMO "vae/config.json", DEMO "vae/diffusion_pytorch_model.safetensors", NULL};
 const char *const bench_audio_vae[] = {
-        DEMO "audio_vae/config.json", DEMO "audio_vae/diffusion_pytorch_model.safetensors", NULL};
+        "tests/data/vae/audio/config.json", "tests/data/vae/audio/model.weight_norm.safetensors", NULL};
 const char *const bench_conditioner[] = {DEMO "text_encoder/config.json", DEMO "text_encoder/model.safetensors",
         DEMO "tokenizer/vocab.json", DEMO "tokenizer/merges.txt", DEMO "tokenizer/tokenizer.json",
         DEMO "tokenizer/tokenizer_config.json", NULL};
