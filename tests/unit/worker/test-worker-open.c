@@ -327,7 +327,7 @@ static const Wrong wrong_tasks[] = {
         {"lora as base", lora_base, FAULT_INVALID_ARGUMENT, "for a LoRA adapter"},
         {"merge into lora", merge_base, FAULT_INVALID_ARGUMENT, "for a LoRA adapter"},
         {"merge flags", merge_flags, FAULT_INVALID_ARGUMENT, "flags 0x4"},
-        {"merge of denoiser", merge_lora, FAULT_INVALID_ARGUMENT, "Adapter 0 of the job is a model"},
+        {"merge of denoiser", merge_lora, FAULT_INVALID_ARGUMENT, "Adapter 0 of the job is a denoiser"},
 };
 
 static void run_wrong(const char *name, const Wrong *list, size_t n) {
