@@ -10,8 +10,8 @@
 
 DEFINE_CLEANUP(H3TensorSet *, h3_tensor_set_free)
 
-/* Names that one kind alone has, in every layout, also where the file holds half of it; a trailing dot: names
- * that begin so. */
+/* Names that one kind alone has, in every layout, also where the file holds half of it; a trailing dot:
+ * names that begin so. */
 static const struct {
         const char *name;
         H3ModelKind kind;
@@ -53,7 +53,8 @@ static void list_types(const H3TensorSet *s, char *ret, size_t size) {
                 for (size_t i = 0; i < s->n_tensors && !there; i++)
                         there = s->tensors[i].entry->type == t;
                 if (there && n < size)
-                        n += (size_t) snprintf(ret + n, size - n, "%s%s", n > 0 ? ", " : "", st_type_name(t));
+                        n += (size_t) snprintf(
+                                ret + n, size - n, "%s%s", n > 0 ? ", " : "", st_type_name(t));
         }
 }
 

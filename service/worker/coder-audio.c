@@ -12,8 +12,10 @@
 /* DECODE and ENCODE_MEDIA of sound: one step, whose (piece, channel) jobs are spread over the ranks. */
 
 #define CHANNELS 2
-#define JOB_BYTES (UINT64_C(4) << 30) /* of memory for one piece, and between the encoder's parts: an hour of sound */
-#define ROW_FACTOR 8.0 /* most weights are used for several positions of a latent */
+#define JOB_BYTES                                                                                           \
+        (UINT64_C(4) << 30) /* of memory for one piece, and between the encoder's parts: an hour of sound   \
+                             */
+#define ROW_FACTOR 8.0      /* most weights are used for several positions of a latent */
 
 typedef struct AudioWork {
         const H3AudioVae *vae;
@@ -62,8 +64,8 @@ static int set_numbers(Job *j, AudioWork *x, uint32_t more, Fault *f) {
         uint64_t at_once = x->plan.jobs < c->ranks ? x->plan.jobs : c->ranks, bytes;
 
         if (x->plan.jobs > UINT32_MAX - more)
-                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR, "The sound is too long: %" PRIu64 " samples.",
-                        x->plan.samples);
+                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                        "The sound is too long: %" PRIu64 " samples.", x->plan.samples);
         if (__builtin_mul_overflow(x->plan.job_memory, at_once, &bytes))
                 return -EOVERFLOW;
         if (bytes < CHANNELS * x->plan.finish_memory)
@@ -89,8 +91,8 @@ static int publish(Job *j, const AudioWork *x, Fault *f) {
         const WireTensor *t = &j->coder->outputs[0].tensor;
         int r;
 
-        r = tensor_check_finite(j->kind == WIRE_JOB_DECODE ? "sound of the VAE" : "latents of the VAE", ST_F32, x->result,
-                t->n_dims, t->shape, f);
+        r = tensor_check_finite(j->kind == WIRE_JOB_DECODE ? "sound of the VAE" : "latents of the VAE",
+                ST_F32, x->result, t->n_dims, t->shape, f);
         if (r < 0)
                 return r;
         r = coder_hold(j);
@@ -135,7 +137,8 @@ static int decode_open(Job *j, const WireJobOpen *w, Fault *f) {
         if (r >= 0)
                 r = h3_audio_decode_plan(x->vae, w->audio.shape[2], 0, JOB_BYTES, &x->plan, f);
         if (r >= 0)
-                r = coder_add_output(j->coder, WIRE_OUTPUT_SOUND, ST_F32, 2, (uint64_t[]){CHANNELS, x->plan.samples});
+                r = coder_add_output(
+                        j->coder, WIRE_OUTPUT_SOUND, ST_F32, 2, (uint64_t[]){CHANNELS, x->plan.samples});
         if (r >= 0)
                 r = set_numbers(j, x, 0, f);
         return r;
@@ -204,7 +207,8 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
                 r = run(s, g, j, &(Pieces){encode_piece, x->plan.jobs, x->plan.job_memory, 0}, f);
         if (r >= 0)
                 r = run(s, g, j,
-                        &(Pieces){encode_channel, CHANNELS, x->plan.finish_memory, (uint32_t) x->plan.jobs}, f);
+                        &(Pieces){encode_channel, CHANNELS, x->plan.finish_memory, (uint32_t) x->plan.jobs},
+                        f);
         return r < 0 ? r : publish(j, x, f);
 }
 

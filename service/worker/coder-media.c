@@ -13,7 +13,8 @@
 
 /* ENCODE_MEDIA of pictures: a step per clip of 17 frames, or one for a single picture. A clip's frames are
  * copied out of the arena when its first tile is to be made: a film is too large to be copied at once. Its
- * tiles are made by whoever is free; blended and normalised they go straight to their place in the latent. */
+ * tiles are made by whoever is free; blended and normalised they go straight to their place in the latent.
+ */
 
 typedef struct MediaWork {
         const H3VideoVae *vae;
@@ -58,8 +59,8 @@ static void work_free(void *userdata) {
         free(x);
 }
 
-/* Types, sizes, place. Whether numbers are finite is seen when they are copied, clip by clip: a film in F32 has
- * gigabytes, and the link's thread would read them all. */
+/* Types, sizes, place. Whether numbers are finite is seen when they are copied, clip by clip: a film in F32
+ * has gigabytes, and the link's thread would read them all. */
 static int check_frames(Job *j, const WireJobOpen *w, MediaWork *x, Fault *f) {
         TensorRule rule = {.name = "video", .type = ST_U8, .n_dims = 4, .shape = {0, 0, 0, 3}};
         int r;
@@ -72,14 +73,14 @@ static int check_frames(Job *j, const WireJobOpen *w, MediaWork *x, Fault *f) {
         if (r < 0)
                 return r;
         x->video = w->video;
-        r = h3_video_encode_plan(
-                x->vae, w->video.shape[0], w->video.shape[1], w->video.shape[2], H3_VIDEO_TILING, &x->film, f);
+        r = h3_video_encode_plan(x->vae, w->video.shape[0], w->video.shape[1], w->video.shape[2],
+                H3_VIDEO_TILING, &x->film, f);
         if (r < 0)
                 return r;
 
         /* A clip is one of all its frames, however many the film has of them, and keeps all its tokens. */
-        r = h3_video_encode_plan(
-                x->vae, x->film.clip_frames, w->video.shape[1], w->video.shape[2], H3_VIDEO_TILING, &x->clip, f);
+        r = h3_video_encode_plan(x->vae, x->film.clip_frames, w->video.shape[1], w->video.shape[2],
+                H3_VIDEO_TILING, &x->clip, f);
         x->clip.tokens = x->clip.clip_tokens;
         x->frame_bytes = w->video.size / w->video.shape[0];
         return r;
@@ -98,7 +99,8 @@ static int set_memory(Job *j, MediaWork *x) {
         if (x->n_raw == 1 && ranks > tiles)
                 ranks = tiles;
         if (__builtin_add_overflow(m->device, m->host, &own) || __builtin_mul_overflow(own, ranks, &own) ||
-                __builtin_mul_overflow(clip, (uint64_t) x->n_raw, &all) || __builtin_add_overflow(all, own, &all))
+                __builtin_mul_overflow(clip, (uint64_t) x->n_raw, &all) ||
+                __builtin_add_overflow(all, own, &all))
                 return -EOVERFLOW;
         all += 3 * channels * x->clip.tokens * plane(x) * sizeof(float);
         if (x->sampled)
@@ -150,7 +152,8 @@ static int copy_frames(MediaWork *x, uint32_t clip, Fault *f) {
 
                 if (frame >= x->video.shape[0])
                         frame = x->video.shape[0] - 1;
-                memcpy(x->frames[i] + k * x->frame_bytes, film + frame * x->frame_bytes, (size_t) x->frame_bytes);
+                memcpy(x->frames[i] + k * x->frame_bytes, film + frame * x->frame_bytes,
+                        (size_t) x->frame_bytes);
         }
         x->frames_of[i] = clip;
         if (x->pixels != H3_PIXELS_F32)
@@ -240,8 +243,8 @@ static uint64_t tokens_of(const MediaWork *x, uint32_t clip) {
         return left < x->clip.tokens ? left : x->clip.tokens;
 }
 
-/* The clip's part of the noise, behind each other as its moments are. Tokens beyond the film's are dropped later:
- * any noise will do. */
+/* The clip's part of the noise, behind each other as its moments are. Tokens beyond the film's are dropped
+ * later: any noise will do. */
 static void sample(MediaWork *x, uint32_t clip) {
         uint64_t channels = h3_video_vae_config(x->vae)->latent_channels, all = x->clip.tokens * plane(x);
 
@@ -300,7 +303,9 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
                 r = finish(x, step);
         if (r >= 0)
                 r = tensor_check_finite("latents of the VAE", ST_F32, x->z, 1,
-                        (uint64_t[]){h3_video_vae_config(x->vae)->latent_channels * x->clip.tokens * plane(x)}, f);
+                        (uint64_t[]){
+                                h3_video_vae_config(x->vae)->latent_channels * x->clip.tokens * plane(x)},
+                        f);
         return r < 0 ? r : publish(j, x, step);
 }
 

@@ -34,7 +34,8 @@ static int work_new(Job *j, TextWork **ret, Fault *f) {
         if (!j->model->tokenizer)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The conditioner was loaded without a tokenizer: load it with the tokenizer's files "
-                        "(tokenizer.json, or vocab.json and merges.txt) beside it, or name their directory with "
+                        "(tokenizer.json, or vocab.json and merges.txt) beside it, or name their directory "
+                        "with "
                         "the option tokenizer.");
         *ret = calloc(1, sizeof(**ret));
         if (!*ret)
@@ -125,8 +126,9 @@ static int set_memory(Job *j, const TextWork *x, const H3VisionInput *vision) {
         r = text_split_memory(m, &size, &bytes);
         if (r < 0)
                 return r;
-        j->coder->memory_bytes = bytes + size.all_patches * H3_PATCH_NUMBERS * sizeof(float) +
-                                 x->n * m->config.hidden * (act_size(j) + st_type_size(j->coder->output_type));
+        j->coder->memory_bytes =
+                bytes + size.all_patches * H3_PATCH_NUMBERS * sizeof(float) +
+                x->n * m->config.hidden * (act_size(j) + st_type_size(j->coder->output_type));
         return 0;
 }
 
@@ -302,8 +304,8 @@ static uint16_t f32_to_bf16(float x) {
         return (uint16_t) ((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-/* From the activations' type to the one that was asked for: *ret is hidden itself where they are the same, else
- * *ret_own. */
+/* From the activations' type to the one that was asked for: *ret is hidden itself where they are the same,
+ * else *ret_own. */
 static int convert(const Job *j, const void *hidden, uint64_t n, void **ret_own, const void **ret) {
         bool wide = j->compute == H3_COMPUTE_F32;
 
@@ -335,7 +337,8 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         if (r >= 0)
                 r = convert(j, hidden, n, &own, &text);
         if (r >= 0)
-                r = tensor_check_finite("text of the conditioner", j->coder->output_type, text, 2, t->shape, f);
+                r = tensor_check_finite(
+                        "text of the conditioner", j->coder->output_type, text, 2, t->shape, f);
         if (r >= 0)
                 r = publish(j, j->coder->work, text);
         if (r < 0)

@@ -7,7 +7,8 @@
 #include "service/worker/coder.h"
 
 typedef struct TextPicture {
-        const uint8_t *first, *second; /* u8 [height, width, 3], into the key; second: as h3_picture_patches() */
+        const uint8_t *first,
+                *second; /* u8 [height, width, 3], into the key; second: as h3_picture_patches() */
         uint64_t height, width;
 } TextPicture;
 

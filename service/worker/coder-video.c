@@ -19,17 +19,17 @@ typedef struct VideoWork {
         H3VideoDecodePlan plan;
         H3Pixels pixels;
         uint64_t frame_bytes;
-        float *z;                  /* [channels, T, H, W], the job's own */
-        TilePool pool;             /* once the first step runs */
+        float *z;      /* [channels, T, H, W], the job's own */
+        TilePool pool; /* once the first step runs */
         bool has_pool;
-        size_t n_raw;              /* 2 with several ranks and chunks, else 1 */
-        float *raw[2];             /* tiles of chunk k at k % n_raw */
-        float *tails[2];           /* after k steps at k % 2; NULL with one chunk */
-        const float **tiles;       /* [tiles], of the chunk that is blended */
-        void *frames;              /* of a step */
-        Job *job;                  /* that this belongs to */
-        StepRunner *runner;        /* of the step */
-        H3VideoBlend blend;        /* of the step */
+        size_t n_raw;        /* 2 with several ranks and chunks, else 1 */
+        float *raw[2];       /* tiles of chunk k at k % n_raw */
+        float *tails[2];     /* after k steps at k % 2; NULL with one chunk */
+        const float **tiles; /* [tiles], of the chunk that is blended */
+        void *frames;        /* of a step */
+        Job *job;            /* that this belongs to */
+        StepRunner *runner;  /* of the step */
+        H3VideoBlend blend;  /* of the step */
 } VideoWork;
 
 static void work_free(void *userdata) {
@@ -96,7 +96,8 @@ static int set_memory(Job *j, const VideoWork *x) {
         if (x->n_raw == 1 && ranks > tiles)
                 ranks = tiles;
         if (__builtin_add_overflow(m->device, m->host, &own) || __builtin_mul_overflow(own, ranks, &own) ||
-                __builtin_mul_overflow(m->chunk, (uint64_t) x->n_raw, &all) || __builtin_add_overflow(all, own, &all) ||
+                __builtin_mul_overflow(m->chunk, (uint64_t) x->n_raw, &all) ||
+                __builtin_add_overflow(all, own, &all) ||
                 __builtin_add_overflow(all, 2 * m->tail + j->coder->step_frames * x->frame_bytes, &all))
                 return -EOVERFLOW;
         j->coder->memory_bytes = all;
@@ -177,8 +178,8 @@ static int make_tile(void *userdata, const TilePlace *at, Fault *f) {
                 &rank, x->vae, &x->plan, x->z, at->chunk, at->tile, at->memory, &hooks, out, f);
         if (r < 0)
                 return r;
-        return tensor_check_finite("pixels of the VAE", ST_F32, out, 1,
-                (uint64_t[]){x->plan.memory.tile / sizeof(float)}, f);
+        return tensor_check_finite(
+                "pixels of the VAE", ST_F32, out, 1, (uint64_t[]){x->plan.memory.tile / sizeof(float)}, f);
 }
 
 /* Once, and again after memory was missing. */
@@ -202,7 +203,8 @@ static int start(Job *j, VideoWork *x) {
         tile_pool_init(&x->pool, x->plan.chunks, tiles, make_tile, x);
         x->pool.memory = m->device;
         x->pool.row_bytes = (double) x->plan.chunk_tokens * (x->plan.rows.size / H3_VIDEO_RATIO) *
-                            (x->plan.cols.size / H3_VIDEO_RATIO) * (double) h3_video_vae_weight_bytes(x->vae);
+                            (x->plan.cols.size / H3_VIDEO_RATIO) *
+                            (double) h3_video_vae_weight_bytes(x->vae);
         x->has_pool = true;
         return 0;
 }
@@ -258,7 +260,8 @@ static int publish(Job *j, const VideoWork *x, uint32_t chunk) {
                 return r;
         for (uint64_t i = made.begin; i < made.end; i++)
                 memcpy(ring + i % j->coder->ring_frames * x->frame_bytes,
-                        (const uint8_t *) x->frames + (i - made.begin) * x->frame_bytes, (size_t) x->frame_bytes);
+                        (const uint8_t *) x->frames + (i - made.begin) * x->frame_bytes,
+                        (size_t) x->frame_bytes);
         if (chunk + 1 < x->plan.chunks)
                 memcpy(coder_slot(j, chunk + 1), x->tails[(chunk + 1) % 2], (size_t) x->plan.memory.tail);
         coder_release(j, true);

@@ -83,7 +83,8 @@ static int check_absent(const WireJobOpen *w, const ModelEntry *m, Fault *f) {
 static int check_ranks(const WireJobOpen *w, uint32_t ranks, Fault *f) {
         if (w->ranks > ranks)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "The job is to run on %" PRIu32 " ranks, the worker has %" PRIu32 ".", w->ranks, ranks);
+                        "The job is to run on %" PRIu32 " ranks, the worker has %" PRIu32 ".", w->ranks,
+                        ranks);
         return 0;
 }
 
@@ -131,7 +132,8 @@ static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
                 j->slot_stride = at - begin;
         }
         if (!ok)
-                return fault_set(f, -EOVERFLOW, FAULT_DOES_NOT_FIT, "The results have more bytes than can be counted.");
+                return fault_set(f, -EOVERFLOW, FAULT_DOES_NOT_FIT,
+                        "The results have more bytes than can be counted.");
 
         j->output_used = at - w->output_offset;
         if (j->output_used > w->output_size && !j->plan_only) /* a plan says how much there has to be */
@@ -172,7 +174,8 @@ static int fill(Job *j, const WireJobOpen *w, Fault *f) {
         if (r >= 0 && (w->flags & WIRE_JOB_RESUME))
                 r = resume(j, f);
         if (r == -ENOMEM)
-                (void) fault_set(f, r, FAULT_DOES_NOT_FIT, "There is no memory for the job's own copies of its inputs.");
+                (void) fault_set(f, r, FAULT_DOES_NOT_FIT,
+                        "There is no memory for the job's own copies of its inputs.");
         return r;
 }
 
@@ -182,7 +185,8 @@ int coder_new(Job *j, const WireJobOpen *w, uint32_t ranks, Fault *f) {
 
         if (!class)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "%s cannot run on a model of kind \"%s\": it needs a %s.", kind_name(w->kind), model_entry_kind_name(j->model),
+                        "%s cannot run on a model of kind \"%s\": it needs a %s.", kind_name(w->kind),
+                        model_entry_kind_name(j->model),
                         w->kind == WIRE_JOB_TOKENIZE || w->kind == WIRE_JOB_ENCODE ? "conditioner" : "VAE");
         r = check_numbers(w, f);
         if (r >= 0)
@@ -287,7 +291,7 @@ int coder_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *r
         r = class->step(s, g, j, step, ret, f);
         if (r == -ENOMEM)
                 (void) fault_set(f, r, FAULT_DOES_NOT_FIT,
-                        "There is no memory for a step of %s: it needs %" PRIu64 " bytes.", kind_name(j->kind),
-                        j->coder->memory_bytes);
+                        "There is no memory for a step of %s: it needs %" PRIu64 " bytes.",
+                        kind_name(j->kind), j->coder->memory_bytes);
         return r;
 }

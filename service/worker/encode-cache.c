@@ -136,8 +136,8 @@ static bool fits(const EncodeCache *c, const EncodeKey *key, uint64_t text_size)
                !__builtin_add_overflow(sum, sizeof(Encoded), &sum) && sum <= c->limit;
 }
 
-void encode_cache_add(
-        EncodeCache *c, const ModelEntry *model, const EncodeKey *key, const void *text, uint64_t text_size) {
+void encode_cache_add(EncodeCache *c, const ModelEntry *model, const EncodeKey *key, const void *text,
+        uint64_t text_size) {
         Encoded *e, *gone = NULL;
 
         if (!fits(c, key, text_size) || encoded_new(key, text, text_size, &e) < 0)

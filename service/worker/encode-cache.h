@@ -4,7 +4,8 @@
 /* What ENCODE made of prompts, kept between jobs: the same prompt is asked for again with every film of a
  * series, and clients come back with it. The newest used are kept, as many bytes as WELCOME allows. A key is
  * whole, pictures included, and compared byte by byte: what one user asked for is never found by the hash of
- * another's, and never by another user at all. Filled on the steps' thread, MODEL_CLOSE drops on the link's. */
+ * another's, and never by another user at all. Filled on the steps' thread, MODEL_CLOSE drops on the link's.
+ */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -51,8 +52,8 @@ void encode_cache_clear(EncodeCache *c);
 /* A counted reference to what has this key, or NULL. What is found becomes the newest. */
 Encoded *encode_cache_find(EncodeCache *c, const EncodeKey *key);
 
-/* Keeps copies of the key and of text, unless they are larger than the limit altogether or the model was closed
- * meanwhile; lets go what is oldest for it. No memory for it is no error: it goes without. */
+/* Keeps copies of the key and of text, unless they are larger than the limit altogether or the model was
+ * closed meanwhile; lets go what is oldest for it. No memory for it is no error: it goes without. */
 void encode_cache_add(
         EncodeCache *c, const ModelEntry *model, const EncodeKey *key, const void *text, uint64_t text_size);
 

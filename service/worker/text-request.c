@@ -37,9 +37,10 @@ int text_take(const Job *j, const WireJobOpen *w, char **ret, size_t *ret_size, 
 static int check_place(const Job *j, uint32_t i, const WireCondition *k, Fault *f) {
         uint64_t size, end;
 
-        if (__builtin_mul_overflow(k->height, k->width, &size) || __builtin_mul_overflow(size, UINT64_C(3), &size) ||
-                __builtin_mul_overflow(size, k->frames, &size) || __builtin_add_overflow(k->video_offset, size, &end) ||
-                end > j->arenas->input.size)
+        if (__builtin_mul_overflow(k->height, k->width, &size) ||
+                __builtin_mul_overflow(size, UINT64_C(3), &size) ||
+                __builtin_mul_overflow(size, k->frames, &size) ||
+                __builtin_add_overflow(k->video_offset, size, &end) || end > j->arenas->input.size)
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
                         "Picture %" PRIu32 " lies outside its arena: U8 [%" PRIu64 ", %" PRIu64 ", %" PRIu64
                         ", 3] at offset %" PRIu64 ", the arena has %" PRIu64 " bytes.",
@@ -114,7 +115,8 @@ static int count_key(const H3Presentation *p, const H3Item *items, uint64_t *ret
                 const H3Item *item = items + p->blocks[i].item;
                 uint64_t frame = item->height * item->width * 3; /* lies in the arena: no overflow */
 
-                if (__builtin_add_overflow(size, sizeof(KeyPicture) + n_frames(item, p->blocks + i) * frame, &size))
+                if (__builtin_add_overflow(
+                            size, sizeof(KeyPicture) + n_frames(item, p->blocks + i) * frame, &size))
                         return -ENOMEM;
         }
         *ret = size;

@@ -67,7 +67,8 @@ static void stuck(void *userdata, uint32_t rank) {
 static uint64_t expected_deadline(const TextSplit *s, const H3TextSize *size) {
         double rows = (double) (size->tokens > size->patches ? size->tokens : size->patches);
 
-        return split_deadline(s->ops, rows * (double) s->model->weight_bytes / (double) s->model->config.layers);
+        return split_deadline(
+                s->ops, rows * (double) s->model->weight_bytes / (double) s->model->config.layers);
 }
 
 /* The error that the others followed from; r: that of one of them. */
@@ -111,8 +112,8 @@ int text_split_run(RankGroup *g, const TextSplit *s, void *ret_hidden, uint64_t 
         x->plan = h3_text_plan(s->ranks, x->rows);
         x->deadline_usec = s->deadline_usec > 0 ? s->deadline_usec : expected_deadline(s, &sizes.size);
         if (s->ranks > 1) {
-                r = exchange_new(&x->plan, (ExchangeSize){exchange_text_message, &sizes}, x->deadline_usec, &s->hook,
-                        &exchange);
+                r = exchange_new(&x->plan, (ExchangeSize){exchange_text_message, &sizes}, x->deadline_usec,
+                        &s->hook, &exchange);
                 if (r < 0)
                         return r;
                 x->exchange = exchange;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A run of the conditioner on several ranks: their threads, the exchange between them, the first error of all
- * of them. As split.h for the denoiser; the split itself is the model's (text.h). */
+/* A run of the conditioner on several ranks: their threads, the exchange between them, the first error of
+ * all of them. As split.h for the denoiser; the split itself is the model's (text.h). */
 
 #include "service/h3/text.h"
 #include "service/worker/exchange.h"

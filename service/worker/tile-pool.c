@@ -81,16 +81,18 @@ static void stuck(void *userdata, uint32_t rank) {
         TilePool *p = userdata;
         Fault f = {};
 
-        (void) fault_set(&f, -ETIMEDOUT, FAULT_INTERNAL, "Rank %" PRIu32 " did not answer in %" PRIu64 " s.", rank,
-                (p->deadline_usec + 999999) / 1000000);
+        (void) fault_set(&f, -ETIMEDOUT, FAULT_INTERNAL, "Rank %" PRIu32 " did not answer in %" PRIu64 " s.",
+                rank, (p->deadline_usec + 999999) / 1000000);
         p->runner->on_stuck(p->runner->userdata, p->job, p->chunk, &f);
 }
 
-int tile_pool_run(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t ranks, Fault *f) {
+int tile_pool_run(
+        TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t ranks, Fault *f) {
         RankOrder order = {.ranks = UINT64_MAX >> (64 - ranks), .work = work, .userdata = p, .stuck = stuck};
         int r;
 
-        p->deadline_usec = s->deadline_usec > 0 ? s->deadline_usec : split_deadline(s->backend->ops, p->row_bytes);
+        p->deadline_usec =
+                s->deadline_usec > 0 ? s->deadline_usec : split_deadline(s->backend->ops, p->row_bytes);
         order.deadline_usec = p->deadline_usec;
         p->runner = s;
         p->job = j;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Tiles of a film's chunks (or clips), taken by the ranks one by one from a counter: whoever is free takes the
- * next, and no order of theirs changes a bit, since a tile has its own place for what it makes.
+/* Tiles of a film's chunks (or clips), taken by the ranks one by one from a counter: whoever is free takes
+ * the next, and no order of theirs changes a bit, since a tile has its own place for what it makes.
  *
- * A chunk's tiles seldom are a multiple of the ranks. A rank that finds the chunk's tiles all taken while others
- * still work takes one of the next chunk's (one: so all come to their end at about the same time), which is
- * done then when its step comes. Hence two chunks' places, by chunk % 2. */
+ * A chunk's tiles seldom are a multiple of the ranks. A rank that finds the chunk's tiles all taken while
+ * others still work takes one of the next chunk's (one: so all come to their end at about the same time),
+ * which is done then when its step comes. Hence two chunks' places, by chunk % 2. */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -33,9 +33,9 @@ struct TilePool {
         void *userdata;
         /* set by the owner before the first run */
         uint64_t memory;  /* device bytes that a rank works in; 0: none */
-        double row_bytes; /* of a tile: rows times bytes of weights; how long it may take, once another rank has
-                             nothing to do any more (split_deadline()) */
-        bool quiet; /* no PROGRESS */
+        double row_bytes; /* of a tile: rows times bytes of weights; how long it may take, once another rank
+                             has nothing to do any more (split_deadline()) */
+        bool quiet;       /* no PROGRESS */
         uint32_t blocks_before, blocks_after; /* of the step, beside these tiles: for PROGRESS */
 
         uint32_t ahead, ahead_chunk; /* so many tiles of this chunk are done already */
@@ -55,7 +55,8 @@ struct TilePool {
 void tile_pool_init(TilePool *p, uint32_t chunks, uint32_t tiles, TileFunc func, void *userdata);
 void tile_pool_done(TilePool *p);
 
-/* Makes all tiles of the chunk, on the ranks 0 to `ranks` - 1, with PROGRESS. On the steps' thread; chunks come one
- * after the other, or the same one again after a failure. -ECANCELED: the job was cancelled; else the first
- * error, with f: then nothing of this and the next chunk counts. */
-int tile_pool_run(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t ranks, Fault *f);
+/* Makes all tiles of the chunk, on the ranks 0 to `ranks` - 1, with PROGRESS. On the steps' thread; chunks
+ * come one after the other, or the same one again after a failure. -ECANCELED: the job was cancelled; else
+ * the first error, with f: then nothing of this and the next chunk counts. */
+int tile_pool_run(
+        TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t ranks, Fault *f);

@@ -22,10 +22,10 @@ uint64_t bench_memory_available;
 const char *const bench_video_vae[] = {
         DEMO "vae/config.json", DEMO "vae/diffusion_pytorch_model.safetensors", NULL};
 const char *const bench_audio_vae[] = {
-        DEMO "audio_vae/config.json", DEMO "audio_vae/diffusion_pytorch_model.safetensors", NULL};
-const char *const bench_conditioner[] = {DEMO "text_encoder/config.json", DEMO "text_encoder/model.safetensors",
-        DEMO "tokenizer/vocab.json", DEMO "tokenizer/merges.txt", DEMO "tokenizer/tokenizer.json",
-        DEMO "tokenizer/tokenizer_config.json", NULL};
+        "tests/data/vae/audio/config.json", "tests/data/vae/audio/model.weight_norm.safetensors", NULL};
+const char *const bench_conditioner[] = {DEMO "text_encoder/config.json",
+        DEMO "text_encoder/model.safetensors", DEMO "tokenizer/vocab.json", DEMO "tokenizer/merges.txt",
+        DEMO "tokenizer/tokenizer.json", DEMO "tokenizer/tokenizer_config.json", NULL};
 
 static uint64_t memory_available(void) {
         return bench_memory_available;
@@ -90,7 +90,8 @@ static void add_arenas(CoderBench *b) {
 
                 assert_int_equal(memfd_new("test-arena", b->size, &fd), 0);
                 if (kind == WIRE_ARENA_INPUT)
-                        assert_int_equal(memfd_map(fd, b->size, PROT_READ | PROT_WRITE, (void **) &b->input), 0);
+                        assert_int_equal(
+                                memfd_map(fd, b->size, PROT_READ | PROT_WRITE, (void **) &b->input), 0);
                 m.arena.kind = kind;
                 assert_int_equal(arena_pair_add(b->arenas, &m.arena, fd, &f), 0);
         }
@@ -156,7 +157,10 @@ void bench_freep(CoderBench **b) {
 }
 
 WireTensor bench_put(CoderBench *b, StType type, uint32_t n_dims, const uint64_t *shape, const void *data) {
-        WireTensor t = {.offset = b->used | 1, .size = st_type_size(type), .dtype = (uint32_t) type, .n_dims = n_dims};
+        WireTensor t = {.offset = b->used | 1,
+                .size = st_type_size(type),
+                .dtype = (uint32_t) type,
+                .n_dims = n_dims};
 
         for (uint32_t i = 0; i < n_dims; i++) {
                 t.shape[i] = shape[i];

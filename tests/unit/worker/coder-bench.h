@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Coding jobs inside the test's own process: the demo model's parts, arenas, ranks, and steps that the test runs
- * itself, so that a run can end after any of them. */
+/* Coding jobs inside the test's own process: the demo model's parts, arenas, ranks, and steps that the test
+ * runs itself, so that a run can end after any of them. */
 
 #include "service/worker/coder.h"
 #include "service/worker/rank.h"

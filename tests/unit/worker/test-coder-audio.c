@@ -97,7 +97,8 @@ static float *encode_plainly(CoderBench *b, uint64_t *ret_bytes) {
                 if (h3_audio_encode_job(&rank, vae_of(b), &p, wave, i, work, NULL, hidden, &f) < 0)
                         fail_msg("%s", f.text);
         for (uint32_t i = 0; i < 2; i++)
-                if (h3_audio_encode_finish(&rank, vae_of(b), &p, hidden, i, work, NULL, latents, NULL, NULL, &f) < 0)
+                if (h3_audio_encode_finish(
+                            &rank, vae_of(b), &p, hidden, i, work, NULL, latents, NULL, NULL, &f) < 0)
                         fail_msg("%s", f.text);
         b->ops.memory_free(rank.context, work);
         (void) b->ops.context_free(rank.context);
@@ -105,7 +106,8 @@ static float *encode_plainly(CoderBench *b, uint64_t *ret_bytes) {
         return latents;
 }
 
-static void assert_same_on_all_ranks(CoderBench *b, const WireJobOpen *w, const void *expected, uint64_t bytes) {
+static void assert_same_on_all_ranks(
+        CoderBench *b, const WireJobOpen *w, const void *expected, uint64_t bytes) {
         for (size_t i = 0; i < ELEMENTSOF(rank_counts); i++) {
                 CLEANUP_FREE uint8_t *have = NULL;
                 uint64_t n;

@@ -71,8 +71,8 @@ static WireJobOpen encode_job(CoderBench *b, const char *text) {
         return w;
 }
 
-static void add_picture(CoderBench *b, WireJobOpen *w, WireConditionKind kind, uint64_t frames, uint64_t height,
-        uint64_t width) {
+static void add_picture(CoderBench *b, WireJobOpen *w, WireConditionKind kind, uint64_t frames,
+        uint64_t height, uint64_t width) {
         CLEANUP_FREE uint8_t *pixels = bench_bytes(frames * height * width * 3, 11 + w->n_conditions);
         const WireTensor t = bench_put(b, ST_U8, 4, (uint64_t[]){frames, height, width, 3}, pixels);
 
@@ -97,8 +97,9 @@ static void tokenize_gives_the_tokenizers_ids(void **state) {
         Fault f = {};
         size_t n;
 
-        assert_int_equal(h3_tokenizer_encode(model_table_find(&b->models, MODEL)->tokenizer,
-                                 PROMPT "<|vision_start|>", strlen(PROMPT "<|vision_start|>"), &expected, &n, &f),
+        assert_int_equal(
+                h3_tokenizer_encode(model_table_find(&b->models, MODEL)->tokenizer,
+                        PROMPT "<|vision_start|>", strlen(PROMPT "<|vision_start|>"), &expected, &n, &f),
                 0);
         assert_int_equal(j->coder->rows, n);
         assert_int_equal(j->steps, 1);
@@ -174,7 +175,8 @@ static void encode_is_what_the_network_makes(void **state) {
 
         bench_finish(b, j);
         assert_int_equal(j->coder->rows, p->n);
-        assert_memory_equal(b->output + j->coder->outputs[0].tensor.offset, hidden, p->n * DIM * sizeof(float));
+        assert_memory_equal(
+                b->output + j->coder->outputs[0].tensor.offset, hidden, p->n * DIM * sizeof(float));
         assert_memory_equal(b->output + j->coder->outputs[1].tensor.offset, p->tags, p->n);
         assert_memory_equal(b->output + j->coder->outputs[2].tensor.offset, p->ids, p->n * sizeof(int32_t));
         (void) h3_presentation_free(p);

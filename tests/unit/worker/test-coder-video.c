@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* DECODE and ENCODE_MEDIA of video. What a job makes is compared with the plain way through the VAE, tile after
- * tile on one thread, to the bit: ranks, delays, rings and deaths may change nothing. */
+/* DECODE and ENCODE_MEDIA of video. What a job makes is compared with the plain way through the VAE, tile
+ * after tile on one thread, to the bit: ranks, delays, rings and deaths may change nothing. */
 #include "service/worker/coder.h"
 
 #include <setjmp.h>
@@ -62,7 +62,8 @@ static WireJobOpen film_job(CoderBench *b, StType type) {
 }
 
 /* As service/h3/video-vae.h says, in the order of the film. */
-static uint8_t *decode_plainly(CoderBench *b, const uint64_t shape[4], const float *z, H3Pixels pixels, uint64_t *ret_size) {
+static uint8_t *decode_plainly(
+        CoderBench *b, const uint64_t shape[4], const float *z, H3Pixels pixels, uint64_t *ret_size) {
         H3Rank rank = {.ops = &b->ops};
         H3VideoDecodePlan p;
         uint32_t n;
@@ -73,7 +74,8 @@ static uint8_t *decode_plainly(CoderBench *b, const uint64_t shape[4], const flo
         void *work;
         Fault f = {};
 
-        assert_int_equal(h3_video_decode_plan(vae_of(b), shape[1], shape[2], shape[3], H3_VIDEO_TILING, &p, &f), 0);
+        assert_int_equal(
+                h3_video_decode_plan(vae_of(b), shape[1], shape[2], shape[3], H3_VIDEO_TILING, &p, &f), 0);
         n = h3_video_decode_tiles(&p);
         frame = shape[2] * shape[3] * 768 * h3_pixel_size(pixels);
         *ret_size = p.frames * frame;
@@ -178,7 +180,8 @@ static void decode_says_what_it_makes(void **state) {
         assert_committed(b, j, 0);
 }
 
-/* A client takes frames as they come; each is where the ring says, and stays until its room is used again. */
+/* A client takes frames as they come; each is where the ring says, and stays until its room is used again.
+ */
 static void decode_ring_has_every_frame_in_turn(void **state) {
         CoderBench *b = *state;
         const uint64_t rings[] = {22, 23, 39, FRAMES, FRAMES + 7};
@@ -204,7 +207,8 @@ static void decode_ring_has_every_frame_in_turn(void **state) {
                         assert_int_equal(bench_try_step(b, j, &result, &f), 0);
                         assert_int_equal(result.frames, j->committed < 3 ? 17 * j->committed : FRAMES);
                         for (; done < result.frames; done++)
-                                assert_memory_equal(frames + done % ring * FRAME, expected + done * FRAME, FRAME);
+                                assert_memory_equal(
+                                        frames + done % ring * FRAME, expected + done * FRAME, FRAME);
                 }
                 assert_committed(b, j, 3);
         }
@@ -353,7 +357,7 @@ static void decode_device_out_of_memory_can_be_tried_again(void **state) {
         const WireJobOpen w = film_job(b, ST_U8);
         CLEANUP(job_unrefp) Job *j = bench_open(b, &w);
         CLEANUP_FREE uint8_t *expected = NULL;
-        int (*memory_new)(LkContext *c, uint64_t size, void **ret) = b->ops.memory_new;
+        int (*memory_new)(LkContext * c, uint64_t size, void **ret) = b->ops.memory_new;
         StepResult result;
         uint64_t size;
         Fault f = {};
@@ -463,7 +467,8 @@ static WireJobOpen media_job(CoderBench *b, uint64_t frames, StType type, const 
 }
 
 /* sampled: with seed 7. */
-static float *encode_plainly(CoderBench *b, uint64_t frames, const uint8_t *pixels, bool sampled, uint64_t *ret_n) {
+static float *encode_plainly(
+        CoderBench *b, uint64_t frames, const uint8_t *pixels, bool sampled, uint64_t *ret_n) {
         H3Rank rank = {.ops = &b->ops};
         H3VideoEncodePlan p;
         const float *tiles[64];
@@ -472,7 +477,8 @@ static float *encode_plainly(CoderBench *b, uint64_t frames, const uint8_t *pixe
         void *work;
         Fault f = {};
 
-        assert_int_equal(h3_video_encode_plan(vae_of(b), frames, CLIP_H, CLIP_W, H3_VIDEO_TILING, &p, &f), 0);
+        assert_int_equal(
+                h3_video_encode_plan(vae_of(b), frames, CLIP_H, CLIP_W, H3_VIDEO_TILING, &p, &f), 0);
         n_tiles = h3_video_encode_tiles(&p);
         *ret_n = (uint64_t) CHANNELS * p.tokens * (CLIP_H / 16) * (CLIP_W / 16);
         raw = malloc(p.memory.chunk);
@@ -486,7 +492,8 @@ static float *encode_plainly(CoderBench *b, uint64_t frames, const uint8_t *pixe
                         float *out = raw + i * (p.memory.tile / sizeof(float));
 
                         tiles[i] = out;
-                        if (h3_video_encode_tile(&rank, vae_of(b), &p, H3_PIXELS_U8, pixels, k, i, work, NULL, out, &f) < 0)
+                        if (h3_video_encode_tile(&rank, vae_of(b), &p, H3_PIXELS_U8, pixels, k, i, work,
+                                    NULL, out, &f) < 0)
                                 fail_msg("%s", f.text);
                 }
                 assert_int_equal(h3_video_encode_blend(vae_of(b), &p, k, tiles, moments), 0);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The worker program, behind its filter of system calls: coding jobs on the demo model's parts, and their deaths. */
+/* The worker program, behind its filter of system calls: coding jobs on the demo model's parts, and their
+ * deaths. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,8 +27,9 @@ static const char *const video_vae[] = {
         DEMO "vae/config.json", DEMO "vae/diffusion_pytorch_model.safetensors", NULL};
 static const char *const audio_vae[] = {
         DEMO "audio_vae/config.json", DEMO "audio_vae/diffusion_pytorch_model.safetensors", NULL};
-static const char *const conditioner[] = {DEMO "text_encoder/config.json", DEMO "text_encoder/model.safetensors",
-        DEMO "tokenizer/vocab.json", DEMO "tokenizer/merges.txt", DEMO "tokenizer/tokenizer_config.json", NULL};
+static const char *const conditioner[] = {DEMO "text_encoder/config.json",
+        DEMO "text_encoder/model.safetensors", DEMO "tokenizer/vocab.json", DEMO "tokenizer/merges.txt",
+        DEMO "tokenizer/tokenizer_config.json", NULL};
 
 static WireMessage job(Broker *b, WireType type, uint64_t id, WireJobKind kind, uint64_t model) {
         WireMessage m;
