@@ -129,7 +129,9 @@ class Client:
         latent.errors.NotFound: NotFound: no such file.safetensors does not exist.
         """
         c = self._connection
-        o = fill(_structs.latent_load_options, {"name": name, "qkv_order": qkv_order, "partition": partition, "numa": numa, "tokenizer": tokenizer})
+        o = fill(
+            _structs.latent_load_options, {"name": name, "qkv_order": qkv_order, "partition": partition, "numa": numa, "tokenizer": tokenizer}
+        )
         f = c.library.latent_model_load_name if by_name else c.library.latent_model_load_path
         return LoadJob(c, c.make(f, c.client(), path_bytes("path_or_name", path_or_name), o))
 

@@ -266,6 +266,33 @@ static void impossible_frames_drop_the_worker(void **state) {
         }
 }
 
+/* The last step leaves one out. */
+static bool forget_a_frame(Fake *f, const WireMessage *m) {
+        WireMessage reply;
+
+        if (m->header.type != WIRE_STEP || m->header.step != 1)
+                return false;
+        fake_compute(f, fake_job(f, m->header.job), 1);
+        wire_init(&reply, WIRE_STEP_DONE, f->epoch, m->header.job, 1);
+        reply.step_done.frames = FAKE_FRAMES(2) - 1;
+        fake_send(f, &reply);
+        return true;
+}
+
+static void film_that_is_not_complete_drops_the_worker(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session_on(f, f->vae, 1);
+        WireJobOpen q = fake_decode(2, 0);
+        Job *j;
+
+        f->hook = forget_a_frame;
+        j = fake_submit_request(f, s, &q);
+        RUN_UNTIL(f, job_is_finished(j));
+        run_for(f, 1000);
+        assert_true(f->conn < 0);
+        assert_int_equal(j->frames_ready, FAKE_FRAMES(2)); /* it had committed them all */
+}
+
 /* ---- frames and their reader ---- */
 
 typedef struct Heard {
@@ -800,6 +827,7 @@ int main(void) {
                 TEST(sound_and_media_run),
                 TEST(lying_worker_is_dropped),
                 TEST(impossible_frames_drop_the_worker),
+                TEST(film_that_is_not_complete_drops_the_worker),
                 TEST(decode_tells_of_frames_in_order),
                 TEST(ring_waits_for_its_reader),
                 TEST(result_can_be_read_while_it_runs),
