@@ -142,11 +142,12 @@ static void request_every_wrong_type_is_named(void **state) {
 
         for (size_t i = 0; i < ELEMENTSOF(keys); i++)
                 for (size_t k = 0; k < ELEMENTSOF(types); k++) {
-                        sd_bus_message *m = request_new();
+                        sd_bus_message *m;
                         char text[64];
 
                         if (strcmp(types[k], keys[i].type) == 0)
                                 continue;
+                        m = request_new();
                         if (strcmp(types[k], "s") == 0 || strcmp(types[k], "o") == 0 || strcmp(types[k], "g") == 0)
                                 ADD(m, keys[i].key, types[k], types[k][0] == 'o' ? "/x" : "u");
                         else if (types[k][0] == 'd')
