@@ -53,14 +53,14 @@ uint32_t model_ease(uint32_t kind) {
         }
 }
 
-/* The administrator wants its memory back. */
+/* The administrator wants its memory back. Not while the service stops: then clients go only to come back to the next one. */
 static bool goes_after_use(const Model *m) {
         static const uint32_t parts[] = {
                 [WIRE_MODEL_DENOISER] = CONFIG_PART_DENOISER,   [WIRE_MODEL_CONDITIONER] = CONFIG_PART_CONDITIONER,
                 [WIRE_MODEL_VIDEO_VAE] = CONFIG_PART_VIDEO_VAE, [WIRE_MODEL_AUDIO_VAE] = CONFIG_PART_AUDIO_VAE,
         };
 
-        return m->state == MODEL_READY && !m->keep && m->info.kind < ELEMENTSOF(parts) &&
+        return m->state == MODEL_READY && !m->keep && !m->manager->stopping && m->info.kind < ELEMENTSOF(parts) &&
                (m->manager->config->evict_after_use & parts[m->info.kind]);
 }
 

@@ -750,6 +750,7 @@ static void models_give_way_by_kind_and_after_use(void **state) {
         Fake *f = *state;
         uint64_t ids[3];
         Session *s;
+        Model *last;
 
         f->model->keep = f->lora->keep = true;
         for (size_t i = 0; i < ELEMENTSOF(kinds); i++) {
@@ -779,6 +780,16 @@ static void models_give_way_by_kind_and_after_use(void **state) {
                 if (i == 0)
                         assert_int_equal(model_unload(m, NULL), 0);
         }
+
+        /* The service stops: what it has is for the next one. */
+        f->region.n_ref++;
+        last = fake_model_new(f, WIRE_MODEL_CONDITIONER);
+        s = fake_session_on(f, last, 0);
+        f->m->stopping = true;
+        session_close(s);
+        RUN_UNTIL(f, TAILQ_EMPTY(&f->m->sessions));
+        f->m->stopping = false;
+        assert_int_equal(model_unload(last, NULL), 0);
 
         /* A pinned one stays. */
         session_close(fake_session_on(f, f->conditioner, 0));
