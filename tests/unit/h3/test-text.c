@@ -47,7 +47,8 @@ static void compare_vision(
         uint64_t n, first = patches ? part->patch : part->patch / 4;
 
         if (deepstack)
-                (void) snprintf(name, sizeof(name), "vision.%s.deepstack.%u", part->kind, number % H3_DEEPSTACK_MAX);
+                (void) snprintf(
+                        name, sizeof(name), "vision.%s.deepstack.%u", part->kind, number % H3_DEEPSTACK_MAX);
         else
                 (void) snprintf(name, sizeof(name), "vision.%s.%s", part->kind, stage + strlen("vision."));
         if (patches && !st_header_find(s->k->file->header, name)) /* left out of large cases */
@@ -71,7 +72,8 @@ static void on_tap(void *userdata, const char *name, const float *values, uint64
         }
         if (strcmp(name, "residual.0") == 0)
                 name = "embeds";
-        if (!st_header_find(s->k->file->header, name)) /* left out of large cases; the last one is "hidden" */
+        if (!st_header_find(
+                    s->k->file->header, name)) /* left out of large cases; the last one is "hidden" */
                 return;
         const float *want = golden_data(s->k->file, name, ST_F32, &n);
 
@@ -88,7 +90,8 @@ static void run_cases(const char *file, H3Compute compute) {
                 CLEANUP(text_case_freep) TextCase *k = text_case_open(names[i]);
                 CLEANUP_FREE float *hidden = NULL;
                 Stages s = {.k = k, .m = t->model};
-                const H3StepHooks hooks = {.on_tap = compute == H3_COMPUTE_F32 ? on_tap : NULL, .userdata = &s};
+                const H3StepHooks hooks = {
+                        .on_tap = compute == H3_COMPUTE_F32 ? on_tap : NULL, .userdata = &s};
                 uint64_t n;
                 const float *want = golden_data(k->file, "hidden", ST_F32, &n);
                 double rel;
@@ -102,7 +105,8 @@ static void run_cases(const char *file, H3Compute compute) {
                 if (!(rel <= (compute == H3_COMPUTE_F32 ? F32 : BF16)))
                         fail_msg("%s: hidden: rel %g", names[i], rel);
                 if (compute == H3_COMPUTE_F32)
-                        assert_true(s.compared >= 1 + k->input.n_vision * (1 + t->model->config.vision.n_deepstack));
+                        assert_true(s.compared >=
+                                    1 + k->input.n_vision * (1 + t->model->config.vision.n_deepstack));
         }
 }
 
