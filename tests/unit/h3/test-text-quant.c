@@ -20,8 +20,6 @@
 #include "tests/unit/h3/checkpoint.h"
 #include "tests/unit/h3/text-case.h"
 
-DEFINE_CLEANUP(H3TextModel *, h3_text_free)
-
 typedef struct Bench {
         const LkOps *ops;
         LkContext *context;
