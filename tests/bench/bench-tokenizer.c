@@ -55,7 +55,8 @@ static void encode(const H3Tokenizer *t, const char *what, const char *text, siz
 }
 
 /* A megabyte of parts chosen by a small generator. */
-static void encode_parts(const H3Tokenizer *t, const char *what, const char *const *parts, uint32_t n_parts) {
+static void encode_parts(
+        const H3Tokenizer *t, const char *what, const char *const *parts, uint32_t n_parts) {
         CLEANUP_FREE char *text = malloc(TEXT_SIZE + 64);
         uint32_t seed = 1;
         size_t n = 0;
@@ -74,12 +75,14 @@ static void encode_parts(const H3Tokenizer *t, const char *what, const char *con
 }
 
 static void encode_made(const H3Tokenizer *t) {
-        static const char *const words[] = {" the", " camera", " moves", " slowly,", " over", "\n", " a", " 1080p",
-                " lake.", " Cinematic", " light", "'s", " (wide", " shot)", " unbelievably", " xqzvkjw"};
-        static const char *const chinese[] = {"镜头", "环绕", "她", "缓缓", "旋转", "，", "远处", "传来", "钟声", "。",
-                "雪山", "之巅", "4K", "\n", "写实", "电影感"};
+        static const char *const words[] = {" the", " camera", " moves", " slowly,", " over", "\n", " a",
+                " 1080p", " lake.", " Cinematic", " light", "'s", " (wide", " shot)", " unbelievably",
+                " xqzvkjw"};
+        static const char *const chinese[] = {"镜头", "环绕", "她", "缓缓", "旋转", "，", "远处", "传来",
+                "钟声", "。", "雪山", "之巅", "4K", "\n", "写实", "电影感"};
         static const char *const marks[] = {"e\xcc\x81", "\xcc\x81", "\xcc\xa3", "a", " ", "\xcc\xb4"};
-        static const char *const space[] = {" "}, *const letter[] = {"a"}, *const mark[] = {"\xcc\x81\xcc\xa3"},
+        static const char *const space[] = {" "}, *const letter[] = {"a"},
+                                 *const mark[] = {"\xcc\x81\xcc\xa3"},
                                  *const added[] = {"<|im", "<|", "<|im_start|>"};
 
         encode_parts(t, "words", words, ELEMENTSOF(words));
@@ -92,7 +95,8 @@ static void encode_made(const H3Tokenizer *t) {
 }
 
 int main(int argc, char *argv[]) {
-        static const char *const names[] = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"};
+        static const char *const names[] = {
+                "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"};
         H3Tokenizer *t = NULL;
         H3File files[ELEMENTSOF(names)];
         uint64_t begin;
