@@ -418,7 +418,7 @@ static void open_any_files_give_the_same(void **state) {
         CLEANUP(text_files_freep) TextFiles *files = text_files_demo();
         CLEANUP(h3_tokenizer_freep) H3Tokenizer *both = text_open(files), *whole = NULL, *lists = NULL;
         CLEANUP_FREE int32_t *a = NULL, *b = NULL, *c = NULL;
-        CLEANUP_FREE char *vocab = NULL, *merges = NULL, *config = NULL;
+        CLEANUP_FREE char *vocab = NULL, *merges = NULL;
         size_t n;
 
         vocab = strdup(text_files_get(files, "vocab.json"));
