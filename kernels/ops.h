@@ -340,6 +340,47 @@ typedef struct LkGroupNorm {
         float *y;
 } LkGroupNorm;
 
+/* y = fma(sin^2(a * x), 1 / (b + 1e-9), x) per channel with a = alpha, b = beta, or their exponentials; f32,
+ * dense rows, y may be x. a * x is rounded; then sin^2 has an own polynomial behind a reduction by pi (no
+ * libm): within LK_SIN2_ERROR of the exact value for |a * x| <= LK_SIN2_MAX, beyond it that of the limit. */
+#define LK_SIN2_ERROR 2.5e-7f
+#define LK_SIN2_MAX 0x1p18f
+typedef struct LkSnake {
+        uint64_t m, channels;
+        const float *x;
+        LkVector alpha, beta; /* [channels]; beta.data NULL: alpha */
+        bool exponents;       /* alpha and beta are logarithms */
+        float *y;
+} LkSnake;
+
+/* Snake between an upsampling and a downsampling by two, so that its overtones do not fold back: of rows
+ * [first, first + m) of x, in one pass. x is [rows, channels] dense, beyond its ends x[-1] = x[0] and
+ * x[rows] = x[rows - 1] and so on. Sums are chains of fma over j ascending from +0; 0 <= i < rows, all f32:
+ *     u[2i]     = 2 * sum of up[j] * x[i + 2 - (j - 1) / 2], j = 1, 3 .. 11
+ *     u[2i + 1] = 2 * sum of up[j] * x[i + 3 - j / 2], j = 0, 2 .. 10
+ *     s         = snake(u); beyond its ends as x
+ *     y[i]      = sum of down[j] * s[2i + j - 5], j = 0 .. 11
+ * (a transposed convolution of x padded by 5, times 2, cropped by 15 on both sides; a convolution with stride
+ * 2 of s padded by 5 and 6). A row of y depends on LK_ALIAS_FREE_REACH rows of x on each side. */
+#define LK_ALIAS_FREE_TAPS 12u
+#define LK_ALIAS_FREE_REACH 5u
+typedef struct LkAliasFree {
+        uint64_t rows, channels, first, m;
+        const float *x;
+        LkVector alpha, beta; /* [channels], logarithms */
+        LkVector up, down;    /* [LK_ALIAS_FREE_TAPS] */
+        float *y;             /* [m, channels]; does not overlap x */
+} LkAliasFree;
+
+/* y = ((x[0] + x[1]) + ..) / count of n numbers of f32; y may be one of x. */
+#define LK_AVERAGE_MAX 4u
+typedef struct LkAverage {
+        uint64_t n;
+        uint32_t count;
+        const float *x[LK_AVERAGE_MAX];
+        float *y;
+} LkAverage;
+
 typedef struct LkOps {
         const char *backend;          /* "cpu", "cuda" */
         const char *numerics_id;      /* what the bits depend on, e.g. "cpu-1" */
@@ -369,6 +410,9 @@ typedef struct LkOps {
         int (*dequantise)(LkContext *c, const LkDequantise *a);
         int (*conv)(LkContext *c, const LkConv *a);
         int (*group_norm)(LkContext *c, const LkGroupNorm *a);
+        int (*snake)(LkContext *c, const LkSnake *a);
+        int (*alias_free)(LkContext *c, const LkAliasFree *a);
+        int (*average)(LkContext *c, const LkAverage *a);
 } LkOps;
 
 /* Bytes of a number of an activation or a vector. */

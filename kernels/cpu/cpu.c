@@ -43,6 +43,9 @@
                 .dequantise = lk_cpu_dequantise_##isa,     \
                 .conv = lk_cpu_conv_##isa,                 \
                 .group_norm = lk_cpu_group_norm_##isa,     \
+                .snake = lk_cpu_snake_##isa,               \
+                .alias_free = lk_cpu_alias_free_##isa,     \
+                .average = lk_cpu_average_##isa,           \
         }
 /* clang-format on */
 

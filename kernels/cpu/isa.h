@@ -21,7 +21,10 @@
         int lk_cpu_gemm_i8_##isa(LkContext *c, const LkGemmI8 *a);                                          \
         int lk_cpu_dequantise_##isa(LkContext *c, const LkDequantise *a);                                   \
         int lk_cpu_conv_##isa(LkContext *c, const LkConv *a);                                               \
-        int lk_cpu_group_norm_##isa(LkContext *c, const LkGroupNorm *a);
+        int lk_cpu_group_norm_##isa(LkContext *c, const LkGroupNorm *a);                                    \
+        int lk_cpu_snake_##isa(LkContext *c, const LkSnake *a);                                             \
+        int lk_cpu_alias_free_##isa(LkContext *c, const LkAliasFree *a);                                    \
+        int lk_cpu_average_##isa(LkContext *c, const LkAverage *a);
 
 LK_CPU_DECLARE(scalar)
 LK_CPU_DECLARE(v3)
