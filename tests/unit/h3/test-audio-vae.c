@@ -243,7 +243,7 @@ typedef struct Cut {
 } Cut;
 
 static void decode_any_piece_same_bits(void **state) {
-        static const Cut cuts[] = {{61, 1000, LK_CPU_SCALAR}, {61, 13, LK_CPU_V4}, {61, 32, LK_CPU_V3},
+        static const Cut cuts[] = {{20, 1000, LK_CPU_SCALAR}, {61, 13, LK_CPU_V4}, {61, 32, LK_CPU_V3},
                 {9, 1, LK_CPU_V4}, {9, 2, LK_CPU_V3}, {9, 5, LK_CPU_SCALAR}, {1, 1, LK_CPU_V3}};
         CLEANUP(audio_model_freep) AudioModel *m = audio_golden();
 
@@ -259,7 +259,7 @@ static void decode_any_piece_same_bits(void **state) {
 }
 
 static void encode_any_piece_same_bits(void **state) {
-        static const Cut cuts[] = {{33, 1000, LK_CPU_SCALAR}, {33, 5, LK_CPU_V4}, {33, 13, LK_CPU_V3},
+        static const Cut cuts[] = {{15, 1000, LK_CPU_SCALAR}, {33, 5, LK_CPU_V4}, {33, 13, LK_CPU_V3},
                 {5, 1, LK_CPU_V4}, {5, 2, LK_CPU_SCALAR}, {1, 1, LK_CPU_V3}};
         CLEANUP(audio_model_freep) AudioModel *m = audio_golden();
 
