@@ -69,28 +69,25 @@ static void compare_list(
                         is[0]);
 }
 
-/* A kernel of a transposed convolution and its rate: the result is as long as the rate says if their
- * difference is even. */
+/* The rate of a transposed convolution: half its kernel, rounded up, unless config.json says otherwise. The
+ * result is as long as the rate says if the difference of the two is even. */
 static void read_rates(const json_t *root, H3AudioConfig *c, H3List *wrong) {
         const json_t *v = json_object_get(root, "decoder_rates");
+        bool counted = !v || json_array_size(v) == c->decoder_stages;
 
-        if (v && json_array_size(v) != c->decoder_stages) {
+        if (!counted)
                 h3_list_add(
                         wrong, "config.json's decoder_rates (the tensors say %u values)", c->decoder_stages);
-                return;
-        }
         for (uint32_t i = 0; i < c->decoder_stages; i++) {
-                uint32_t kernel = c->decoder_kernels[i];
+                uint32_t kernel = c->decoder_kernels[i], rate = (kernel + 1) / 2;
 
-                if (kernel == 0) { /* missing, and said to be */
-                        c->decoder_rates[i] = 1;
-                        continue;
-                }
-                c->decoder_rates[i] = v ? whole(json_array_get(v, i), kernel) : (kernel + 1) / 2;
-                if (c->decoder_rates[i] == 0 || (kernel - c->decoder_rates[i]) % 2 != 0) {
+                if (v && counted && kernel > 0) /* 0: missing, and said to be */
+                        rate = whole(json_array_get(v, i), kernel);
+                if (kernel > 0 && (rate == 0 || (kernel - rate) % 2 != 0)) {
                         h3_list_add(wrong, "the rate of decoder.ups.%u (kernel %u)", i, kernel);
-                        c->decoder_rates[i] = kernel;
+                        rate = kernel;
                 }
+                c->decoder_rates[i] = rate > 0 ? rate : 1;
         }
 }
 

@@ -58,6 +58,20 @@ static void list_types(const H3TensorSet *s, char *ret, size_t size) {
         }
 }
 
+static uint32_t list_matrix_types(const H3TensorSet *s) {
+        uint32_t types = 0;
+
+        for (size_t i = 0; i < s->n_tensors; i++) {
+                const StTensor *t = s->tensors[i].entry;
+
+                if (t->n_dims >= 2 && h3_is_float(t->type))
+                        types |= 1u << h3_float_type(t->type);
+                else if (t->n_dims >= 2 && t->type == ST_I8)
+                        types |= 1u << LK_I8;
+        }
+        return types;
+}
+
 void h3_model_summary(const H3File *files, size_t n_files, H3ModelSummary *ret) {
         CLEANUP(h3_tensor_set_freep) H3TensorSet *s = NULL;
         Fault ignored = {};
@@ -69,5 +83,6 @@ void h3_model_summary(const H3File *files, size_t n_files, H3ModelSummary *ret) 
         ret->n_tensors = (uint32_t) s->n_tensors;
         for (size_t i = 0; i < s->n_tensors; i++)
                 ret->tensor_bytes += s->tensors[i].entry->size;
+        ret->matrix_types = list_matrix_types(s);
         list_types(s, ret->types, sizeof(ret->types));
 }

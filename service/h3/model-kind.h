@@ -17,7 +17,8 @@ typedef struct H3ModelSummary {
         H3ModelKind kind;
         uint32_t n_tensors;
         uint64_t tensor_bytes;
-        char types[64]; /* "BF16, F32" */
+        char types[64];        /* "BF16, F32" */
+        uint32_t matrix_types; /* bit per LkType of tensors with several dimensions */
 } H3ModelSummary;
 
 /* Files that cannot be read are a denoiser's, with nothing in them. */

@@ -91,7 +91,8 @@ static size_t compose(int32_t *points, size_t n) {
 
                 while (end < n && points[end] != NO_FINAL)
                         end++;
-                len = (size_t) utf8proc_normalize_utf32(points + begin, (utf8proc_ssize_t) (end - begin), FORM_C);
+                len = (size_t) utf8proc_normalize_utf32(
+                        points + begin, (utf8proc_ssize_t) (end - begin), FORM_C);
                 memmove(points + out, points + begin, len * sizeof(*points));
                 out += len;
                 if (end < n)

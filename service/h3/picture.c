@@ -221,14 +221,16 @@ static uint64_t patch_of(H3PictureSize size, uint64_t y, uint64_t x) {
                row % H3_PATCH_MERGE * H3_PATCH_MERGE + column % H3_PATCH_MERGE;
 }
 
-static void put(float *patches, H3PictureSize size, uint64_t y, uint64_t x, uint64_t slot, const float rgb[3]) {
+static void put(
+        float *patches, H3PictureSize size, uint64_t y, uint64_t x, uint64_t slot, const float rgb[3]) {
         float *patch = patches + patch_of(size, y, x) * H3_PATCH_NUMBERS;
 
         for (uint64_t c = 0; c < CHANNELS; c++)
                 patch[((c * 2 + slot) * H3_PATCH + y % H3_PATCH) * H3_PATCH + x % H3_PATCH] = rgb[c];
 }
 
-static int bicubic(const uint8_t *rgb, uint64_t height, uint64_t width, H3PictureSize to, uint64_t slot, float *ret) {
+static int bicubic(
+        const uint8_t *rgb, uint64_t height, uint64_t width, H3PictureSize to, uint64_t slot, float *ret) {
         CLEANUP_FREE uint8_t *resized = NULL;
         float value[256];
         int r;
@@ -264,7 +266,8 @@ static void neighbours(uint64_t place, float scale, uint64_t n, uint64_t ret[2],
 }
 
 /* Numbers from 0 to 1, as ComfyUI's pictures are, before the mean and deviation of 0.5. */
-static void bilinear(const uint8_t *rgb, uint64_t height, uint64_t width, H3PictureSize to, uint64_t slot, float *ret) {
+static void bilinear(
+        const uint8_t *rgb, uint64_t height, uint64_t width, H3PictureSize to, uint64_t slot, float *ret) {
         float down = (float) height / (float) to.height, right = (float) width / (float) to.width;
         float unit[256];
 

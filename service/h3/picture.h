@@ -2,7 +2,8 @@
 #pragma once
 
 /* Pictures for the vision tower (h3.md 3.3): the size at which it sees a picture, the resize, the patches.
- * Pictures are u8 [height, width, 3], rows contiguous. Pure arithmetic on the host: the same bits anywhere. */
+ * Pictures are u8 [height, width, 3], rows contiguous. Pure arithmetic on the host: the same bits anywhere.
+ */
 
 #include <stdint.h>
 
@@ -16,8 +17,8 @@
 #define H3_PICTURE_ASPECT_MAX UINT64_C(200)
 
 typedef enum H3Filter {
-        H3_FILTER_BICUBIC,  /* a = -0.5, wider when it shrinks (antialias), columns first, rounded to u8 after
-                               each pass: torchvision on u8, which the published processor uses */
+        H3_FILTER_BICUBIC, /* a = -0.5, wider when it shrinks (antialias), columns first, rounded to u8 after
+                              each pass: torchvision on u8, which the published processor uses */
         H3_FILTER_BILINEAR, /* the four neighbours in f32, not wider, not rounded: ComfyUI */
 } H3Filter;
 
@@ -38,13 +39,13 @@ typedef struct H3PictureSize {
 
 /* The size at which a picture (frames 0) or a video of so many sampled frames (before an odd one is shown
  * twice) is presented: each edge to the nearest multiple of 32, ties to the even one, and if that breaks a
- * limit both edges by one factor. -EINVAL (InvalidArgument): an edge is 0 or above H3_PICTURE_EDGE_MAX, or one
- * is over H3_PICTURE_ASPECT_MAX times the other (the published processor refuses that too). */
+ * limit both edges by one factor. -EINVAL (InvalidArgument): an edge is 0 or above H3_PICTURE_EDGE_MAX, or
+ * one is over H3_PICTURE_ASPECT_MAX times the other (the published processor refuses that too). */
 int h3_picture_size(const H3PictureRules *rules, uint64_t frames, uint64_t height, uint64_t width,
         H3PictureSize *ret, Fault *f);
 
-/* Resizes by H3_FILTER_BICUBIC. ret: [to.height, to.width, 3]. Time: pixels in and out, and 4 steps per pixel
- * of the larger side. -EINVAL: an edge is 0 or too large; -ENOMEM. */
+/* Resizes by H3_FILTER_BICUBIC. ret: [to.height, to.width, 3]. Time: pixels in and out, and 4 steps per
+ * pixel of the larger side. -EINVAL: an edge is 0 or too large; -ENOMEM. */
 int h3_picture_resize(const uint8_t *rgb, uint64_t height, uint64_t width, H3PictureSize to, uint8_t *ret);
 
 /* One picture (second NULL: it fills both slots of time) or two frames of one size, resized to `to` by the

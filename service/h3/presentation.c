@@ -40,7 +40,8 @@ int h3_special_ids(const H3Tokenizer *t, H3SpecialIds *ret, Fault *f) {
         for (size_t i = 0; i < ELEMENTSOF(tokens); i++)
                 if (h3_tokenizer_added(t, tokens[i].content, tokens[i].id) < 0)
                         return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                                "The tokenizer has no added token '%s'. Use the tokenizer of a Qwen3-VL model, "
+                                "The tokenizer has no added token '%s'. Use the tokenizer of a Qwen3-VL "
+                                "model, "
                                 "with its tokenizer_config.json.",
                                 tokens[i].content);
         *ret = ids;
@@ -169,7 +170,8 @@ static int add_image(Writer *w, uint32_t item) {
         return r < 0 ? r : add_block(w, block, w->special.image_pad);
 }
 
-/* The mean time of two samples in seconds, one decimal, of ties the even one: quarters are .0, .2, .5, .8. */
+/* The mean time of two samples in seconds, one decimal, of ties the even one: quarters are .0, .2, .5, .8.
+ */
 static int add_timestamp(Writer *w, uint64_t first, uint64_t second) {
         uint64_t quarters = (first + second) / SAMPLE_EVERY, tenths = 5 * quarters / 2;
         char text[64];
@@ -190,7 +192,8 @@ static int add_video(Writer *w, uint32_t item) {
 
         if (k->frames < 1 || k->frames > H3_ITEM_FRAMES_MAX || (samples < SAMPLES_MIN && !w->in->comfy))
                 return fault_set(w->fault, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "A reference video has %llu frames; it is read twice a second in pairs, so it must have "
+                        "A reference video has %llu frames; it is read twice a second in pairs, so it must "
+                        "have "
                         "%u to %llu at 24 a second.",
                         (unsigned long long) k->frames, SAMPLE_EVERY * (SAMPLES_MIN - 1) + 1,
                         (unsigned long long) H3_ITEM_FRAMES_MAX);
@@ -252,7 +255,8 @@ int h3_presentation_positions(const H3VisionBlock *blocks, size_t n_blocks, uint
                         break;
                 rows = blocks[b].merged_height;
                 columns = blocks[b].merged_width;
-                if (rows < 1 || columns < 1 || __builtin_mul_overflow(rows, columns, &count) || count > n - at)
+                if (rows < 1 || columns < 1 || __builtin_mul_overflow(rows, columns, &count) ||
+                        count > n - at)
                         return -EINVAL;
                 for (uint64_t i = 0; i < count; i++, at++) {
                         t[at] = next;
@@ -290,7 +294,8 @@ int h3_presentation_new(
 
         if (in->n_items > H3_ITEMS_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "%u pictures, videos and sounds; at most %u are presented.", in->n_items, H3_ITEMS_MAX);
+                        "%u pictures, videos and sounds; at most %u are presented.", in->n_items,
+                        H3_ITEMS_MAX);
         for (uint32_t i = 0; i < in->n_items; i++)
                 if ((unsigned) in->items[i].kind > H3_ITEM_AUDIO)
                         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,

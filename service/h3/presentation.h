@@ -46,39 +46,39 @@ typedef struct H3PresentationInput {
         const char *prompt;
         size_t prompt_size;
         const H3PictureRules *rules;
-        /* ComfyUI's presentation: images, then videos, then sounds, each in the order of the request; a video
-         * that is too short for two samples shows its one sample twice instead of being refused. */
+        /* ComfyUI's presentation: images, then videos, then sounds, each in the order of the request; a
+         * video that is too short for two samples shows its one sample twice instead of being refused. */
         bool comfy;
 } H3PresentationInput;
 
-/* Pictures that the vision tower sees as one: a picture, or two frames of a video. Attention stays inside. */
+/* Pictures that the vision tower sees as one: a picture, or two frames of a video. Attention stays inside.
+ */
 typedef struct H3VisionBlock {
-        uint32_t item;        /* of the input's items */
-        uint64_t frames[2];   /* VIDEO: which of the item's frames; equal where an odd sample is shown twice */
-        H3PictureSize size;   /* pixels after the resize; height / 16 * width / 16 patches */
+        uint32_t item;      /* of the input's items */
+        uint64_t frames[2]; /* VIDEO: which of the item's frames; equal where an odd sample is shown twice */
+        H3PictureSize size; /* pixels after the resize; height / 16 * width / 16 patches */
         uint64_t merged_height, merged_width; /* tokens: half the patches, both ways */
         uint64_t first_token; /* the first of merged_height * merged_width placeholders; the start is before
                                  it, the end behind them */
 } H3VisionBlock;
 
 typedef struct H3Presentation {
-        uint64_t n;         /* tokens, L >= 1 */
-        int32_t *ids;       /* [n] */
-        uint8_t *tags;      /* [n] 1: text, 0: vision, start and end included */
-        int32_t *positions; /* [3, n]: t, h, w */
+        uint64_t n;            /* tokens, L >= 1 */
+        int32_t *ids;          /* [n] */
+        uint8_t *tags;         /* [n] 1: text, 0: vision, start and end included */
+        int32_t *positions;    /* [3, n]: t, h, w */
         H3VisionBlock *blocks; /* in the order of the tokens */
         size_t n_blocks;
-        bool padded; /* nothing was there to say: ids is one pad token, as ComfyUI has it (the published code has
-                        no token and fails) */
+        bool padded; /* nothing was there to say: ids is one pad token, as ComfyUI has it (the published code
+                        has no token and fails) */
 } H3Presentation;
 
 /* -EINVAL (InvalidArgument): an item's size, a video with under 13 frames, too many items or tokens, the
  * prompt is not UTF-8; (InvalidModel): a special token is missing. -ENOMEM. */
-int h3_presentation_new(
-        const H3Tokenizer *t, const H3PresentationInput *in, H3Presentation **ret, Fault *f);
+int h3_presentation_new(const H3Tokenizer *t, const H3PresentationInput *in, H3Presentation **ret, Fault *f);
 H3Presentation *h3_presentation_free(H3Presentation *p);
 
-/* Positions of n tokens with blocks at their places: text counts one by one, a block's rows and columns count
- * from its first placeholder on, and the token behind them counts on by the longer edge. ret: [3, n].
+/* Positions of n tokens with blocks at their places: text counts one by one, a block's rows and columns
+ * count from its first placeholder on, and the token behind them counts on by the longer edge. ret: [3, n].
  * -EINVAL if blocks overlap, are out of order or out of range. */
 int h3_presentation_positions(const H3VisionBlock *blocks, size_t n_blocks, uint64_t n, int32_t *ret);

@@ -207,7 +207,7 @@ uint64_t h3_text_rank_bytes(const H3TextModel *m, uint32_t ranks, uint32_t rank,
 }
 
 static int check_vision(const H3TextInput *in, Fault *f) {
-        uint64_t end = 0, all = 0;
+        uint64_t end = 0;
 
         for (size_t i = 0; i < in->n_vision; i++) {
                 const H3VisionInput *v = in->vision + i;
@@ -225,7 +225,6 @@ static int check_vision(const H3TextInput *in, Fault *f) {
                         return fault_set(
                                 f, -EINVAL, FAULT_INVALID_TENSOR, "Vision input %zu has no patches.", i);
                 merged = patches / 4;
-                all += merged;
                 if (v->first_token < end || merged > in->n || v->first_token > in->n - merged)
                         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                                 "Vision input %zu has the tokens from %" PRIu64 " on, %" PRIu64

@@ -151,7 +151,7 @@ static int norm(const TextRun *run, const LkVector *weight) {
         return run->ops->norm(run->context, &args);
 }
 
-static int norm_heads(const TextRun *run, const LkVector *weight, uint64_t heads, void *x) {
+static int norm_heads(const TextRun *run, const LkVector *head_weight, uint64_t heads, void *x) {
         const H3TextConfig *c = &run->m->config;
         const LkQkNormRope args = {
                 .type = run->type,
@@ -160,7 +160,7 @@ static int norm_heads(const TextRun *run, const LkVector *weight, uint64_t heads
                 .head_dim = c->head_dim,
                 .x = x,
                 .x_ld = heads * c->head_dim,
-                .weight = *weight,
+                .weight = *head_weight,
                 .eps = c->eps,
                 .cos = run->cos,
                 .sin = run->sin,

@@ -68,8 +68,8 @@ static int check_split(const char *file, const json_t *split, Fault *f) {
                 return unsupported(file, f, "first pre-tokenizer", "another one",
                         "a Split by a Regex with the behaviour Isolated");
         if (strcmp(json_string_value(pattern), tokenizer_word_pattern) != 0)
-                return unsupported(file, f, "word pattern", json_string_value(pattern),
-                        "the one of Qwen2 and Qwen3");
+                return unsupported(
+                        file, f, "word pattern", json_string_value(pattern), "the one of Qwen2 and Qwen3");
         return 0;
 }
 
@@ -135,8 +135,8 @@ static int add_token(H3Tokenizer *t, const char *file, const char *content, uint
         int r;
 
         if (n == 0 || n > ADDED_TOKEN_BYTES_MAX)
-                return tokenizer_fail(file, f, "an added token has %zu bytes; expected 1 to %u", n,
-                        ADDED_TOKEN_BYTES_MAX);
+                return tokenizer_fail(
+                        file, f, "an added token has %zu bytes; expected 1 to %u", n, ADDED_TOKEN_BYTES_MAX);
         if (known && (id == NO_TOKEN || id == known->id))
                 return 0;
         if (id == NO_TOKEN)
@@ -257,8 +257,7 @@ static int read_decoder(H3Tokenizer *t, const char *file, json_t *decoder, Fault
                 errno = 0;
                 id = strtoull(key, &end, 10);
                 if (key[0] < '0' || key[0] > '9' || *end != '\0' || errno != 0 || id >= NO_TOKEN)
-                        return tokenizer_fail(
-                                file, f, "added_tokens_decoder: '%.100s' is no token id", key);
+                        return tokenizer_fail(file, f, "added_tokens_decoder: '%.100s' is no token id", key);
                 r = add_object(t, file, token, id, f);
                 if (r < 0)
                         return r;
@@ -279,8 +278,8 @@ static int add_nameless(H3Tokenizer *t, const char *file, const char *key, const
 
 /* Special tokens that no list gave an id get the next ones, in the order in which transformers looks. */
 static int read_nameless(H3Tokenizer *t, const char *file, const json_t *config, Fault *f) {
-        static const char *const single[] = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
-                "cls_token", "mask_token"};
+        static const char *const single[] = {
+                "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"};
         static const char *const lists[] = {"additional_special_tokens", "extra_special_tokens"};
         const json_t *token;
         size_t k;
@@ -332,7 +331,6 @@ int tokenizer_read_added(H3Tokenizer *t, const TokenizerFiles *files, Fault *f) 
         r = check_config(files->config->name, config, files->tokenizer, f);
         if (r < 0)
                 return r;
-        r = read_decoder(
-                t, files->config->name, json_object_get(config, "added_tokens_decoder"), f);
+        r = read_decoder(t, files->config->name, json_object_get(config, "added_tokens_decoder"), f);
         return r < 0 ? r : read_nameless(t, files->config->name, config, f);
 }

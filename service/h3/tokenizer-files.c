@@ -77,15 +77,14 @@ static int read_token(Reader *r) {
                 reader_integer(&r->json, &id) < 0)
                 return fail_json(r);
         if (id >= H3_TOKEN_IDS_MAX)
-                return tokenizer_fail(r->file, r->fault,
-                        "token '%.100s' has the id %llu; ids are below %u", r->room,
-                        (unsigned long long) id, H3_TOKEN_IDS_MAX);
+                return tokenizer_fail(r->file, r->fault, "token '%.100s' has the id %llu; ids are below %u",
+                        r->room, (unsigned long long) id, H3_TOKEN_IDS_MAX);
         /* The message needs the characters: the bytes come behind them. */
         memcpy(r->room + n + 1, r->room, n);
         if (n == 0 || !vocab_bytes_of(r->room + n + 1, n, &n))
                 return tokenizer_fail(r->file, r->fault,
-                        "token '%.100s' (id %llu) has a character that stands for no byte, or none",
-                        r->room, (unsigned long long) id);
+                        "token '%.100s' (id %llu) has a character that stands for no byte, or none", r->room,
+                        (unsigned long long) id);
         e = vocab_add(r->vocab, r->room + strlen(r->room) + 1, n, id);
         if (e == -EEXIST)
                 return tokenizer_fail(r->file, r->fault, "two tokens have the id %llu; one is '%.100s'",
@@ -124,7 +123,8 @@ static int read_vocab(Reader *r) {
                 return fail_json(r);
         e = vocab_sort(r->vocab, ids);
         if (e == -EEXIST)
-                return tokenizer_fail(r->file, r->fault, "the ids %u and %u have the same token", ids[0], ids[1]);
+                return tokenizer_fail(
+                        r->file, r->fault, "the ids %u and %u have the same token", ids[0], ids[1]);
         return e < 0 ? fail_vocab(r, e) : check_bytes(r);
 }
 
@@ -138,9 +138,9 @@ static int add_merge(Reader *r, char *pair, size_t left_n, size_t right_n) {
         if (left == NO_TOKEN || right == NO_TOKEN || result == NO_TOKEN)
                 return tokenizer_fail(r->file, r->fault, "merge %llu: %s is not in the vocabulary",
                         (unsigned long long) r->line,
-                        left == NO_TOKEN            ? "its left part"
-                                : right == NO_TOKEN ? "its right part"
-                                                    : "what it makes");
+                        left == NO_TOKEN    ? "its left part"
+                        : right == NO_TOKEN ? "its right part"
+                                            : "what it makes");
         e = vocab_add_merge(r->vocab, left, right, result);
         return e < 0 ? fail_vocab(r, e) : 0;
 }
@@ -151,8 +151,8 @@ static int add_merge_line(Reader *r, char *line, size_t n) {
         size_t left_n, right_n;
 
         if (!space || memchr(space + 1, ' ', n - (size_t) (space + 1 - line)))
-                return tokenizer_fail(r->file, r->fault,
-                        "merge %llu is not two tokens with a space between", (unsigned long long) r->line);
+                return tokenizer_fail(r->file, r->fault, "merge %llu is not two tokens with a space between",
+                        (unsigned long long) r->line);
         left_n = (size_t) (space - line);
         right_n = n - left_n - 1;
         if (left_n == 0 || right_n == 0 || !vocab_bytes_of(space + 1, right_n, &right_n) ||
@@ -297,8 +297,7 @@ static int enter(const Reader *r, const TokenizerPart *part, Reader *ret) {
         if (!part->json)
                 return tokenizer_fail(r->file, r->fault, "'%s' is missing", part->key);
         *ret = *r;
-        ret->json = (JsonReader){
-                .text = r->json.text, .n = (size_t) (part->json - r->json.text) + part->n};
+        ret->json = (JsonReader){.text = r->json.text, .n = (size_t) (part->json - r->json.text) + part->n};
         ret->json.at = (size_t) (part->json - r->json.text);
         return 0;
 }
@@ -395,8 +394,9 @@ static int compare(const Vocab *whole, const Vocab *lists, Fault *f) {
                 if (whole->merges[i].left != lists->merges[i].left ||
                         whole->merges[i].right != lists->merges[i].right)
                         return disagree(f, "merges.txt about merge", i + 1);
-        return whole->n_merges == lists->n_merges ? 0
-                                                  : disagree(f, "merges.txt about the existence of merge", n + 1);
+        return whole->n_merges == lists->n_merges
+                       ? 0
+                       : disagree(f, "merges.txt about the existence of merge", n + 1);
 }
 
 int tokenizer_read_whole(const H3File *file, const Vocab *lists, H3Tokenizer *t, Fault *f) {

@@ -50,8 +50,8 @@ typedef struct Vocab {
 
 void vocab_done(Vocab *v);
 
-/* Adds a token of n bytes; ids come in any order. -EEXIST: the id has other bytes, -E2BIG: id or all the text
- * too large, -ENOMEM. */
+/* Adds a token of n bytes; ids come in any order. -EEXIST: the id has other bytes, -E2BIG: id or all the
+ * text too large, -ENOMEM. */
 int vocab_add(Vocab *v, const char *bytes, size_t n, uint64_t id);
 /* Makes vocab_find() work. -EEXIST: two ids have the same bytes (both given), -ENOMEM. */
 int vocab_sort(Vocab *v, uint32_t ret_ids[2]);

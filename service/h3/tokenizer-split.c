@@ -7,14 +7,14 @@
 
 /* tokenizer_word_pattern as PCRE2 has to be told: its own \s also takes U+180E, which is no white space. */
 #define SPACE "\\x09-\\x0d\\x{85}\\p{Z}"
-static const char pattern[] =
-        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^" SPACE "\\p{L}\\p{N}]+[\\r\\n]*"
-        "|[" SPACE "]*[\\r\\n]+|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+";
+static const char pattern[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^" SPACE
+                              "\\p{L}\\p{N}]+[\\r\\n]*"
+                              "|[" SPACE "]*[\\r\\n]+|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+";
 
 int split_compile(pcre2_code **ret, int *ret_error, size_t *ret_offset) {
         /* No JIT: the worker may not make code (seccomp), and it would be another way through. */
-        *ret = pcre2_compile((PCRE2_SPTR) pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED,
-                ret_error, ret_offset, NULL);
+        *ret = pcre2_compile((PCRE2_SPTR) pattern, PCRE2_ZERO_TERMINATED,
+                PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, ret_error, ret_offset, NULL);
         return *ret ? 0 : -ENOTRECOVERABLE;
 }
 
@@ -24,8 +24,8 @@ int split_init(Splitter *s, const pcre2_code *words) {
         s->limits = pcre2_match_context_create(NULL);
         if (!s->match || !s->limits)
                 return -ENOMEM;
-        /* Bounded by the length of the text, whatever stands in it: the pattern goes back over single runs of
-         * white space only. */
+        /* Bounded by the length of the text, whatever stands in it: the pattern goes back over single runs
+         * of white space only. */
         (void) pcre2_set_match_limit(s->limits, UINT32_MAX);
         return 0;
 }

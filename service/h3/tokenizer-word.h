@@ -21,4 +21,5 @@ typedef struct WordBuffer {
 void word_done(WordBuffer *b);
 
 /* Writes the ids of n > 0 bytes to ret_ids, which has room for n; sets *ret_n. -ENOMEM. */
-int word_encode(const H3Tokenizer *t, WordBuffer *b, const char *word, size_t n, int32_t *ret_ids, size_t *ret_n);
+int word_encode(
+        const H3Tokenizer *t, WordBuffer *b, const char *word, size_t n, int32_t *ret_ids, size_t *ret_n);

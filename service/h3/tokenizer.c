@@ -54,9 +54,12 @@ static int read_files(const TokenizerFiles *files, H3Tokenizer *t, Fault *f) {
 
         if (!files->tokenizer && (!files->vocab || !files->merges))
                 return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                        "The tokenizer has no %s. Expected tokenizer.json, or vocab.json and merges.txt, with "
+                        "The tokenizer has no %s. Expected tokenizer.json, or vocab.json and merges.txt, "
+                        "with "
                         "tokenizer_config.json.",
-                        files->vocab ? "merges.txt" : files->merges ? "vocab.json" : "files");
+                        files->vocab    ? "merges.txt"
+                        : files->merges ? "vocab.json"
+                                        : "files");
         if (!files->tokenizer) {
                 r = tokenizer_read_lists(files, &t->vocab, f);
                 return r < 0 ? r : tokenizer_read_added(t, files, f);
@@ -179,7 +182,8 @@ static size_t match_added(const H3Tokenizer *t, const char *s, size_t n, uint32_
                 while (a < b) { /* behind the last whose byte is that of s */
                         size_t middle = a + (b - a) / 2;
 
-                        if ((uint8_t) t->vocab.text[t->added[middle].content.at + depth] <= (uint8_t) s[depth])
+                        if ((uint8_t) t->vocab.text[t->added[middle].content.at + depth] <=
+                                (uint8_t) s[depth])
                                 a = middle + 1;
                         else
                                 b = middle;

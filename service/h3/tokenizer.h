@@ -2,8 +2,8 @@
 #pragma once
 
 /* The tokenizer of the conditioner: byte-level BPE of the Qwen2 family (h3.md 3.2). Text is cut at the added
- * tokens, on the raw bytes; what lies between them is brought to NFC, cut into words by one fixed pattern and
- * merged, pair by pair, in the order of the merge list.
+ * tokens, on the raw bytes; what lies between them is brought to NFC, cut into words by one fixed pattern
+ * and merged, pair by pair, in the order of the merge list.
  *
  * Nothing is added to a text: no begin or end token, no template. Tokenizers do not change after they are
  * opened: any number of threads may use one. */
@@ -22,13 +22,13 @@ typedef struct H3Tokenizer H3Tokenizer;
 #define H3_TOKENIZER_TEXT_MAX (UINT64_C(1) << 22)
 
 /* Opens a tokenizer from its files; a name's last part decides what a file is, others are ignored:
- *  - tokenizer.json, which has it all, or vocab.json and merges.txt. If both are there, tokenizer.json counts
- *    and the others must say the same.
+ *  - tokenizer.json, which has it all, or vocab.json and merges.txt. If both are there, tokenizer.json
+ * counts and the others must say the same.
  *  - added_tokens.json and tokenizer_config.json for added tokens: added_tokens_decoder has ids;
  *    additional_special_tokens without one get the next free ids, in their order, as transformers does.
  * Nothing of the files is referred to afterwards. -EBADMSG (InvalidFile: a file breaks its format), -EINVAL
- * (InvalidModel: a file is missing, or files disagree), -EOPNOTSUPP (NotSupported: another kind of tokenizer,
- * normaliser or word pattern), -ENOMEM. */
+ * (InvalidModel: a file is missing, or files disagree), -EOPNOTSUPP (NotSupported: another kind of
+ * tokenizer, normaliser or word pattern), -ENOMEM. */
 int h3_tokenizer_open(const H3File *files, size_t n_files, H3Tokenizer **ret, Fault *f);
 H3Tokenizer *h3_tokenizer_free(H3Tokenizer *t); /* accepts NULL, returns NULL */
 
@@ -42,8 +42,8 @@ int h3_tokenizer_encode(
  * They live as long as t. NULL: no token has this id. */
 const char *h3_tokenizer_token(const H3Tokenizer *t, int32_t id, size_t *ret_n);
 
-/* The bytes of ids one after the other, with a NUL behind them, freed by the caller. Ids of a valid text give
- * its NFC back (added tokens as they stand). Bytes that are no UTF-8 stay as they are. -EINVAL
+/* The bytes of ids one after the other, with a NUL behind them, freed by the caller. Ids of a valid text
+ * give its NFC back (added tokens as they stand). Bytes that are no UTF-8 stay as they are. -EINVAL
  * (InvalidArgument: an id without a token, named with its index), -ENOMEM. */
 int h3_tokenizer_decode(
         const H3Tokenizer *t, const int32_t *ids, size_t n, char **ret, size_t *ret_n, Fault *f);

@@ -466,10 +466,10 @@ int video_vae_bind(H3TensorSet *s, const VideoSaid *said, H3VideoVae *m, Fault *
         c->latent_channels =
                 c->has_decoder ? size_of(&b, name("post_quant_conv.weight"), 5, 0, H3_VIDEO_CHANNELS_MAX)
                                : size_of(&b, name("quant_conv.weight"), 5, 0, 2 * H3_VIDEO_CHANNELS_MAX) / 2;
-        if (c->has_encoder)
-                read_encoder_config(&b);
         if (c->has_decoder)
                 read_decoder_config(&b, said);
+        if (c->has_encoder)
+                read_encoder_config(&b);
 
         r = bind_halves(&b, f);
         if (r < 0)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <string.h>
@@ -290,12 +291,12 @@ int video_config_read(const char *json, uint64_t size, VideoSaid *ret, Fault *f)
         return 0;
 }
 
-static int compare(const char *what, uint32_t said, uint32_t is, Fault *f) {
+static int compare(const char *what, uint64_t said, uint64_t is, Fault *f) {
         if (said == 0 || said == is)
                 return 0;
         return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
-                "config.json says %u %s, the tensors say %u. Use the config.json of this model, or leave it "
-                "out.",
+                "config.json says %" PRIu64 " %s, the tensors say %" PRIu64
+                ". Use the config.json of this model, or leave it out.",
                 said, what, is);
 }
 
@@ -314,7 +315,7 @@ int video_config_check(const VideoSaid *s, const H3VideoConfig *c, Fault *f) {
                 r = compare("decoder heads", s->heads, c->heads, f);
         if (r >= 0)
                 r = compare("register tokens", s->registers, c->registers, f);
-        return r < 0 || s->ffn_mult == 0 ? r : compare("MLP columns", s->ffn_mult * c->hidden, c->ffn, f);
+        return r < 0 ? r : compare("MLP columns", (uint64_t) s->ffn_mult * c->hidden, c->ffn, f);
 }
 
 int video_config_statistics(const VideoSaid *s, H3VideoConfig *c, Fault *f) {

@@ -29,6 +29,7 @@ typedef struct Decode {
         const H3Rank *rank;
         const H3VideoVae *m;
         const H3VideoConfig *c;
+        const H3VideoDecodePlan *plan;
         const H3StepHooks *hooks;
         uint64_t tokens, rows; /* rows: tokens, registers and the empty one */
         uint64_t t, h, w;      /* of the tile, in tokens */
@@ -125,8 +126,8 @@ int h3_video_decode_plan(const H3VideoVae *m, uint64_t tokens, uint64_t height, 
 }
 
 /* Host: the tile's latents as the model knows them, [t, h, w, channels]. */
-static void gather_latents(const Decode *d, const H3VideoDecodePlan *p, const float *z, uint32_t chunk,
-        uint32_t tile, float *ret) {
+static void gather_latents(const Decode *d, const float *z, uint32_t chunk, uint32_t tile, float *ret) {
+        const H3VideoDecodePlan *p = d->plan;
         uint64_t channels = d->c->latent_channels;
         uint64_t y0 = p->rows.start[tile / p->cols.n] / H3_VIDEO_RATIO;
         uint64_t x0 = p->cols.start[tile % p->cols.n] / H3_VIDEO_RATIO;
@@ -391,8 +392,7 @@ static void place_pixels(const Decode *d, const float *from, float *ret) {
         }
 }
 
-static int run(const Decode *d, const H3VideoDecodePlan *p, const float *z, uint32_t chunk, uint32_t tile,
-        float *out) {
+static int run(const Decode *d, const float *z, uint32_t chunk, uint32_t tile, float *out) {
         uint64_t pixels = d->m->proj.w.rows * d->tokens * sizeof(float);
         CLEANUP_FREE float *host = NULL;
         int r;
@@ -400,7 +400,7 @@ static int run(const Decode *d, const H3VideoDecodePlan *p, const float *z, uint
         host = malloc(pixels); /* of the latents first: they are fewer */
         if (!host)
                 return -ENOMEM;
-        gather_latents(d, p, z, chunk, tile, host);
+        gather_latents(d, z, chunk, tile, host);
         r = upload_tables(d);
         if (r >= 0)
                 r = embed(d, host);
@@ -420,7 +420,7 @@ static int run(const Decode *d, const H3VideoDecodePlan *p, const float *z, uint
 
 int h3_video_decode_tile(const H3Rank *rank, const H3VideoVae *m, const H3VideoDecodePlan *p, const float *z,
         uint32_t chunk, uint32_t tile, void *work, const H3StepHooks *hooks, float *out, Fault *f) {
-        Decode d = {.rank = rank, .m = m, .c = &m->config, .hooks = hooks};
+        Decode d = {.rank = rank, .m = m, .c = &m->config, .plan = p, .hooks = hooks};
         VideoArena arena = {.base = work};
         int r;
 
@@ -437,6 +437,6 @@ int h3_video_decode_tile(const H3Rank *rank, const H3VideoVae *m, const H3VideoD
         d.rows = d.tokens + d.c->registers + 1;
         d.work = lay_out(d.c, d.tokens, &arena);
 
-        r = run(&d, p, z, chunk, tile, out);
+        r = run(&d, z, chunk, tile, out);
         return r < 0 ? video_device_fault(r, "decode a tile of video", f) : 0;
 }

@@ -87,24 +87,24 @@ static float mix(float a, float b, float at, float extent) {
         return a * (1 - weight) + b * weight;
 }
 
-/* One pixel of a tile: mixed with the one above, then with the one at left; both raw. */
+/* One pixel of a tile: mixed with the tile above, then with the one at left; both raw. */
 static void blend_pixel(
         const Mosaic *m, uint32_t row, uint32_t col, uint64_t frame, uint32_t y, uint32_t x, float *ret) {
-        uint32_t above = h3_video_overlap(m->rows, row), left = h3_video_overlap(m->cols, col);
-        const float *own = tile_pixel(m, row, col, frame, y, x);
+        const uint32_t at[] = {y, x};
+        const uint32_t extent[] = {h3_video_overlap(m->rows, row), h3_video_overlap(m->cols, col)};
 
-        memcpy(ret, own, m->channels * sizeof(float));
-        if (y < above) {
-                const float *other = tile_pixel(m, row - 1, col, frame, m->rows->size - above + y, x);
+        memcpy(ret, tile_pixel(m, row, col, frame, y, x), m->channels * sizeof(float));
+        for (uint32_t axis = 0; axis < 2; axis++) {
+                const float *other;
 
+                if (at[axis] >= extent[axis])
+                        continue;
+                if (axis == 0)
+                        other = tile_pixel(m, row - 1, col, frame, m->rows->size - extent[0] + y, x);
+                else
+                        other = tile_pixel(m, row, col - 1, frame, y, m->cols->size - extent[1] + x);
                 for (uint32_t c = 0; c < m->channels; c++)
-                        ret[c] = mix(other[c], ret[c], (float) y, (float) above);
-        }
-        if (x < left) {
-                const float *other = tile_pixel(m, row, col - 1, frame, y, m->cols->size - left + x);
-
-                for (uint32_t c = 0; c < m->channels; c++)
-                        ret[c] = mix(other[c], ret[c], (float) x, (float) left);
+                        ret[c] = mix(other[c], ret[c], (float) at[axis], (float) extent[axis]);
         }
 }
 
@@ -114,17 +114,16 @@ static void blend_line(const Mosaic *m, uint64_t frame, uint64_t line, float *re
 
         for (uint32_t col = 0; col < m->cols->n; col++) {
                 uint32_t begin = m->cols->start[col];
+                uint32_t left = h3_video_overlap(m->cols, col);
                 uint32_t end = col + 1 < m->cols->n ? m->cols->start[col + 1] : m->cols->length;
-                uint32_t mixed = row > 0 && y < h3_video_overlap(m->rows, row) ? end - begin
-                                 : h3_video_overlap(m->cols, col) < end - begin
-                                         ? h3_video_overlap(m->cols, col)
-                                         : end - begin;
+                uint32_t n = end - begin, mixed = y < h3_video_overlap(m->rows, row) ? n : left;
                 float *to = ret + (uint64_t) begin * m->channels;
 
+                mixed = mixed < n ? mixed : n;
                 for (uint32_t x = 0; x < mixed; x++)
                         blend_pixel(m, row, col, frame, y, x, to + (uint64_t) x * m->channels);
                 memcpy(to + (uint64_t) mixed * m->channels, tile_pixel(m, row, col, frame, y, mixed),
-                        (uint64_t) (end - begin - mixed) * m->channels * sizeof(float));
+                        (uint64_t) (n - mixed) * m->channels * sizeof(float));
         }
 }
 

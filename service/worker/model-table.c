@@ -333,18 +333,28 @@ static void describe_denoiser(const ModelEntry *m, WireModelReady *ret) {
         (void) snprintf(ret->warning, sizeof(ret->warning), "%s", m->h3->warning);
 }
 
+/* The openers have refused what the backend does not run. */
+static void describe_support(uint32_t matrix_types, const LkOps *ops, WireModelReady *ret) {
+        const H3Model types = {.matrix_types = matrix_types};
+        Fault ignored = {};
+
+        (void) h3_model_support(&types, ops, ret->support, sizeof(ret->support), &ignored);
+}
+
 /* What is used of the weights of a conditioner or a VAE is nearly all. */
-static void describe_coder(const ModelEntry *m, WireModelReady *ret) {
+static void describe_coder(const ModelEntry *m, const LkOps *ops, WireModelReady *ret) {
         ret->n_tensors = m->summary.n_tensors;
         ret->weight_bytes = m->summary.tensor_bytes;
         ret->private_bytes = sizeof(ModelEntry) + m->n_files * sizeof(Region);
         (void) snprintf(ret->types, sizeof(ret->types), "%s", m->summary.types);
+        describe_support(m->summary.matrix_types, ops, ret);
 }
 
-static void describe_conditioner(const ModelEntry *m, WireModelReady *ret) {
+static void describe_conditioner(const ModelEntry *m, const LkOps *ops, WireModelReady *ret) {
         const H3TextConfig *c = &m->conditioner->config;
 
-        describe_coder(m, ret);
+        describe_coder(m, ops, ret);
+        describe_support(m->conditioner->matrix_types, ops, ret);
         ret->kind = WIRE_MODEL_CONDITIONER;
         ret->layers = c->layers;
         ret->heads = c->heads;
@@ -361,10 +371,10 @@ static void describe_conditioner(const ModelEntry *m, WireModelReady *ret) {
                         "There is no tokenizer: Tokenize and Encode need one (option tokenizer).");
 }
 
-static void describe_video_vae(const ModelEntry *m, WireModelReady *ret) {
+static void describe_video_vae(const ModelEntry *m, const LkOps *ops, WireModelReady *ret) {
         const H3VideoConfig *c = h3_video_vae_config(m->video_vae);
 
-        describe_coder(m, ret);
+        describe_coder(m, ops, ret);
         ret->kind = WIRE_MODEL_VIDEO_VAE;
         ret->layers = c->layers;
         ret->heads = c->heads;
@@ -374,8 +384,8 @@ static void describe_video_vae(const ModelEntry *m, WireModelReady *ret) {
         (void) snprintf(ret->layout, sizeof(ret->layout), "%s", h3_video_vae_layout(m->video_vae));
 }
 
-static void describe_audio_vae(const ModelEntry *m, WireModelReady *ret) {
-        describe_coder(m, ret);
+static void describe_audio_vae(const ModelEntry *m, const LkOps *ops, WireModelReady *ret) {
+        describe_coder(m, ops, ret);
         ret->kind = WIRE_MODEL_AUDIO_VAE;
         ret->heads = m->audio_vae->config.heads;
         ret->hidden = m->audio_vae->config.latent_dim;
@@ -383,7 +393,7 @@ static void describe_audio_vae(const ModelEntry *m, WireModelReady *ret) {
         (void) snprintf(ret->layout, sizeof(ret->layout), "%s", m->audio_vae->layout);
 }
 
-static void describe(const ModelEntry *m, WireModelReady *ret) {
+static void describe(const ModelEntry *m, const LkOps *ops, WireModelReady *ret) {
         switch (m->summary.kind) {
 
         case H3_KIND_LORA:
@@ -391,15 +401,15 @@ static void describe(const ModelEntry *m, WireModelReady *ret) {
                 break;
 
         case H3_KIND_CONDITIONER:
-                describe_conditioner(m, ret);
+                describe_conditioner(m, ops, ret);
                 break;
 
         case H3_KIND_VIDEO_VAE:
-                describe_video_vae(m, ret);
+                describe_video_vae(m, ops, ret);
                 break;
 
         case H3_KIND_AUDIO_VAE:
-                describe_audio_vae(m, ret);
+                describe_audio_vae(m, ops, ret);
                 break;
 
         default:
@@ -424,7 +434,7 @@ int model_table_commit(ModelTable *t, uint64_t id, const LkOps *ops, WireModelRe
                 return r;
         }
 
-        describe(*slot, ret);
+        describe(*slot, ops, ret);
         return 0;
 }
 

@@ -26,16 +26,14 @@ static void assert_nfc(const char *text, size_t n, const char *expected, size_t 
 
 static void nfc_known_texts_are_composed(void **state) {
         const char *const texts[][2] = {
-                {"", ""},
-                {"plain \xc3\xa9", "plain \xc3\xa9"},
-                {"e\xcc\x81", "\xc3\xa9"},                                /* e, acute */
+                {"", ""}, {"plain \xc3\xa9", "plain \xc3\xa9"}, {"e\xcc\x81", "\xc3\xa9"}, /* e, acute */
                 {"\xe2\x84\xab", "\xc3\x85"},                             /* the angstrom sign */
                 {"q\xcc\x87\xcc\xa3", "q\xcc\xa3\xcc\x87"},               /* dot above, dot below */
                 {"s\xcc\xa3\xcc\x87", "\xe1\xb9\xa9"},                    /* s with both */
                 {"\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", "\xea\xb0\x81"}, /* three Hangul letters */
                 {"\xea\xb0\x80\xe1\x86\xa7", "\xea\xb0\x80\xe1\x86\xa7"}, /* no final: U+11A7 stays */
                 {"\xe0\xa4\x95\xe0\xa4\xbc", "\xe0\xa4\x95\xe0\xa4\xbc"}, /* excluded from composition */
-                {"\xef\xac\x81", "\xef\xac\x81"},                         /* a ligature is no canonical one */
+                {"\xef\xac\x81", "\xef\xac\x81"}, /* a ligature is no canonical one */
         };
 
         for (size_t i = 0; i < ELEMENTSOF(texts); i++)
@@ -45,8 +43,9 @@ static void nfc_known_texts_are_composed(void **state) {
 
 /* Against utf8proc's own way, on what its way is right about. */
 static void nfc_random_texts_match_utf8proc(void **state) {
-        const uint32_t points[] = {'a', 'e', 's', ' ', 0x300, 0x301, 0x323, 0x327, 0x334, 0x345, 0x1100, 0x1161,
-                0x11a8, 0xac00, 0x212b, 0x1f82, 0x390, 0x915, 0x93c, 0x1d15e, 0x1d165, 0xfb2c, 0x3099, 0x304b, 0};
+        const uint32_t points[] = {'a', 'e', 's', ' ', 0x300, 0x301, 0x323, 0x327, 0x334, 0x345, 0x1100,
+                0x1161, 0x11a8, 0xac00, 0x212b, 0x1f82, 0x390, 0x915, 0x93c, 0x1d15e, 0x1d165, 0xfb2c,
+                0x3099, 0x304b, 0};
         uint32_t seed = 5;
 
         for (int round = 0; round < 3000; round++) {

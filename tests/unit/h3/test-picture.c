@@ -58,7 +58,8 @@ static void size_published_rows_match(void **state) {
         assert_int_equal(element(j, "comfy_limits", 1), h3_picture_comfy.image_max);
         json_array_foreach(json_object_get(j, "rows"), i, row) {
                 bool image = strcmp(json_string_value(json_object_get(row, "kind")), "image") == 0;
-                uint64_t frames = image ? 0 : number(row, "frames"), h = number(row, "h"), w = number(row, "w");
+                uint64_t frames = image ? 0 : number(row, "frames"), h = number(row, "h"),
+                         w = number(row, "w");
                 H3PictureSize size = size_of(&h3_picture_published, frames, h, w);
                 uint64_t tokens = size.height / 32 * (size.width / 32);
 
@@ -94,7 +95,8 @@ static void size_bad_edges_are_refused(void **state) {
                 Fault f = {};
 
                 assert_int_equal(
-                        h3_picture_size(&h3_picture_published, i % 2, bad[i][0], bad[i][1], &size, &f), -EINVAL);
+                        h3_picture_size(&h3_picture_published, i % 2, bad[i][0], bad[i][1], &size, &f),
+                        -EINVAL);
                 assert_string_equal(f.name, FAULT_INVALID_ARGUMENT);
                 (void) snprintf(height, sizeof(height), "x %llu pixels", (unsigned long long) bad[i][0]);
                 assert_non_null(strstr(f.text, height));
@@ -180,7 +182,7 @@ static void check_case(const json_t *entry) {
         for (uint64_t i = 0; i < n_rows; i++)
                 for (uint64_t k = 0; k < H3_PATCH_NUMBERS; k++)
                         assert_true(fabsf(patches[(uint64_t) rows[i] * H3_PATCH_NUMBERS + k] -
-                                          want_patches[i * H3_PATCH_NUMBERS + k]) <= 1.001f / 127.5f);
+                                            want_patches[i * H3_PATCH_NUMBERS + k]) <= 1.001f / 127.5f);
 }
 
 static void resize_published_pictures_match(void **state) {
@@ -204,7 +206,9 @@ static void fill(uint8_t *p, uint64_t n, uint32_t seed) {
 
 static double kernel(double x) {
         x = fabs(x);
-        return x < 1 ? 1.5 * x * x * x - 2.5 * x * x + 1 : x < 2 ? -0.5 * x * x * x + 2.5 * x * x - 4 * x + 2 : 0;
+        return x < 1   ? 1.5 * x * x * x - 2.5 * x * x + 1
+               : x < 2 ? -0.5 * x * x * x + 2.5 * x * x - 4 * x + 2
+                       : 0;
 }
 
 /* One edge by the definition: all places of the old one, most of them with weight 0. */
@@ -241,7 +245,8 @@ static void resize_any_size_follows_the_rule(void **state) {
                 for (uint64_t i = 0; i < h * to.width * 3; i++) {
                         uint64_t y = i / 3 / to.width, x = i / 3 % to.width;
 
-                        between[i] = (uint8_t) rounded(by_definition(rgb + y * w * 3 + i % 3, 3, w, to.width, x));
+                        between[i] =
+                                (uint8_t) rounded(by_definition(rgb + y * w * 3 + i % 3, 3, w, to.width, x));
                 }
                 for (uint64_t i = 0; i < to.height * to.width * 3; i++) {
                         uint64_t y = i / 3 / to.width, x = i / 3 % to.width;
@@ -271,16 +276,18 @@ static void resize_bad_sizes_are_refused(void **state) {
         assert_int_equal(h3_picture_resize(rgb, 1, 65537, (H3PictureSize){1, 1}, got), -EINVAL);
         assert_int_equal(h3_picture_resize(rgb, 1, 1, (H3PictureSize){0, 1}, got), -EINVAL);
         assert_int_equal(h3_picture_resize(rgb, 1, 1, (H3PictureSize){1, UINT64_MAX}, got), -EINVAL);
-        assert_int_equal(h3_picture_patches(
-                                 &h3_picture_published, rgb, NULL, 1, 1, (H3PictureSize){32, 33}, patches),
+        assert_int_equal(
+                h3_picture_patches(&h3_picture_published, rgb, NULL, 1, 1, (H3PictureSize){32, 33}, patches),
                 -EINVAL);
         assert_int_equal(
-                h3_picture_patches(&h3_picture_comfy, rgb, NULL, 0, 1, (H3PictureSize){32, 32}, patches), -EINVAL);
+                h3_picture_patches(&h3_picture_comfy, rgb, NULL, 0, 1, (H3PictureSize){32, 32}, patches),
+                -EINVAL);
 }
 
 /* Where a number of a picture's stands, from the rule: (gh / 2, gw / 2, 2, 2), then (c, t, y, x). */
 static uint64_t place(H3PictureSize size, uint64_t y, uint64_t x, uint64_t c, uint64_t t) {
-        uint64_t gw = size.width / 16, token = y / 32 * (gw / 2) + x / 32, inner = y / 16 % 2 * 2 + x / 16 % 2;
+        uint64_t gw = size.width / 16, token = y / 32 * (gw / 2) + x / 32,
+                 inner = y / 16 % 2 * 2 + x / 16 % 2;
 
         return (token * 4 + inner) * 1536 + c * 512 + t * 256 + y % 16 * 16 + x % 16;
 }
@@ -294,8 +301,7 @@ static void patches_two_frames_fill_both_slots(void **state) {
         assert_true(first && second && patches);
         fill(first, n, 3);
         fill(second, n, 4);
-        assert_int_equal(
-                h3_picture_patches(&h3_picture_published, first, second, 64, 96, size, patches), 0);
+        assert_int_equal(h3_picture_patches(&h3_picture_published, first, second, 64, 96, size, patches), 0);
         for (uint64_t i = 0; i < n; i++) {
                 uint64_t y = i / 3 / size.width, x = i / 3 % size.width;
 
@@ -305,7 +311,8 @@ static void patches_two_frames_fill_both_slots(void **state) {
 }
 
 /* ComfyUI's in f64, from the definition: pixel centres at one half, the picture's edge repeated. */
-static double interpolated(const uint8_t *rgb, uint64_t h, uint64_t w, H3PictureSize to, uint64_t y, uint64_t x, uint64_t c) {
+static double interpolated(
+        const uint8_t *rgb, uint64_t h, uint64_t w, H3PictureSize to, uint64_t y, uint64_t x, uint64_t c) {
         double down = ((double) y + 0.5) * (double) h / (double) to.height - 0.5,
                right = ((double) x + 0.5) * (double) w / (double) to.width - 0.5, sum = 0;
 
@@ -336,7 +343,8 @@ static void patches_bilinear_match_f64(void **state) {
 
                         /* two f32 roundings of a share up to 64 places away, and those of the sum */
                         assert_true(fabs(patches[place(to, y, x, i % 3, 0)] - want) < 2e-5);
-                        assert_true(patches[place(to, y, x, i % 3, 0)] == patches[place(to, y, x, i % 3, 1)]);
+                        assert_true(
+                                patches[place(to, y, x, i % 3, 0)] == patches[place(to, y, x, i % 3, 1)]);
                 }
         }
 }

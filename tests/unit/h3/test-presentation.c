@@ -52,7 +52,8 @@ static H3Item item_of(const json_t *reference) {
         if (strcmp(kind, "audio") == 0)
                 return (H3Item){.kind = H3_ITEM_AUDIO};
         if (strcmp(kind, "image") == 0)
-                return (H3Item){.kind = H3_ITEM_IMAGE, .height = at(reference, 1), .width = at(reference, 2)};
+                return (H3Item){
+                        .kind = H3_ITEM_IMAGE, .height = at(reference, 1), .width = at(reference, 2)};
         assert_string_equal(kind, "video");
         return (H3Item){.kind = H3_ITEM_VIDEO,
                 .height = at(reference, 1),
@@ -63,17 +64,17 @@ static H3Item item_of(const json_t *reference) {
 
 /* Items of a case; its prompt stays the case's. */
 static H3PresentationInput input_of(const json_t *entry, H3Item items[H3_ITEMS_MAX]) {
-        const json_t *keyframes = json_object_get(entry, "keyframes"), *refs = json_object_get(entry, "references");
+        const json_t *keyframes = json_object_get(entry, "keyframes"),
+                     *refs = json_object_get(entry, "references");
         const json_t *prompt = json_object_get(entry, "prompt"), *k;
         H3PresentationInput in = {.items = items, .rules = &h3_picture_published};
         size_t i;
 
         in.prompt = json_string_value(prompt);
         in.prompt_size = json_string_length(prompt);
-        json_array_foreach(keyframes, i, k)
-                items[in.n_items++] = (H3Item){.kind = H3_ITEM_IMAGE, .height = at(k, 0), .width = at(k, 1)};
-        json_array_foreach(refs, i, k)
-                items[in.n_items++] = item_of(k);
+        json_array_foreach(keyframes, i, k) items[in.n_items++] =
+                (H3Item){.kind = H3_ITEM_IMAGE, .height = at(k, 0), .width = at(k, 1)};
+        json_array_foreach(refs, i, k) items[in.n_items++] = item_of(k);
         return in;
 }
 
@@ -84,7 +85,8 @@ static void assert_blocks(const json_t *entry, const H3Presentation *p, const H3
         size_t i, b = 0;
 
         json_array_foreach(segments, i, s) {
-                const json_t *grid = json_object_get(s, "merged_grid"), *frames = json_object_get(s, "frames");
+                const json_t *grid = json_object_get(s, "merged_grid"),
+                             *frames = json_object_get(s, "frames");
                 const H3VisionBlock *block = &p->blocks[b];
 
                 if (strcmp(json_string_value(json_object_get(s, "kind")), "text") == 0) {
@@ -101,7 +103,8 @@ static void assert_blocks(const json_t *entry, const H3Presentation *p, const H3
                 assert_int_equal(block->frames[0], frames ? at(frames, 0) : 0);
                 assert_int_equal(block->frames[1], frames ? at(frames, 1) : 0);
                 if (b > 1)
-                        assert_true(block->item > block[-1].item || (frames && block->item == block[-1].item));
+                        assert_true(
+                                block->item > block[-1].item || (frames && block->item == block[-1].item));
                 token += 2 + block->merged_height * block->merged_width;
         }
         assert_int_equal(b, p->n_blocks);
@@ -353,17 +356,23 @@ static const H3Item mixed[] = {
 };
 
 static void presentation_labels_count_by_kind_in_request_order(void **state) {
-        const H3PresentationInput in = {.items = mixed, .n_items = ELEMENTSOF(mixed), .prompt = "go", .prompt_size = 2,
+        const H3PresentationInput in = {.items = mixed,
+                .n_items = ELEMENTSOF(mixed),
+                .prompt = "go",
+                .prompt_size = 2,
                 .rules = &h3_picture_published};
 
-        assert_reads(&in,
-                "<Audio 1>: <Audio 2>: <Video 1>: <0.2 seconds>[0]<1.2 seconds>[1]<Picture 1>: [2]"
-                "<Video 2>: <0.2 seconds>[3]<Picture 2>: [4]go");
+        assert_reads(&in, "<Audio 1>: <Audio 2>: <Video 1>: <0.2 seconds>[0]<1.2 seconds>[1]<Picture 1>: [2]"
+                          "<Video 2>: <0.2 seconds>[3]<Picture 2>: [4]go");
 }
 
 static void presentation_comfys_order_is_by_kind(void **state) {
-        const H3PresentationInput in = {.items = mixed, .n_items = ELEMENTSOF(mixed), .prompt = "go", .prompt_size = 2,
-                .rules = &h3_picture_comfy, .comfy = true};
+        const H3PresentationInput in = {.items = mixed,
+                .n_items = ELEMENTSOF(mixed),
+                .prompt = "go",
+                .prompt_size = 2,
+                .rules = &h3_picture_comfy,
+                .comfy = true};
 
         assert_reads(&in,
                 "<Picture 1>: [0]<Picture 2>: [1]<Audio 1>: <Video 1>: <0.2 seconds>[2]<1.2 seconds>[3]"
@@ -373,7 +382,8 @@ static void presentation_comfys_order_is_by_kind(void **state) {
 /* 2 samples in 13 frames, 3 in 25: the last one is shown twice. ComfyUI shows a single one twice. */
 static void presentation_short_videos_show_a_frame_twice(void **state) {
         H3Item video = {.kind = H3_ITEM_VIDEO, .height = 64, .width = 64, .frames = 25};
-        H3PresentationInput in = {.items = &video, .n_items = 1, .prompt = "", .rules = &h3_picture_published};
+        H3PresentationInput in = {
+                .items = &video, .n_items = 1, .prompt = "", .rules = &h3_picture_published};
         CLEANUP(h3_presentation_freep) H3Presentation *p = NULL, *q = NULL;
         Fault f = {};
 
@@ -392,11 +402,13 @@ static void presentation_short_videos_show_a_frame_twice(void **state) {
 
 static void presentation_timestamps_round_to_even(void **state) {
         const H3Item video = {.kind = H3_ITEM_VIDEO, .height = 32, .width = 32, .frames = 12 * 21};
-        const H3PresentationInput in = {.items = &video, .n_items = 1, .prompt = "", .rules = &h3_picture_published};
+        const H3PresentationInput in = {
+                .items = &video, .n_items = 1, .prompt = "", .rules = &h3_picture_published};
 
-        assert_reads(&in, "<Video 1>: <0.2 seconds>[0]<1.2 seconds>[1]<2.2 seconds>[2]<3.2 seconds>[3]<4.2 seconds>[4]"
-                          "<5.2 seconds>[5]<6.2 seconds>[6]<7.2 seconds>[7]<8.2 seconds>[8]<9.2 seconds>[9]"
-                          "<10.0 seconds>[10]");
+        assert_reads(&in,
+                "<Video 1>: <0.2 seconds>[0]<1.2 seconds>[1]<2.2 seconds>[2]<3.2 seconds>[3]<4.2 seconds>[4]"
+                "<5.2 seconds>[5]<6.2 seconds>[6]<7.2 seconds>[7]<8.2 seconds>[8]<9.2 seconds>[9]"
+                "<10.0 seconds>[10]");
 }
 
 static void presentation_of_nothing_is_one_pad(void **state) {
@@ -427,7 +439,11 @@ static void assert_refused(const H3PresentationInput *in, const char *why) {
 static void presentation_bad_input_is_refused(void **state) {
         static H3Item many[H3_ITEMS_MAX + 1];
         H3Item item = {.kind = H3_ITEM_IMAGE, .height = 0, .width = 64};
-        H3PresentationInput in = {.items = &item, .n_items = 1, .prompt = "x", .prompt_size = 1, .rules = &h3_picture_published};
+        H3PresentationInput in = {.items = &item,
+                .n_items = 1,
+                .prompt = "x",
+                .prompt_size = 1,
+                .rules = &h3_picture_published};
 
         assert_refused(&in, "64 x 0 pixels");
         item = (H3Item){.kind = H3_ITEM_VIDEO, .height = 64, .width = 64, .frames = UINT64_MAX};
@@ -446,7 +462,8 @@ static void presentation_bad_input_is_refused(void **state) {
         assert_refused(&in, "at most 30");
         for (size_t i = 0; i < ELEMENTSOF(many); i++) /* 30 times 45 blocks of 1008 tokens */
                 many[i] = (H3Item){.kind = H3_ITEM_VIDEO, .height = 768, .width = 1344, .frames = 12 * 90};
-        in = (H3PresentationInput){.items = many, .n_items = H3_ITEMS_MAX, .prompt = "", .rules = &h3_picture_comfy};
+        in = (H3PresentationInput){
+                .items = many, .n_items = H3_ITEMS_MAX, .prompt = "", .rules = &h3_picture_comfy};
         assert_refused(&in, "over 1048576 tokens");
 }
 

@@ -53,7 +53,8 @@ static void assert_ids(const H3Tokenizer *t, const char *text, const char *expec
         size_t n = encode(t, text, strlen(text), &ids);
 
         for (size_t i = 0; i < n; i++)
-                (void) snprintf(all + strlen(all), sizeof(all) - strlen(all), "%s%d", i > 0 ? " " : "", ids[i]);
+                (void) snprintf(
+                        all + strlen(all), sizeof(all) - strlen(all), "%s%d", i > 0 ? " " : "", ids[i]);
         assert_string_equal(all, expected);
 }
 
@@ -117,7 +118,8 @@ static void added_published_tokens_match(void **state) {
                 assert_int_equal(id, json_integer_value(json_object_get(entry, "id")));
         }
         assert_int_equal(h3_tokenizer_added(published, "<|no such token|>", &id), -ENOENT);
-        assert_int_equal(h3_tokenizer_n_ids(published), json_integer_value(json_object_get(j, "vocab_size")));
+        assert_int_equal(
+                h3_tokenizer_n_ids(published), json_integer_value(json_object_get(j, "vocab_size")));
 }
 
 static void decode_published_cases_come_back(void **state) {
@@ -245,7 +247,8 @@ static void encode_added_tokens_longest_first(void **state) {
         CLEANUP(h3_tokenizer_freep) H3Tokenizer *t = NULL;
 
         text_files_set(files, "added_tokens.json",
-                strdup("{\"@a\": 900, \"@ab\": 901, \"@abcd\": 902, \"b@\": 903, \"e\\u0301\": 904, \"@\": 31}"));
+                strdup("{\"@a\": 900, \"@ab\": 901, \"@abcd\": 902, \"b@\": 903, \"e\\u0301\": 904, \"@\": "
+                       "31}"));
         t = text_open(files);
         assert_ids(t, "@ab", "901");
         assert_ids(t, "@abcd@a", "902 900");
@@ -259,14 +262,16 @@ static void encode_added_tokens_longest_first(void **state) {
 
 /* The token list of the plain rule: while a pair has a merge, the one with the lowest rank, the first of
  * equals. */
-static size_t merge_plainly(const char *word, size_t n, const char merges[][2][8], size_t n_merges, char ret[][64]) {
+static size_t merge_plainly(
+        const char *word, size_t n, const char merges[][2][8], size_t n_merges, char ret[][64]) {
         for (size_t i = 0; i < n; i++)
                 (void) snprintf(ret[i], 64, "%c", word[i]);
         for (size_t m = 0; m < n_merges;) {
                 char both[16];
                 size_t i = 0;
 
-                while (i + 1 < n && (strcmp(ret[i], merges[m][0]) != 0 || strcmp(ret[i + 1], merges[m][1]) != 0))
+                while (i + 1 < n &&
+                        (strcmp(ret[i], merges[m][0]) != 0 || strcmp(ret[i + 1], merges[m][1]) != 0))
                         i++;
                 if (i + 1 >= n) {
                         m++;
@@ -289,9 +294,8 @@ static TextFiles *made_files(const char merges[][2][8], size_t n_merges) {
         json_t *all = json_loads(text_files_get(files, "vocab.json"), 0, NULL), *made = json_object();
         char lines[4096] = "#version: 0.2\n";
 
-        json_object_foreach(all, key, token)
-                if (json_integer_value(token) < 256)
-                        assert_int_equal(json_object_set(made, key, (json_t *) (uintptr_t) token), 0);
+        json_object_foreach(all, key, token) if (json_integer_value(token) < 256)
+                assert_int_equal(json_object_set(made, key, (json_t *) (uintptr_t) token), 0);
         assert_int_equal(json_object_size(made), 256);
         for (size_t i = 0; i < n_merges; i++) {
                 char both[16];
@@ -300,8 +304,8 @@ static TextFiles *made_files(const char merges[][2][8], size_t n_merges) {
                 if (!json_object_get(made, both))
                         assert_int_equal(
                                 json_object_set_new(made, both, json_integer((json_int_t) (256 + i))), 0);
-                (void) snprintf(lines + strlen(lines), sizeof(lines) - strlen(lines), "%s %s\n", merges[i][0],
-                        merges[i][1]);
+                (void) snprintf(lines + strlen(lines), sizeof(lines) - strlen(lines), "%s %s\n",
+                        merges[i][0], merges[i][1]);
         }
         text_files_set(files, "tokenizer.json", NULL);
         text_files_set(files, "tokenizer_config.json", NULL);
@@ -314,8 +318,9 @@ static TextFiles *made_files(const char merges[][2][8], size_t n_merges) {
 
 static void encode_random_words_follow_the_plain_rule(void **state) {
         /* abc comes of two merges; one merge is of its own result; some never come first. */
-        static const char merges[][2][8] = {{"b", "c"}, {"a", "a"}, {"a", "bc"}, {"c", "c"}, {"aa", "aa"}, {"a", "b"},
-                {"ab", "c"}, {"cc", "a"}, {"abc", "abc"}, {"aa", "b"}, {"c", "ab"}, {"b", "b"}, {"bb", "cc"}};
+        static const char merges[][2][8] = {{"b", "c"}, {"a", "a"}, {"a", "bc"}, {"c", "c"}, {"aa", "aa"},
+                {"a", "b"}, {"ab", "c"}, {"cc", "a"}, {"abc", "abc"}, {"aa", "b"}, {"c", "ab"}, {"b", "b"},
+                {"bb", "cc"}};
         CLEANUP(text_files_freep) TextFiles *files = made_files(merges, ELEMENTSOF(merges));
         CLEANUP(h3_tokenizer_freep) H3Tokenizer *t = text_open(files);
         uint32_t seed = 9;
@@ -341,7 +346,8 @@ static void encode_random_words_follow_the_plain_rule(void **state) {
         }
 }
 
-/* Words that ASCII alone decides, against PCRE2 with the pattern as published (its own \s is right in ASCII). */
+/* Words that ASCII alone decides, against PCRE2 with the pattern as published (its own \s is right in
+ * ASCII). */
 static void split_ascii_equals_the_pattern(void **state) {
         static const char letters[] = "aZ0 \t\n\r\v\f'sStre.-(\\_\x01\x7f";
         CLEANUP(json_unref) json_t *j = text_json("text/added_tokens.json");
@@ -407,11 +413,12 @@ static void split_white_space_is_unicodes(void **state) {
 
 /* tokenizer.json alone, with the lists, and the lists alone give one tokenizer. */
 static void open_any_files_give_the_same(void **state) {
-        static const char text[] = "A red ball rolls <|im_start|>\xe9\x9b\xaa over 1024 the grass, it's e\xcc\x81 <d>";
+        static const char text[] =
+                "A red ball rolls <|im_start|>\xe9\x9b\xaa over 1024 the grass, it's e\xcc\x81 <d>";
         CLEANUP(text_files_freep) TextFiles *files = text_files_demo();
         CLEANUP(h3_tokenizer_freep) H3Tokenizer *both = text_open(files), *whole = NULL, *lists = NULL;
         CLEANUP_FREE int32_t *a = NULL, *b = NULL, *c = NULL;
-        CLEANUP_FREE char *vocab = NULL, *merges = NULL, *config = NULL;
+        CLEANUP_FREE char *vocab = NULL, *merges = NULL;
         size_t n;
 
         vocab = strdup(text_files_get(files, "vocab.json"));
@@ -479,7 +486,8 @@ static void assert_changes_fail(const Change *changes, size_t n, bool whole) {
                 } else
                         text_files_set(files, "tokenizer.json", NULL);
                 text_files_set(files, changes[i].file,
-                        changes[i].old ? replaced(text_files_get(files, changes[i].file), changes[i].old, changes[i].new)
+                        changes[i].old ? replaced(text_files_get(files, changes[i].file), changes[i].old,
+                                                 changes[i].new)
                                        : strdup(changes[i].new));
                 assert_open_fails(files, changes[i].error, changes[i].name, changes[i].why);
         }
@@ -487,43 +495,70 @@ static void assert_changes_fail(const Change *changes, size_t n, bool whole) {
 
 static void open_hostile_lists_are_refused(void **state) {
         static const Change changes[] = {
-                {"vocab.json", "\"!\":0", "\"!\": 1000000000", -EBADMSG, FAULT_INVALID_FILE, "ids are below 1048576"},
-                {"vocab.json", "\"!\":0", "\"!\": 1", -EBADMSG, FAULT_INVALID_FILE, "two tokens have the id 1"},
-                {"vocab.json", "\"!\":0", "\"!\": -1", -EBADMSG, FAULT_INVALID_FILE, "'vocab.json': malformed at byte"},
-                {"vocab.json", "\"!\":0", "\"!!!!!\": 0", -EBADMSG, FAULT_INVALID_FILE, "no token for the byte 0x21 ('!')"},
-                {"vocab.json", "\"!\":0", "\"!\": 0, \"!\": 5000", -EBADMSG, FAULT_INVALID_FILE, "the ids 0 and 5000 have the same token"},
+                {"vocab.json", "\"!\":0", "\"!\": 1000000000", -EBADMSG, FAULT_INVALID_FILE,
+                        "ids are below 1048576"},
+                {"vocab.json", "\"!\":0", "\"!\": 1", -EBADMSG, FAULT_INVALID_FILE,
+                        "two tokens have the id 1"},
+                {"vocab.json", "\"!\":0", "\"!\": -1", -EBADMSG, FAULT_INVALID_FILE,
+                        "'vocab.json': malformed at byte"},
+                {"vocab.json", "\"!\":0", "\"!!!!!\": 0", -EBADMSG, FAULT_INVALID_FILE,
+                        "no token for the byte 0x21 ('!')"},
+                {"vocab.json", "\"!\":0", "\"!\": 0, \"!\": 5000", -EBADMSG, FAULT_INVALID_FILE,
+                        "the ids 0 and 5000 have the same token"},
                 {"vocab.json", "\"!\":0", "\"! !\": 0", -EBADMSG, FAULT_INVALID_FILE, "stands for no byte"},
-                {"vocab.json", "\"!\":0", "\"\": 0", -EBADMSG, FAULT_INVALID_FILE, "stands for no byte, or none"},
-                {"vocab.json", "\"!\":0", "\"\\u4e00\": 0", -EBADMSG, FAULT_INVALID_FILE, "stands for no byte"},
+                {"vocab.json", "\"!\":0", "\"\": 0", -EBADMSG, FAULT_INVALID_FILE,
+                        "stands for no byte, or none"},
+                {"vocab.json", "\"!\":0", "\"\\u4e00\": 0", -EBADMSG, FAULT_INVALID_FILE,
+                        "stands for no byte"},
                 {"vocab.json", "\"!\":0", "\"!\": [0]", -EBADMSG, FAULT_INVALID_FILE, "nested too deeply"},
                 {"vocab.json", NULL, "", -EBADMSG, FAULT_INVALID_FILE, "'vocab.json': malformed at byte 0"},
                 {"vocab.json", NULL, "[]", -EBADMSG, FAULT_INVALID_FILE, "malformed at byte 0"},
                 {"vocab.json", NULL, "{} {}", -EBADMSG, FAULT_INVALID_FILE, "no token for the byte 0x00"},
                 {"merges.txt", "n d", "n d d", -EBADMSG, FAULT_INVALID_FILE, "merge 5 is not two tokens"},
                 {"merges.txt", "n d", "nd", -EBADMSG, FAULT_INVALID_FILE, "merge 5 is not two tokens"},
-                {"merges.txt", "n d", "n ", -EBADMSG, FAULT_INVALID_FILE, "merge 5 has a character that stands for no byte, or an empty part"},
+                {"merges.txt", "n d", "n ", -EBADMSG, FAULT_INVALID_FILE,
+                        "merge 5 has a character that stands for no byte, or an empty part"},
                 {"merges.txt", "n d", "n \t", -EBADMSG, FAULT_INVALID_FILE, "merge 5 has a character"},
                 {"merges.txt", "n d", "n \xff", -EBADMSG, FAULT_INVALID_FILE, "merge 5 has a character"},
-                {"merges.txt", "n d", "n zzzz", -EBADMSG, FAULT_INVALID_FILE, "merge 5: its right part is not"},
-                {"merges.txt", "n d", "zzzz n", -EBADMSG, FAULT_INVALID_FILE, "merge 5: its left part is not"},
-                {"merges.txt", "n d", "q z", -EBADMSG, FAULT_INVALID_FILE, "'merges.txt': merge 5: what it makes is not"},
-                {"merges.txt", "n d", "n d\nn d", -EBADMSG, FAULT_INVALID_FILE, "the merges 5 and 6 are of the same pair"},
-                {"tokenizer_config.json", "\"792\"", "\"1000000000\"", -EBADMSG, FAULT_INVALID_FILE, "ids are below 1048576"},
-                {"tokenizer_config.json", "\"792\"", "\"7 9\"", -EBADMSG, FAULT_INVALID_FILE, "'7 9' is no token id"},
-                {"tokenizer_config.json", "\"792\"", "\"-1\"", -EBADMSG, FAULT_INVALID_FILE, "'-1' is no token id"},
-                {"tokenizer_config.json", "\"792\"", "\"5\"", -EINVAL, FAULT_INVALID_MODEL, "has the id 5, which another token has"},
-                {"tokenizer_config.json", "\"content\": \"<|endoftext|>\"", "\"content\": \"\"", -EBADMSG, FAULT_INVALID_FILE, "has 0 bytes"},
-                {"tokenizer_config.json", "\"content\": \"<|endoftext|>\"", "\"content\": 7", -EBADMSG, FAULT_INVALID_FILE, "no 'content'"},
-                {"tokenizer_config.json", "\"content\": \"<|im_end|>\"", "\"content\": \"<|im_start|>\"", -EINVAL, FAULT_INVALID_MODEL, "elsewhere"},
-                {"tokenizer_config.json", "\"normalized\": false", "\"normalized\": true", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "has normalized"},
-                {"tokenizer_config.json", "\"lstrip\": false", "\"lstrip\": true", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "has lstrip"},
-                {"tokenizer_config.json", "Qwen2Tokenizer", "LlamaTokenizer", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "LlamaTokenizer"},
-                {"tokenizer_config.json", "\"add_prefix_space\": false", "\"add_prefix_space\": true", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "add_prefix_space"},
+                {"merges.txt", "n d", "n zzzz", -EBADMSG, FAULT_INVALID_FILE,
+                        "merge 5: its right part is not"},
+                {"merges.txt", "n d", "zzzz n", -EBADMSG, FAULT_INVALID_FILE,
+                        "merge 5: its left part is not"},
+                {"merges.txt", "n d", "q z", -EBADMSG, FAULT_INVALID_FILE,
+                        "'merges.txt': merge 5: what it makes is not"},
+                {"merges.txt", "n d", "n d\nn d", -EBADMSG, FAULT_INVALID_FILE,
+                        "the merges 5 and 6 are of the same pair"},
+                {"tokenizer_config.json", "\"792\"", "\"1000000000\"", -EBADMSG, FAULT_INVALID_FILE,
+                        "ids are below 1048576"},
+                {"tokenizer_config.json", "\"792\"", "\"7 9\"", -EBADMSG, FAULT_INVALID_FILE,
+                        "'7 9' is no token id"},
+                {"tokenizer_config.json", "\"792\"", "\"-1\"", -EBADMSG, FAULT_INVALID_FILE,
+                        "'-1' is no token id"},
+                {"tokenizer_config.json", "\"792\"", "\"5\"", -EINVAL, FAULT_INVALID_MODEL,
+                        "has the id 5, which another token has"},
+                {"tokenizer_config.json", "\"content\": \"<|endoftext|>\"", "\"content\": \"\"", -EBADMSG,
+                        FAULT_INVALID_FILE, "has 0 bytes"},
+                {"tokenizer_config.json", "\"content\": \"<|endoftext|>\"", "\"content\": 7", -EBADMSG,
+                        FAULT_INVALID_FILE, "no 'content'"},
+                {"tokenizer_config.json", "\"content\": \"<|im_end|>\"", "\"content\": \"<|im_start|>\"",
+                        -EINVAL, FAULT_INVALID_MODEL, "elsewhere"},
+                {"tokenizer_config.json", "\"normalized\": false", "\"normalized\": true", -EOPNOTSUPP,
+                        FAULT_NOT_SUPPORTED, "has normalized"},
+                {"tokenizer_config.json", "\"lstrip\": false", "\"lstrip\": true", -EOPNOTSUPP,
+                        FAULT_NOT_SUPPORTED, "has lstrip"},
+                {"tokenizer_config.json", "Qwen2Tokenizer", "LlamaTokenizer", -EOPNOTSUPP,
+                        FAULT_NOT_SUPPORTED, "LlamaTokenizer"},
+                {"tokenizer_config.json", "\"add_prefix_space\": false", "\"add_prefix_space\": true",
+                        -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "add_prefix_space"},
                 {"tokenizer_config.json", NULL, "[1]", -EBADMSG, FAULT_INVALID_FILE, "not an object"},
-                {"tokenizer_config.json", NULL, "{\"added_tokens_decoder\": []}", -EBADMSG, FAULT_INVALID_FILE, "is not an object"},
-                {"tokenizer_config.json", NULL, "{\"a\": 1, \"a\": 2}", -EBADMSG, FAULT_INVALID_FILE, "'tokenizer_config.json': malformed"},
-                {"added_tokens.json", NULL, "{\"<x>\": \"1\"}", -EBADMSG, FAULT_INVALID_FILE, "'added_tokens.json': '<x>' has no id"},
-                {"added_tokens.json", NULL, "{\"<|im_end|>\": 5000}", -EINVAL, FAULT_INVALID_MODEL, "here and 5000 elsewhere"},
+                {"tokenizer_config.json", NULL, "{\"added_tokens_decoder\": []}", -EBADMSG,
+                        FAULT_INVALID_FILE, "is not an object"},
+                {"tokenizer_config.json", NULL, "{\"a\": 1, \"a\": 2}", -EBADMSG, FAULT_INVALID_FILE,
+                        "'tokenizer_config.json': malformed"},
+                {"added_tokens.json", NULL, "{\"<x>\": \"1\"}", -EBADMSG, FAULT_INVALID_FILE,
+                        "'added_tokens.json': '<x>' has no id"},
+                {"added_tokens.json", NULL, "{\"<|im_end|>\": 5000}", -EINVAL, FAULT_INVALID_MODEL,
+                        "here and 5000 elsewhere"},
         };
 
         assert_changes_fail(changes, ELEMENTSOF(changes), false);
@@ -531,26 +566,43 @@ static void open_hostile_lists_are_refused(void **state) {
 
 static void open_hostile_tokenizer_json_is_refused(void **state) {
         static const Change changes[] = {
-                {"tokenizer.json", "\"NFC\"", "\"NFKC\"", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "the normaliser is NFKC; only NFC"},
-                {"tokenizer.json", "\\\\p{N}|", "\\\\p{N}{1,3}|", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "\\p{N}{1,3}|"},
-                {"tokenizer.json", "\"Isolated\"", "\"Removed\"", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "Isolated"},
-                {"tokenizer.json", "\"use_regex\": false", "\"use_regex\": true", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "use_regex"},
-                {"tokenizer.json", "\"pre_tokenizer\"", "\"x\"", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "not there"},
+                {"tokenizer.json", "\"NFC\"", "\"NFKC\"", -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "the normaliser is NFKC; only NFC"},
+                {"tokenizer.json", "\\\\p{N}|", "\\\\p{N}{1,3}|", -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "\\p{N}{1,3}|"},
+                {"tokenizer.json", "\"Isolated\"", "\"Removed\"", -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "Isolated"},
+                {"tokenizer.json", "\"use_regex\": false", "\"use_regex\": true", -EOPNOTSUPP,
+                        FAULT_NOT_SUPPORTED, "use_regex"},
+                {"tokenizer.json", "\"pre_tokenizer\"", "\"x\"", -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "not there"},
                 {"tokenizer.json", "\"normalizer\"", "\"x\"", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "not there"},
-                {"tokenizer.json", "\"post_processor\": null", "\"post_processor\": {\"type\": \"TemplateProcessing\"}", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "TemplateProcessing"},
-                {"tokenizer.json", "\"type\": \"BPE\"", "\"type\": \"Unigram\"", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "the model's type is \"Unigram\""},
-                {"tokenizer.json", "\"ignore_merges\": false", "\"ignore_merges\": true", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "ignore_merges"},
-                {"tokenizer.json", "\"dropout\": null", "\"dropout\": 0.1", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "dropout is 0.1"},
+                {"tokenizer.json", "\"post_processor\": null",
+                        "\"post_processor\": {\"type\": \"TemplateProcessing\"}", -EOPNOTSUPP,
+                        FAULT_NOT_SUPPORTED, "TemplateProcessing"},
+                {"tokenizer.json", "\"type\": \"BPE\"", "\"type\": \"Unigram\"", -EOPNOTSUPP,
+                        FAULT_NOT_SUPPORTED, "the model's type is \"Unigram\""},
+                {"tokenizer.json", "\"ignore_merges\": false", "\"ignore_merges\": true", -EOPNOTSUPP,
+                        FAULT_NOT_SUPPORTED, "ignore_merges"},
+                {"tokenizer.json", "\"dropout\": null", "\"dropout\": 0.1", -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "dropout is 0.1"},
                 {"tokenizer.json", "\"vocab\"", "\"x\"", -EBADMSG, FAULT_INVALID_FILE, "'vocab' is missing"},
-                {"tokenizer.json", "\"merges\"", "\"x\"", -EBADMSG, FAULT_INVALID_FILE, "'merges' is missing"},
+                {"tokenizer.json", "\"merges\"", "\"x\"", -EBADMSG, FAULT_INVALID_FILE,
+                        "'merges' is missing"},
                 {"tokenizer.json", "\"model\"", "\"x\"", -EBADMSG, FAULT_INVALID_FILE, "'model' is missing"},
-                {"tokenizer.json", "\"truncation\"", "\"model\": {}, \"truncation\"", -EBADMSG, FAULT_INVALID_FILE, "'model' stands there twice"},
+                {"tokenizer.json", "\"truncation\"", "\"model\": {}, \"truncation\"", -EBADMSG,
+                        FAULT_INVALID_FILE, "'model' stands there twice"},
                 {"tokenizer.json", "\"id\": 792", "\"id\": -2", -EBADMSG, FAULT_INVALID_FILE, "no 'id'"},
-                {"tokenizer.json", "\"single_word\": false", "\"single_word\": true", -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "single_word"},
-                {"tokenizer.json", "\"id\": 792", "\"id\": 3", -EINVAL, FAULT_INVALID_MODEL, "another token has"},
-                {"tokenizer.json", NULL, "{\"model\": [[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]}", -EBADMSG, FAULT_INVALID_FILE, "nested too deeply"},
-                {"tokenizer.json", NULL, "{\"model\": {}", -EBADMSG, FAULT_INVALID_FILE, "'tokenizer.json': malformed"},
-                {"tokenizer_config.json", "\"792\"", "\"9000\"", -EINVAL, FAULT_INVALID_MODEL, "has the id 9000 here and 792 elsewhere"},
+                {"tokenizer.json", "\"single_word\": false", "\"single_word\": true", -EOPNOTSUPP,
+                        FAULT_NOT_SUPPORTED, "single_word"},
+                {"tokenizer.json", "\"id\": 792", "\"id\": 3", -EINVAL, FAULT_INVALID_MODEL,
+                        "another token has"},
+                {"tokenizer.json", NULL, "{\"model\": [[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]}", -EBADMSG,
+                        FAULT_INVALID_FILE, "nested too deeply"},
+                {"tokenizer.json", NULL, "{\"model\": {}", -EBADMSG, FAULT_INVALID_FILE,
+                        "'tokenizer.json': malformed"},
+                {"tokenizer_config.json", "\"792\"", "\"9000\"", -EINVAL, FAULT_INVALID_MODEL,
+                        "has the id 9000 here and 792 elsewhere"},
         };
 
         assert_changes_fail(changes, ELEMENTSOF(changes), true);
@@ -567,7 +619,8 @@ static void open_merges_as_strings_are_taken(void **state) {
         json_array_foreach(merges, i, pair) {
                 char both[512];
 
-                (void) snprintf(both, sizeof(both), "%.200s %.200s", json_string_value(json_array_get(pair, 0)),
+                (void) snprintf(both, sizeof(both), "%.200s %.200s",
+                        json_string_value(json_array_get(pair, 0)),
                         json_string_value(json_array_get(pair, 1)));
                 assert_int_equal(json_array_set_new(merges, i, json_string(both)), 0);
         }
@@ -594,8 +647,10 @@ static void open_files_that_disagree_are_refused(void **state) {
         text_files_set(files, "merges.txt", replaced(merges, "\xc4\xa0 a\n", ""));
         assert_open_fails(files, -EINVAL, FAULT_INVALID_MODEL, "merges.txt about merge 1 disagree");
         text_files_set(files, "merges.txt", STEAL_PTR(merges));
-        text_files_set(files, "vocab.json", replaced(text_files_get(files, "vocab.json"), "{", "{\"zzzz\": 4000, "));
-        assert_open_fails(files, -EINVAL, FAULT_INVALID_MODEL, "vocab.json about the token with id 4000 disagree");
+        text_files_set(files, "vocab.json",
+                replaced(text_files_get(files, "vocab.json"), "{", "{\"zzzz\": 4000, "));
+        assert_open_fails(
+                files, -EINVAL, FAULT_INVALID_MODEL, "vocab.json about the token with id 4000 disagree");
 }
 
 static void open_without_files_names_them(void **state) {
@@ -608,7 +663,8 @@ static void open_without_files_names_them(void **state) {
         assert_open_fails(files, -EINVAL, FAULT_INVALID_MODEL, "no files");
 }
 
-/* Special tokens that only a list names get the next ids in its order; those of the vocabulary keep theirs. */
+/* Special tokens that only a list names get the next ids in its order; those of the vocabulary keep theirs.
+ */
 static void open_tokens_without_ids_get_the_next(void **state) {
         CLEANUP(text_files_freep) TextFiles *files = text_files_demo();
         CLEANUP(h3_tokenizer_freep) H3Tokenizer *t = NULL;
@@ -616,7 +672,8 @@ static void open_tokens_without_ids_get_the_next(void **state) {
 
         text_files_set(files, "tokenizer.json", NULL);
         text_files_set(files, "tokenizer_config.json",
-                strdup("{\"added_tokens_decoder\": {\"800\": {\"content\": \"<b>\"}}, \"eos_token\": \"<e>\", "
+                strdup("{\"added_tokens_decoder\": {\"800\": {\"content\": \"<b>\"}}, \"eos_token\": "
+                       "\"<e>\", "
                        "\"pad_token\": {\"content\": \"<p>\", \"lstrip\": false}, \"unk_token\": null, "
                        "\"additional_special_tokens\": [\"<x>\", \"<b>\", \"!\", \"<y>\"]}"));
         t = text_open(files);

@@ -271,12 +271,54 @@ static void decode_hook_stops_after_a_layer(void **state) {
         (void) rank.ops->context_free(rank.context);
 }
 
+/* The publisher's config.json and none at all mean the constants of the release; a model of other group and
+ * head sizes needs a config.json that says them, and the error says so. */
+static void decode_without_diffusers_config_same_bits(void **state) {
+        CLEANUP(video_freep) Video *v = video_open();
+        bool published = video_data_has("vae/video/config.original.json");
+        CLEANUP_FREE uint8_t *config = NULL;
+        CLEANUP_FREE float *z = calloc(24 * 4, sizeof(float));
+        const char *texts[2] = {NULL, "{}"};
+        H3VideoDecodePlan p;
+        float **reference;
+        uint64_t size;
+
+        if (published)
+                texts[1] =
+                        (const char *) (config = golden_read(NULL, "vae/video/config.original.json", &size));
+        assert_int_equal(h3_video_decode_plan(v->vae, 1, 2, 2, H3_VIDEO_TILING, &p, NULL), 0);
+        reference = video_decode_all(v->vae, &p, z, NULL);
+        for (size_t i = 0; i < ELEMENTSOF(texts); i++) {
+                CLEANUP_FREE uint8_t *bytes = NULL;
+                H3VideoVae *vae = NULL;
+                float **tiles;
+                Fault f = {};
+                int r;
+
+                r = video_try_open(v->checkpoint, texts[i], &bytes, &vae, &f);
+                if (!published) {
+                        assert_int_equal(r, -EINVAL);
+                        assert_non_null(strstr(f.text, "no multiple of 32 groups"));
+                        assert_non_null(strstr(f.text, "with heads of 64"));
+                        continue;
+                }
+                if (r < 0)
+                        fail_msg("%s", f.text);
+                tiles = video_decode_all(vae, &p, z, NULL);
+                assert_memory_equal(tiles[0], reference[0], p.memory.tile);
+                video_tiles_free(tiles, 1);
+                (void) h3_video_vae_free(vae);
+        }
+        video_tiles_free(reference, 1);
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(decode_every_stage_matches),
                 cmocka_unit_test(decode_original_every_case_matches),
                 cmocka_unit_test(decode_diffusers_every_case_matches),
                 cmocka_unit_test(decode_hook_stops_after_a_layer),
+                cmocka_unit_test(decode_without_diffusers_config_same_bits),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

@@ -67,8 +67,8 @@ TextFiles *text_files_open(const char *name) {
         t->config = golden_read(NULL, path, &config_size);
         path_of(name, path, sizeof(path));
         t->bytes = golden_read(NULL, path, &size);
-        if (h3_text_open((const H3File[]){{"config.json", t->config, config_size}, {name, t->bytes, size}}, 2,
-                    NULL, &t->model, &f) < 0)
+        if (h3_text_open((const H3File[]){{"config.json", t->config, config_size}, {name, t->bytes, size}},
+                    2, NULL, &t->model, &f) < 0)
                 fail_msg("%s: %s", name, f.text);
         return t;
 }

@@ -22,7 +22,8 @@ static bool is_in(const char *folder, const char *name) {
 }
 
 static const char *folder_of(const char *name) {
-        return is_in(getenv("LATENT_TEST_DATA"), name) ? getenv("LATENT_TEST_DATA") : getenv("LATENT_TEST_TEXT");
+        return is_in(getenv("LATENT_TEST_DATA"), name) ? getenv("LATENT_TEST_DATA")
+                                                       : getenv("LATENT_TEST_TEXT");
 }
 
 bool text_exists(const char *name) {
@@ -100,7 +101,8 @@ TextFiles *text_files_published(void) {
 }
 
 TextFiles *text_files_demo(void) {
-        static const char *const names[] = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"};
+        static const char *const names[] = {
+                "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"};
         const char *source = getenv("LATENT_SOURCE_DIR");
         TextFiles *t = calloc(1, sizeof(*t));
         char folder[4096];

@@ -16,7 +16,7 @@
 bool text_exists(const char *name);
 /* "text/cases.json"; freed by the caller, with a NUL behind it. */
 char *text_read(const char *name, uint64_t *ret_size);
-json_t *text_json(const char *name); /* freed by the caller */
+json_t *text_json(const char *name);   /* freed by the caller */
 Golden *text_golden(const char *name); /* a safetensors file */
 
 /* A folder's tokenizer files, to be opened or changed first. */

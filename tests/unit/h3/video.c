@@ -6,12 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "kernels/cpu/cpu.h"
 #include "service/shared/cleanup.h"
 
+#define DIFFUSERS "vae/video/model.diffusers.safetensors"
 #define MODEL "vae/video/model.original.safetensors"
 #define CONFIG "vae/video/config.diffusers.json"
 
@@ -36,14 +38,23 @@ int video_try_open(
         return h3_video_vae_open(files, config ? 2 : 1, lk_cpu_ops(LK_CPU_AUTO), ret, f);
 }
 
+bool video_data_has(const char *name) {
+        const char *data = getenv("LATENT_TEST_DATA");
+        char path[4096];
+
+        (void) snprintf(path, sizeof(path), "%s/%s", data ? data : "", name);
+        return access(path, R_OK) == 0;
+}
+
 static Video *open_layout(bool diffusers) {
         CLEANUP_FREE char *config = video_config();
         Video *v = calloc(1, sizeof(*v));
         Fault f = {};
 
         assert_non_null(v);
-        v->checkpoint = video_checkpoint();
-        if (diffusers) {
+        v->checkpoint =
+                diffusers && video_data_has(DIFFUSERS) ? checkpoint_of(NULL, DIFFUSERS) : video_checkpoint();
+        if (diffusers && !video_data_has(DIFFUSERS)) {
                 json_t *root = json_loads(config, 0, NULL);
 
                 video_to_diffusers(v,

@@ -19,8 +19,9 @@ typedef struct Video {
         size_t n_parts;
 } Video;
 
-Video *video_open(void);           /* original names */
-Video *video_open_diffusers(void); /* the same numbers under diffusers names */
+Video *video_open(void); /* original names */
+/* The same numbers under diffusers names: the data's own file if there is one, else made from the other. */
+Video *video_open_diffusers(void);
 Video *video_free(Video *v);
 void video_freep(Video **v);
 
@@ -33,6 +34,8 @@ void video_to_diffusers(Video *v, uint32_t head_dim);
 
 /* Opens what a checkpoint holds. *ret_bytes is freed by the caller after the model. config NULL: none. */
 int video_try_open(const Checkpoint *c, const char *config, uint8_t **ret_bytes, H3VideoVae **ret, Fault *f);
+
+bool video_data_has(const char *name); /* a file of the test data */
 
 /* A rank of the CPU backend with its own threads; rank->context is freed by ops->context_free(). */
 H3Rank video_rank(uint32_t threads);

@@ -16,7 +16,7 @@ DEFINE_CLEANUP(Job *, job_unref)
 
 #define MODEL 1
 #define ARENA (UINT64_C(8) << 20)
-#define A 150 /* latents: two pieces */
+#define A 130 /* latents: two pieces */
 #define SAMPLES (800 * A - 77)
 
 static const uint32_t rank_counts[] = {1, 2, 3, 4, 5, 7, 8};

@@ -363,6 +363,11 @@ static void encode_without_a_tokenizer_says_what_to_give(void **state) {
 
         assert_int_equal(bench_try_load(b, 2, files, &ready, &f), 0);
         assert_non_null(strstr(ready.warning, "tokenizer"));
+        assert_int_equal(ready.kind, WIRE_MODEL_CONDITIONER);
+        assert_int_equal(ready.layers, 4);
+        assert_int_equal(ready.text_dim, DIM);
+        assert_string_equal(ready.types, "BF16");
+        assert_true(ready.n_tensors == 132 && ready.weight_bytes > 1000000 && ready.support[0] != '\0');
         w.model = 2;
         bench_refuse(b, &w, FAULT_INVALID_ARGUMENT, "vocab.json and merges.txt");
         w.kind = WIRE_JOB_TOKENIZE;
