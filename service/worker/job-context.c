@@ -390,6 +390,7 @@ static Job *job_init(const WireJobOpen *w, const JobParts *parts, uint64_t epoch
         if (parts->arenas)
                 j->arenas = arena_pair_ref(parts->arenas);
         j->n_loras = w->n_loras;
+        j->private_max = w->private_max;
         for (uint32_t i = 0; i < w->n_loras; i++) {
                 j->loras[i] = model_entry_ref(parts->loras[i]);
                 j->strengths[i] = w->loras[i].strength;

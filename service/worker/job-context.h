@@ -42,6 +42,7 @@ typedef struct Job {
         uint32_t n_loras;
         ModelEntry *loras[WIRE_LORAS_MAX]; /* counted */
         double strengths[WIRE_LORAS_MAX];
+        uint64_t private_max; /* of JOB_OPEN */
 
         /* inputs, never changed after job_new() */
         uint16_t *text;                                     /* bf16 [text_rows, text_dim] */
