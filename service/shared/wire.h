@@ -290,7 +290,8 @@ enum {
 };
 
 /* Everything a job needs, by place in the session's arenas. Fields that a kind does not name are 0. The worker copies what it
- * uses and checks the copies (types, shapes against the model, NaN and Inf) before JOB_READY; nothing of the output arena is written for a refused job.
+ * uses and checks the copies (types, shapes against the model, NaN and Inf) before JOB_READY; nothing of the output arena is
+ * written for a refused job.
  *
  * The start of a trajectory: GIVEN: video and audio. Else they are the clean latents (zeros where nothing is known), and the
  * start is sigma * noise + (1 - sigma) * latent with the first sigmas; at sigma 1 the noise alone, to the bit. With masks the
