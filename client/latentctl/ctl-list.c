@@ -86,6 +86,8 @@ int verb_status(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         if (get_uint(v, "CacheRamMax") > 0)
                 print_bytes("cache limit", v, "CacheRamMax");
         print_bytes("session memory", v, "ArenaBytes");
+        if (get_uint(v, "MergedBytes") > 0)
+                print_bytes("LoRA memory", v, "MergedBytes");
         if (get_uint(v, "StuckReads") > 0)
                 (void) printf("%-18s %" PRIu64 " reads were given up: a file system does not answer\n", "stuck",
                         get_uint(v, "StuckReads"));

@@ -303,6 +303,7 @@ static int method_list_regions(sd_bus_message *message, void *userdata, sd_bus_e
 static int method_drop_cache(sd_bus_message *message, void *userdata, sd_bus_error *error) {
         Manager *m = userdata;
 
+        worker_link_trim(m->worker);
         return sd_bus_reply_method_return(message, "t", store_evict(m->store, UINT64_MAX));
 }
 
@@ -362,17 +363,16 @@ static int property_get_api_version(sd_bus *bus, const char *path, const char *i
 }
 
 static uint64_t headroom(Manager *m) {
-        uint64_t promised = store_promised(m->store);
         MemoryHeadroom h;
         int r;
 
-        r = memory_headroom(m->config, "", store_bytes(m->store) + m->arena_bytes, &h);
+        r = manager_headroom(m, &h);
         if (r < 0) {
                 log_warning_errno(r, "Cannot tell how much memory is free");
                 return 0;
         }
 
-        return h.bytes > promised ? h.bytes - promised : 0;
+        return h.bytes;
 }
 
 static uint32_t n_regions(Manager *m) {
@@ -398,7 +398,9 @@ static int property_get_t(sd_bus *bus, const char *path, const char *interface, 
         else if (strcmp(property, "ArenaBytes") == 0) {
                 remains_collect(m);
                 v = m->arena_bytes;
-        } else if (strcmp(property, "CacheRamMax") == 0)
+        } else if (strcmp(property, "MergedBytes") == 0)
+                v = m->merged_bytes;
+        else if (strcmp(property, "CacheRamMax") == 0)
                 v = m->config->cache_ram_max;
         else if (strcmp(property, "CacheRamReserve") == 0)
                 v = m->config->cache_ram_reserve;
@@ -462,6 +464,7 @@ static const sd_bus_vtable manager_vtable[] = {
         SD_BUS_PROPERTY("CacheRamReserve", "t", property_get_t, 0, 0),
         SD_BUS_PROPERTY("MemoryHeadroom", "t", property_get_t, 0, 0),
         SD_BUS_PROPERTY("ArenaBytes", "t", property_get_t, 0, 0),
+        SD_BUS_PROPERTY("MergedBytes", "t", property_get_t, 0, 0),
         SD_BUS_PROPERTY("StuckReads", "u", property_get_u, 0, 0),
         SD_BUS_VTABLE_END
 };

@@ -29,10 +29,32 @@
 
 DEFINE_CLEANUP(Manager *, manager_free)
 
+uint64_t manager_used_bytes(const Manager *m) {
+        return store_bytes(m->store) + m->arena_bytes + m->merged_bytes;
+}
+
+void manager_used_changed(Manager *m) {
+        if (m->store)
+                store_set_other_bytes(m->store, m->arena_bytes + m->merged_bytes);
+}
+
+int manager_headroom(const Manager *m, MemoryHeadroom *ret) {
+        uint64_t promised = store_promised(m->store);
+        int r;
+
+        r = memory_headroom(m->config, "", manager_used_bytes(m), ret);
+        if (r < 0)
+                return r;
+
+        ret->bytes = ret->bytes > promised ? ret->bytes - promised : 0;
+        return 0;
+}
+
 void manager_relieve(Manager *m) {
         uint64_t excess = store_excess(m->store), freed = 0;
         unsigned n = 0;
 
+        worker_link_trim(m->worker);
         if (excess == 0)
                 return;
 

@@ -8,6 +8,7 @@
 #include <systemd/sd-event.h>
 
 #include "service/latentd/config.h"
+#include "service/latentd/memory.h"
 #include "service/latentd/pool.h"
 #include "service/latentd/pressure.h"
 #include "service/latentd/store.h"
@@ -65,6 +66,7 @@ struct Manager {
         TAILQ_HEAD(, PolkitQuery) queries; /* polkit.c */
         uint64_t next_id; /* of models, sessions, jobs, devices alike: never used twice */
         uint64_t arena_bytes; /* of sessions and remains */
+        uint64_t merged_bytes; /* of merged copies in the worker, as it said last */
         uint64_t steps_done;
         unsigned n_stuck_opens; /* below ModelPath=, where a file system does not answer */
         char state_reason[256]; /* empty: ready */
@@ -93,6 +95,13 @@ void manager_set_state(Manager *m, const char *reason);
 void manager_devices_present(Manager *m, const WireHello *hello);
 void manager_devices_gone(Manager *m);
 void manager_devices_busy(Manager *m, bool busy);
+
+/* What counts against CacheRamMax=: weights, arenas and merged copies. */
+uint64_t manager_used_bytes(const Manager *m);
+/* After each change of arena_bytes or merged_bytes. */
+void manager_used_changed(Manager *m);
+/* May be taken now, without what loads were promised. */
+int manager_headroom(const Manager *m, MemoryHeadroom *ret);
 
 const char *device_state(const Device *d); /* idle, busy, gone */
 

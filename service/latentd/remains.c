@@ -55,8 +55,7 @@ static bool is_held(const Remains *x) {
 
 static void release(Manager *m, Remains *x) {
         m->arena_bytes -= x->input_bytes + x->output_bytes;
-        if (m->store)
-                store_set_arena_bytes(m->store, m->arena_bytes);
+        manager_used_changed(m);
         if (pool_submit(m->pool, remains_free, NULL, x) < 0)
                 (void) remains_free(x);
 }

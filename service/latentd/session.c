@@ -126,13 +126,12 @@ static void populate_done(void *userdata, int result) {
 /* Asks the machine for room. Regions that nobody uses give way. */
 static int admit(Manager *m, uint64_t bytes, Fault *f) {
         MemoryHeadroom h;
-        uint64_t freed = 0, promised = store_promised(m->store);
+        uint64_t freed = 0;
         int r;
 
-        r = memory_headroom(m->config, "", store_bytes(m->store) + m->arena_bytes, &h);
+        r = manager_headroom(m, &h);
         if (r < 0)
                 return r;
-        h.bytes = h.bytes > promised ? h.bytes - promised : 0;
 
         if (bytes > h.bytes)
                 freed = store_evict(m->store, bytes - h.bytes);
@@ -194,7 +193,7 @@ int session_new(
         };
         (void) snprintf(s->job_class, sizeof(s->job_class), "%s", o->job_class);
         m->arena_bytes += bytes;
-        store_set_arena_bytes(m->store, m->arena_bytes);
+        manager_used_changed(m);
         TAILQ_INSERT_TAIL(&m->sessions, s, entry);
         s->model = o->model;
         model_user_add(s->model);

@@ -248,7 +248,7 @@ uint64_t store_excess(Store *s) {
         return h.missing > s->freeing_bytes ? h.missing - s->freeing_bytes : 0;
 }
 
-void store_set_arena_bytes(Store *s, uint64_t bytes) {
+void store_set_other_bytes(Store *s, uint64_t bytes) {
         s->arena_bytes = bytes;
 }
 

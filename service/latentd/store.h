@@ -79,5 +79,5 @@ FileJobs *store_file_jobs(Store *s);
 unsigned store_stuck(const Store *s);     /* reads that were given up and have not come back: each holds descriptors, perhaps memory */
 uint64_t store_promised(const Store *s); /* bytes that running loads will still take: not free for others */
 
-/* What the arenas hold, for CacheRamMax=: to be told after each change. */
-void store_set_arena_bytes(Store *s, uint64_t bytes);
+/* What arenas and merged weights hold, for CacheRamMax=: to be told after each change. */
+void store_set_other_bytes(Store *s, uint64_t bytes);

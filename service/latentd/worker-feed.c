@@ -313,6 +313,19 @@ static int fill_plan(const WorkerLink *w, const Job *j, WirePlan *p) {
         return plan_make(j->ready.rows, j->model->info.heads, w->ranks, w->row_tile, &j->session->split, p);
 }
 
+/* Merged copies are memory that this process does not see being taken: the worker gets its limit beforehand. For a MERGE, which may
+ * take as much as the whole model, weights that nobody uses give way; the jobs after it find its copies there. */
+static uint64_t private_max(Manager *m, const Job *j) {
+        MemoryHeadroom h;
+
+        if (j->loras.n == 0 || manager_headroom(m, &h) < 0)
+                return 0;
+
+        if (j->kind == JOB_MERGE && h.bytes < j->model->bytes)
+                h.bytes += store_evict(m->store, j->model->bytes - h.bytes);
+        return h.bytes > 0 ? h.bytes : 1;
+}
+
 /* with_step: JOB_RUN; j->ready is known. */
 static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         WireHeader header;
@@ -324,6 +337,7 @@ static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         header = m.header;
         m.job_open = j->request;
         m.header = header;
+        m.job_open.private_max = private_max(w->manager, j);
         if (resume)
                 m.job_open.flags |= WIRE_JOB_RESUME;
         if (m.job_open.ranks > w->ranks) /* a later worker may have less than the session asked for */
@@ -507,6 +521,12 @@ void worker_link_cancel(WorkerLink *w, Job *j) {
                 send_simple(w, WIRE_CANCEL, j->id, 0);
 }
 
+void worker_link_trim(WorkerLink *w) {
+        /* With messages waiting it has other things to do, or was told already. */
+        if (w && w->state == LINK_READY && STAILQ_EMPTY(&w->queue))
+                send_simple(w, WIRE_TRIM, 0, 0);
+}
+
 void worker_link_forget_session(WorkerLink *w, Session *s) {
         if (s->arena_epoch != 0 && s->arena_epoch == w->epoch) {
                 send_closes(w);
@@ -671,6 +691,8 @@ void worker_feed_on_gone(WorkerLink *w, const char *reason, bool crashed) {
         if (crashed)
                 store_distrust(w->manager->store, w->epoch);
 
+        w->manager->merged_bytes = 0;
+        manager_used_changed(w->manager);
         w->opening = NULL;
         w->asked_job = 0;
         w->asked_open = w->asked_step = false;

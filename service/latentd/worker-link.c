@@ -23,6 +23,7 @@
 #define DELAY_MAX_USEC (10 * SECOND)
 #define ROW_TILE 128
 #define MESSAGES_PER_WAKEUP 64
+#define MERGED_BYTES_MAX (UINT64_C(1) << 50)
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata);
 static void end_worker(WorkerLink *w, const char *reason);
@@ -457,6 +458,15 @@ static void on_work_message(WorkerLink *w, const WireMessage *m) {
 
         case WIRE_LORA_NOTES:
                 queue_on_lora_notes(q, &m->lora_notes);
+                break;
+
+        case WIRE_MEMORY:
+                if (m->memory.merged_bytes > MERGED_BYTES_MAX) {
+                        worker_link_drop(w, "broke the protocol: it says that it holds more memory than there is");
+                        break;
+                }
+                w->manager->merged_bytes = m->memory.merged_bytes;
+                manager_used_changed(w->manager);
                 break;
 
         case WIRE_STEP_DONE:

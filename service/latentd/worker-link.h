@@ -51,3 +51,5 @@ int worker_link_step(
 int worker_link_plan_ranks(const WorkerLink *w, const Job *j, uint32_t *ret);
 void worker_link_close_job(WorkerLink *w, Job *j);
 void worker_link_cancel(WorkerLink *w, Job *j);
+/* What the worker keeps without need goes. w may be NULL; nothing happens without a worker. */
+void worker_link_trim(WorkerLink *w);

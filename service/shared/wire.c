@@ -28,6 +28,7 @@ static const TypeInfo types[WIRE_TYPE_MAX] = {
         [WIRE_PROGRESS] = {"PROGRESS", sizeof(WireProgress), false},
         [WIRE_STEP_DONE] = {"STEP_DONE", sizeof(WireStepDone), false},
         [WIRE_LORA_NOTES] = {"LORA_NOTES", sizeof(WireLoraNotes), false},
+        [WIRE_MEMORY] = {"MEMORY", sizeof(WireMemory), false},
         [WIRE_ERROR] = {"ERROR", sizeof(WireError), false},
         [WIRE_WELCOME] = {"WELCOME", sizeof(WireWelcome), false},
         [WIRE_MODEL_OPEN] = {"MODEL_OPEN", sizeof(WireModelOpen), false},
@@ -42,6 +43,7 @@ static const TypeInfo types[WIRE_TYPE_MAX] = {
         [WIRE_JOB_CLOSE] = {"JOB_CLOSE", sizeof(WireJobClose), false},
         [WIRE_CANCEL] = {"CANCEL", sizeof(WireCancel), false},
         [WIRE_DIE] = {"DIE", sizeof(WireDie), false},
+        [WIRE_TRIM] = {"TRIM", sizeof(WireTrim), false},
         [WIRE_JOB_RUN] = {"JOB_RUN", sizeof(WireJobRun), false},
 };
 

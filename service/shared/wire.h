@@ -59,6 +59,7 @@ typedef enum WireType {
         WIRE_PROGRESS,
         WIRE_STEP_DONE,
         WIRE_LORA_NOTES,
+        WIRE_MEMORY,
         WIRE_ERROR,
         /* broker to worker */
         WIRE_WELCOME = 32,
@@ -75,6 +76,7 @@ typedef enum WireType {
         WIRE_CANCEL,
         WIRE_DIE,
         WIRE_JOB_RUN,
+        WIRE_TRIM,
         WIRE_TYPE_MAX,
 } WireType;
 
@@ -287,8 +289,9 @@ enum {
         WIRE_JOB_PLAN_ONLY = 1u << 2, /* everything is checked and counted, nothing is written: only JOB_CLOSE may follow */
 };
 
-/* Everything a job needs, by place in the session's arenas. Fields that a kind does not name are 0. The worker copies what it uses and checks the copies (types,
- * shapes against the model, NaN and Inf) before JOB_READY; nothing of the output arena is written for a refused job.
+/* Everything a job needs, by place in the session's arenas. Fields that a kind does not name are 0. The worker copies what it
+ * uses and checks the copies (types, shapes against the model, NaN and Inf) before JOB_READY; nothing of the output arena is
+ * written for a refused job.
  *
  * The start of a trajectory: GIVEN: video and audio. Else they are the clean latents (zeros where nothing is known), and the
  * start is sigma * noise + (1 - sigma) * latent with the first sigmas; at sigma 1 the noise alone, to the bit. With masks the
@@ -310,10 +313,11 @@ typedef struct WireJobOpen {
         uint32_t condition_noise; /* WireNoise */
         uint64_t seed;            /* where noise is made; 0 else */
         uint64_t output_offset, output_size; /* where results may lie in the output arena; offset is a multiple of 64 */
-        WireTensor text, text_tags; /* BF16 [L, text_dim]; U8 [L] (n_dims 0 and size 0: all 1). TOKENIZE, ENCODE: text is U8 [bytes] of
-                                       UTF-8, absent: empty */
-        WireTensor video, audio;    /* F32 [24, T, H, W]; F32 [32, 2, A]. ENCODE_MEDIA: U8 [F, H, W, 3] or F32 likewise, 0 to 1; F32 [2, samples]
-                                       at 32 kHz. DECODE and ENCODE_MEDIA have one of them */
+        /* BF16 [L, text_dim]; U8 [L] (n_dims 0 and size 0: all 1). TOKENIZE, ENCODE: text is U8 [bytes] of UTF-8, absent: empty. */
+        WireTensor text, text_tags;
+        /* F32 [24, T, H, W]; F32 [32, 2, A]. DECODE, ENCODE_MEDIA: one of them; the latter U8 or F32 (0 to 1) [F, H, W, 3], F32 [2,
+         * samples] at 32 kHz. */
+        WireTensor video, audio;
         /* GIVEN. STEP: the whole schedule that it is one of, F32 [steps + 1], both or none. Its own sigmas need not be among
          * them. The bits are the same; what depends on sigmas alone may be computed once for all the steps. */
         WireTensor sigmas_video, sigmas_audio;
@@ -333,17 +337,12 @@ typedef struct WireJobOpen {
         uint32_t reserved;
         uint64_t ring_frames;  /* DECODE of video: frames that the output may hold at a time; 0: all */
         uint64_t owner;        /* ENCODE: whose results it may take from the cache; users have different ones, not 0 */
+        uint64_t private_max; /* bytes that merged copies made for this job may take anew; 0: not limited */
         char numerics[128];
         WireCondition conditions[WIRE_CONDITIONS_MAX]; /* in packed order */
         WireLora loras[WIRE_LORAS_MAX];                /* merged in this order */
 } WireJobOpen;
 
-/* Numbers of the commit word, slots and outputs count from the start of the output arena, output_used from output_offset.
- * The commit word lies at commit_offset of the output arena (8 bytes, atomic, written last). State k (after k steps; 0 is
- * the start) lies in slot k % n_slots at slot_offset + (k % n_slots) * slot_stride; the tensors are relative to their slot.
- * A slot is [video | audio | carried | denoised video | denoised audio], each at a multiple of 64; the last three are there
- * only for samplers that have them (sampler.h). A STEP job has one slot, holding the velocities, and steps = 1; a MERGE job
- * has steps = 1 and nothing else: its STEP comes without a PLAN and writes no commit word. */
 /* What coding makes. */
 typedef enum WireOutputName {
         WIRE_OUTPUT_IDS,       /* I32 [L] */
@@ -362,7 +361,14 @@ typedef struct WireOutput {
         WireTensor tensor; /* from the start of the output arena */
 } WireOutput;
 
-/* Coding: video, audio and carried are absent; rows are tokens (TOKENIZE, ENCODE), latent rows or samples. The outputs lie
+/* Numbers of the commit word, slots and outputs count from the start of the output arena, output_used from output_offset.
+ * The commit word lies at commit_offset of the output arena (8 bytes, atomic, written last). State k (after k steps; 0 is
+ * the start) lies in slot k % n_slots at slot_offset + (k % n_slots) * slot_stride; the tensors are relative to their slot.
+ * A slot is [video | audio | carried | denoised video | denoised audio], each at a multiple of 64; the last three are there
+ * only for samplers that have them (sampler.h). A STEP job has one slot, holding the velocities, and steps = 1; a MERGE job
+ * has steps = 1 and nothing else: its STEP comes without a PLAN and writes no commit word.
+ *
+ * Coding: video, audio and carried are absent; rows are tokens (TOKENIZE, ENCODE), latent rows or samples. The outputs lie
  * between the commit word and the end of output_used; what a step makes is there before its commit word. n_slots is 0, or for
  * DECODE of video 2: slot k % 2 holds what the chunk after k steps needs of the one before, F32. Frame i of the film is
  * frame i % ring_frames of the tensor; a step may come only if step_frames more of them fit beside those not released
@@ -466,6 +472,12 @@ typedef struct WireStepDone {
         uint32_t reserved;
 } WireStepDone;
 
+/* What the worker holds beside regions and arenas, whenever that has changed; before the answer to what changed it. */
+typedef struct WireMemory {
+        WireHeader header;
+        uint64_t merged_bytes; /* of all merged matrices, in use or kept */
+} WireMemory;
+
 /* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a
  * block. */
 typedef struct WireError {
@@ -485,6 +497,11 @@ typedef struct WireDie {
         WireHeader header;
 } WireDie;
 
+/* Memory is short: what is only kept (merged matrices, tables, results) goes. */
+typedef struct WireTrim {
+        WireHeader header;
+} WireTrim;
+
 typedef union WireMessage {
         WireHeader header;
         WireHello hello;
@@ -494,6 +511,7 @@ typedef union WireMessage {
         WireProgress progress;
         WireStepDone step_done;
         WireLoraNotes lora_notes;
+        WireMemory memory;
         WireError error;
         WireWelcome welcome;
         WireModelOpen model_open;
@@ -509,6 +527,7 @@ typedef union WireMessage {
         WireCancel cancel;
         WireDie die;
         WireJobRun job_run;
+        WireTrim trim;
         uint8_t bytes[WIRE_MESSAGE_MAX];
 } WireMessage;
 

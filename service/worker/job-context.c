@@ -401,6 +401,7 @@ static Job *job_init(const WireJobOpen *w, const JobParts *parts, uint64_t epoch
         j->model = model_entry_ref(parts->model);
         if (parts->arenas)
                 j->arenas = arena_pair_ref(parts->arenas);
+        j->private_max = w->private_max;
         j->n_loras = wire_job_is_coding(w->kind) ? 0 : w->n_loras;
         for (uint32_t i = 0; i < j->n_loras; i++) {
                 j->loras[i] = model_entry_ref(parts->loras[i]);

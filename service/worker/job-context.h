@@ -45,6 +45,7 @@ typedef struct Job {
         ModelEntry *loras[WIRE_LORAS_MAX]; /* counted */
         double strengths[WIRE_LORAS_MAX];
         Coder *coder; /* owned; NULL: the job is a denoiser's, and most of what follows is its */
+        uint64_t private_max; /* of JOB_OPEN */
 
         /* inputs, never changed after job_new() */
         uint16_t *text;                                     /* bf16 [text_rows, text_dim] */

@@ -10,6 +10,12 @@
 /* Models of the table count from 1 (model-table.h): the two never meet. */
 #define FIRST_SERIAL (UINT64_C(1) << 63)
 
+static _Atomic uint64_t all_bytes;
+
+uint64_t merged_model_bytes(void) {
+        return atomic_load(&all_bytes);
+}
+
 MergedModel *merged_model_ref(MergedModel *m) {
         m->n_ref++;
         return m;
@@ -19,6 +25,7 @@ MergedModel *merged_model_unref(MergedModel *m) {
         if (!m || --m->n_ref > 0)
                 return NULL;
 
+        (void) atomic_fetch_sub(&all_bytes, m->h3->private_bytes);
         (void) h3_model_free(m->h3);
         (void) h3_lora_report_free(m->report);
         (void) model_entry_unref(m->base);
@@ -85,6 +92,7 @@ int merged_cache_add(MergedCache *c, const MergedKey *key, ModelEntry *base, Mod
         m->key = *key;
         m->base = model_entry_ref(base);
         m->h3 = STEAL_PTR(*h3);
+        (void) atomic_fetch_add(&all_bytes, m->h3->private_bytes);
         m->report = STEAL_PTR(*report);
 
         (void) pthread_mutex_lock(&c->lock);

@@ -34,6 +34,9 @@ typedef struct MergedModel {
         H3LoraReport *report;
 } MergedModel;
 
+/* Of the matrices of all merged models of this process, kept or in use. Any thread. */
+uint64_t merged_model_bytes(void);
+
 MergedModel *merged_model_ref(MergedModel *m);
 MergedModel *merged_model_unref(MergedModel *m);
 

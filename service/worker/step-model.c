@@ -21,7 +21,7 @@ static bool needs_merge(const Job *j) {
 /* There is no ENOMEM for memory that was promised and is touched later. Models that no job uses go first,
  * and tables. */
 static int admit_merge(StepRunner *s, const Job *j, const H3LoraUse *uses, Fault *f) {
-        uint64_t need, kept, have;
+        uint64_t need, kept, have, held = merged_model_bytes(), limit = j->private_max;
         int r;
 
         r = h3_lora_memory(j->model->h3, uses, j->n_loras, j->compute, &need, &kept, f);
@@ -29,11 +29,18 @@ static int admit_merge(StepRunner *s, const Job *j, const H3LoraUse *uses, Fault
                 return r;
 
         have = s->backend->memory_available();
-        if (have > 0 && need > have) {
+        if ((have > 0 && need > have) || (limit > 0 && need > limit)) {
                 merged_cache_clear(&s->merged);
                 mod_cache_clear(&s->tables);
                 have = s->backend->memory_available();
+                limit += limit > 0 ? held - merged_model_bytes() : 0; /* nobody else merges */
         }
+        if (limit > 0 && need > limit)
+                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
+                        "The model with its LoRA adapters (%" PRIu32 ") needs %" PRIu64
+                        " bytes of memory for merged copies, of which %" PRIu64 " stay; the service may take %" PRIu64
+                        " now (CacheRamMax=, CacheRamReserve= or the limit of its cgroup). Unload models or close sessions.",
+                        j->n_loras, need, kept, limit);
         if (have > 0 && need > have)
                 return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
                         "The model with its LoRA adapters (%" PRIu32 ") needs %" PRIu64

@@ -30,6 +30,7 @@ typedef struct Worker {
         ArenaPair *arenas[SESSIONS_MAX];
         Job *jobs[JOBS_MAX];
         size_t jobs_end; /* behind the last one */
+        _Atomic uint64_t merged_bytes; /* as the broker knows them */
 } Worker;
 
 static Worker worker;
@@ -42,6 +43,19 @@ static void reply_error(Worker *w, uint64_t id, uint32_t step, int error, const 
         /* Also what forgot to say anything must not look like success. */
         (void) fault_set(&m.error.fault, error, error == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL,
                 "%s (errno %d).", strerror(-error), -error);
+        link_send(w->link, &m);
+}
+
+/* The broker counts what it does not see being taken. Any thread. */
+static void report_memory(Worker *w) {
+        uint64_t bytes = merged_model_bytes();
+        WireMessage m;
+
+        if (atomic_exchange(&w->merged_bytes, bytes) == bytes)
+                return;
+
+        wire_init(&m, WIRE_MEMORY, link_epoch(w->link), 0, 0);
+        m.memory.merged_bytes = bytes;
         link_send(w->link, &m);
 }
 
@@ -72,6 +86,7 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         /* Before the answer: with it in hands the broker may send another PLAN. */
         j->n_pending--;
 
+        report_memory(w);
         if (r < 0) {
                 reply_error(w, j->id, step, r, &f);
                 return;
@@ -351,6 +366,7 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
 
         case WIRE_MODEL_CLOSE:
                 on_model_close(w, m);
+                report_memory(w);
                 return 0;
 
         case WIRE_ARENA:
@@ -374,10 +390,17 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
 
         case WIRE_JOB_CLOSE:
                 on_job_close(w, m);
+                report_memory(w);
                 return 0;
 
         case WIRE_CANCEL:
                 on_cancel(w, m);
+                return 0;
+
+        case WIRE_TRIM:
+                merged_cache_clear(&w->steps.merged);
+                mod_cache_clear(&w->steps.tables);
+                report_memory(w);
                 return 0;
 
         case WIRE_DIE:

@@ -498,6 +498,18 @@ static bool notes_of_another_adapter(Fake *f, const WireMessage *m) {
         return true;
 }
 
+static bool memory_that_no_machine_has(Fake *f, const WireMessage *m) {
+        WireMessage memory;
+
+        if (m->header.type != WIRE_STEP)
+                return false;
+        f->hook = NULL;
+        wire_init(&memory, WIRE_MEMORY, f->epoch, 0, 0);
+        memory.memory.merged_bytes = UINT64_MAX - 1;
+        fake_send(f, &memory);
+        return true;
+}
+
 static bool merge_of_two_steps(Fake *f, const WireMessage *m) {
         WireMessage reply;
 
@@ -531,6 +543,7 @@ static void lying_worker_is_dropped(void **state) {
                 notes_in_a_sample,
                 notes_of_another_adapter,
                 merge_of_two_steps,
+                memory_that_no_machine_has,
         };
 
         for (size_t i = 0; i < ELEMENTSOF(lies); i++) {

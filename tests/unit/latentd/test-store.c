@@ -626,9 +626,9 @@ static void store_get_arenas_count(void **state) {
         Answer a;
 
         t->config->cache_ram_max = 16 * MIB;
-        store_set_arena_bytes(t->store, 10 * MIB);
+        store_set_other_bytes(t->store, 10 * MIB);
         expect_refused(t, fd, "x.safetensors", FAULT_DOES_NOT_FIT, "CacheRamMax");
-        store_set_arena_bytes(t->store, 6 * MIB);
+        store_set_other_bytes(t->store, 6 * MIB);
         load(t, fd, "x.safetensors", &a);
         assert_int_equal(a.result, 0);
 }

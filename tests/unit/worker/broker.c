@@ -182,7 +182,9 @@ bool broker_receive(Broker *b, WireMessage *ret) {
                 b->n_acks += ret->header.acks;
                 if (ret->header.type == WIRE_ACK)
                         continue;
-                if (ret->header.type == WIRE_PROGRESS) {
+                if (ret->header.type == WIRE_MEMORY)
+                        b->merged_bytes = ret->memory.merged_bytes;
+                else if (ret->header.type == WIRE_PROGRESS) {
                         b->n_progress++;
                         b->last_progress = ret->progress;
                 } else

@@ -18,6 +18,7 @@ typedef struct Broker {
         uint64_t epoch;
         unsigned n_acks, n_progress; /* seen so far */
         WireProgress last_progress;
+        uint64_t merged_bytes; /* of the last MEMORY */
 } Broker;
 
 /* The program with this socket (a stream socket where type says so) and no messages exchanged. */
