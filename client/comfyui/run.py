@@ -326,8 +326,13 @@ class Run:
             return
         adapters = [(self.service.model(path, user, ui), strength) for path, strength, user in files()]
         if adapters or self._loras is not None:
-            job = session.set_loras(adapters)
-            wait(job, ui, lambda p: ui.progress(p.fraction, 1.0))
+            try:
+                job = session.set_loras(adapters)
+                wait(job, ui, lambda p: ui.progress(p.fraction, 1.0))
+            except library.latent().Error as e:
+                if e.name != "InvalidModel":
+                    raise
+                raise RuntimeError(f"latentd: a LoRA of the workflow was made for another model; take it out. {e}") from e
             for module, reason in (job.result or {}).get("refused") or ():
                 log.warning("latentd: LoRA of %s not applied: %s", module, reason)
         self._loras = version
