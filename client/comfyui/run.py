@@ -22,6 +22,7 @@ log = logging.getLogger("latentd")
 
 POLL_SEC = 0.02          # how often an interrupt is looked for
 CANCEL_SEC = 0.02        # how long an interrupted run waits for the service's word; closing the session cancels as well
+RESTART_SEC = 20         # how long a step waits for a service that went away; then a new connection starts it, where the bus can
 ALIGNMENT = 64
 SHARE_MAX = 1_000_000    # of the service
 T = TypeVar("T")
@@ -125,7 +126,7 @@ class Service:
         if self._client is None:
             latent = library.latent()
             try:
-                self._client = latent.Client(os.environ.get("LATENTD_ADDRESS") or None)
+                self._client = latent.Client(os.environ.get("LATENTD_ADDRESS") or None, restart_timeout=RESTART_SEC)
             except latent.Error as e:
                 raise RuntimeError(f"latentd: the service cannot be reached: {e}") from e
         return self._client
