@@ -201,6 +201,10 @@ int latent_client_regions(latent_client *client, latent_value **ret_value, laten
 /* Frees all weights that no model uses. *ret_bytes: how much. Errors: NoService, AccessDenied, Internal. */
 int latent_client_drop_cache(latent_client *client, uint64_t *ret_bytes, latent_error *error);
 
+/* Ends idle workers, and with them what they have on devices; the weights stay in main memory, and the next job starts
+ * a worker again. Errors: Busy (jobs run or wait), NoService, AccessDenied, Internal. */
+int latent_client_release_gpus(latent_client *client, latent_error *error);
+
 /* Cancels any job of this user by its object path. Errors: NotFound, InvalidArgument (no path of a job),
  * NoService. */
 int latent_client_cancel_job(latent_client *client, const char *path, latent_error *error);
@@ -284,6 +288,11 @@ typedef struct latent_session_options {
         uint32_t chunks;      /* parts of a rank's rows, exchanged one by one: 1 .. 32; 0: as fits */
         const char *plan;     /* "auto" (default), "hidden-gather", "kv-gather", "qkv-all-to-all" */
         const char *exchange; /* "auto" (default), "host" */
+        /* [n_gpus] the devices to use, by the Uuid or PciAddress of org.latentd.Latent1.Device; NULL: as the service is set
+         * up. A service without GPUs answers NotSupported. */
+        const char *const *gpus;
+        uint32_t n_gpus;
+        uint32_t reserved;
 } latent_session_options;
 
 /* Opens a session and maps its arenas. options may be NULL. *ret_session: latent_session_free(). Errors:

@@ -29,6 +29,7 @@ struct latent_session {
         latent_session_options options;
         char *compute, *job_class, *plan, *exchange;
         uint32_t *shares;
+        char **gpus; /* [options.n_gpus] */
         latent_job *load; /* of the model, when it is being opened again */
         Arena spare;      /* behind the input: states of trajectories that go on */
 

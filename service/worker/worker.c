@@ -400,6 +400,7 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
         case WIRE_TRIM:
                 merged_cache_clear(&w->steps.merged);
                 mod_cache_clear(&w->steps.tables);
+                encode_cache_clear(&w->steps.encodes);
                 report_memory(w);
                 return 0;
 

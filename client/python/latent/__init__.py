@@ -21,11 +21,11 @@ The whole surface:
         .load(path_or_name, *, by_name=False, name=None, qkv_order=None, partition=None, numa=None,
               tokenizer=None) -> LoadJob (with .model)
         .find_model(name_or_path) -> Model
-        .cancel(path), .drop_cache() -> int, .close()
+        .cancel(path), .drop_cache() -> int, .release_gpus(), .close()
     Model
         .path, .properties() -> dict, .unload(), .close()
         .open_session(*, input_bytes=0, output_bytes=0, compute=None, job_class=None, **split) -> Session
-            split: ranks, shares, plan, exchange, chunks
+            split: ranks, shares, plan, exchange, chunks, gpus
     Session
         .allocate(dtype, shape) -> Tensor;  .put(data, dtype=None, shape=None) -> Tensor;  .reset()
         .step(text=, video=, audio=, sigma_video=, sigma_audio=, text_tags=None, conditions=(), condition_noise=None, seed=None,

@@ -54,6 +54,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "latent_client_sessions": (c_int, [c_void_p, _OUT, _ERROR]),
     "latent_client_regions": (c_int, [c_void_p, _OUT, _ERROR]),
     "latent_client_drop_cache": (c_int, [c_void_p, POINTER(c_uint64), _ERROR]),
+    "latent_client_release_gpus": (c_int, [c_void_p, _ERROR]),
     "latent_client_cancel_job": (c_int, [c_void_p, c_char_p, _ERROR]),
     "latent_model_load_name": (c_int, [c_void_p, c_char_p, POINTER(_structs.latent_load_options), _OUT, _ERROR]),
     "latent_model_load_path": (c_int, [c_void_p, c_char_p, POINTER(_structs.latent_load_options), _OUT, _ERROR]),

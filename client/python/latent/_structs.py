@@ -80,6 +80,9 @@ class latent_session_options(Struct):  # noqa: N801
         ("chunks", c_uint32),
         ("plan", c_char_p),
         ("exchange", c_char_p),
+        ("gpus", POINTER(c_char_p)),
+        ("n_gpus", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -310,6 +310,17 @@ def _pictures(pictures: Iterable[Picture], owner: Handle) -> Any:
     return array
 
 
+def _list(name: str, value: Iterable[Any], kind: Any) -> Any:
+    """A C array for a field of the pointer type kind."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} is {value!r}, expected a list")
+    if kind is ctypes.POINTER(ctypes.c_char_p):
+        names = [text(name, x) for x in value]
+        return (ctypes.c_char_p * len(names))(*names)
+    numbers = [uint(name, x, 32) for x in value]
+    return (ctypes.c_uint32 * len(numbers))(*numbers)
+
+
 def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Handle] = None) -> _structs.Struct:
     """An option struct of these fields; None leaves a default. Unknown names are a TypeError, as of any function."""
     s = _structs.sized(kind)
@@ -337,10 +348,10 @@ def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Ha
             setattr(s, name, number(name, value))
         elif type_ in (ctypes.c_uint32, ctypes.c_uint64):
             setattr(s, name, uint(name, value, 8 * ctypes.sizeof(type_)))
-        elif owner is None:  # shares: weights, with their number beside them
-            numbers = [uint(name, x, 32) for x in value]
-            setattr(s, name, (ctypes.c_uint32 * len(numbers))(*numbers))
-            setattr(s, "n_" + name, len(numbers))
+        elif owner is None:  # lists with their number beside them: shares (weights), gpus (names)
+            array = _list(name, value, type_)
+            setattr(s, name, array)
+            setattr(s, "n_" + name, len(array))
         elif isinstance(value, Tensor):
             setattr(s, name, ctypes.pointer(value.struct_of(owner, name)))
         else:

@@ -354,6 +354,7 @@ static int on_open_session(Service *s, sd_bus_message *m) {
         const char *key, *text;
         size_t n_shares = 0;
         uint32_t chunks = 0;
+        char gpus[64] = "";
 
         must(sd_bus_message_enter_container(m, 'a', "{sv}"));
         while (sd_bus_message_enter_container(m, 'e', "sv") > 0) {
@@ -370,6 +371,13 @@ static int on_open_session(Service *s, sd_bus_message *m) {
                         must(sd_bus_message_enter_container(m, 'v', "au"));
                         must(sd_bus_message_read_array(m, 'u', (const void **) &shares, &n_shares));
                         must(sd_bus_message_exit_container(m));
+                } else if (strcmp(key, "gpus") == 0) {
+                        must(sd_bus_message_enter_container(m, 'v', "as"));
+                        must(sd_bus_message_enter_container(m, 'a', "s"));
+                        while (sd_bus_message_read(m, "s", &text) > 0)
+                                (void) snprintf(gpus + strlen(gpus), sizeof(gpus) - strlen(gpus), "%s;", text);
+                        must(sd_bus_message_exit_container(m));
+                        must(sd_bus_message_exit_container(m));
                 } else
                         must(sd_bus_message_skip(m, "v"));
                 must(sd_bus_message_exit_container(m));
@@ -378,6 +386,9 @@ static int on_open_session(Service *s, sd_bus_message *m) {
         /* The plan that the test asks for comes with just this. */
         if (is_split && (chunks != 5 || n_shares != 2 * sizeof(uint32_t) || shares[0] != 3 || shares[1] != 1))
                 return sd_bus_reply_method_errorf(m, NAME ".Error.InvalidArgument", "other shares or chunks");
+
+        if (gpus[0] != '\0' && strcmp(gpus, "0000:41:00.0;GPU-1;") != 0)
+                return sd_bus_reply_method_errorf(m, NAME ".Error.NotSupported", "gpus: %s", gpus);
 
         in = arena(input_bytes, true, &s->input);
         out = arena(ARENA, !is_batch, &s->output);
@@ -579,6 +590,10 @@ static int on_message(sd_bus_message *m, void *userdata, sd_bus_error *reterr_er
         if (!member || !path || sd_bus_message_is_method_call(m, NULL, NULL) <= 0 ||
                 strncmp(path, ROOT, strlen(ROOT)) != 0)
                 return 0;
+        if (strcmp(member, "ReleaseGpus") == 0)
+                return sd_bus_message_has_signature(m, "a{sv}") > 0 ?
+                        sd_bus_reply_method_errorf(m, NAME ".Error.Busy", "The worker is busy.") :
+                        sd_bus_reply_method_errorf(m, NAME ".Error.InvalidArgument", "no options");
         if (strcmp(member, "LoadModel") == 0)
                 return on_load(s, m);
         if (strcmp(member, "GetAll") == 0)

@@ -117,6 +117,44 @@ static void open_split_is_passed_on(void **state) {
         latent_model_free(m);
 }
 
+static void open_gpus_are_passed_on(void **state) {
+        static const char *const gpus[] = {"0000:41:00.0", "GPU-1", NULL};
+        Fake *f = *state;
+        latent_session_options o = {.struct_size = sizeof(o), .gpus = gpus, .n_gpus = 2};
+        latent_model *m = find_model(f);
+        latent_session *s = NULL;
+        latent_error e = {};
+
+        latent_session_free(open_session(f, &o));
+        o.n_gpus = 1; /* the fake service has those two */
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EOPNOTSUPP);
+        assert_string_equal(e.name, "NotSupported");
+        assert_non_null(strstr(e.text, "0000:41:00.0;"));
+        o.n_gpus = 3;
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EINVAL);
+        assert_non_null(strstr(e.text, "gpus[2] is NULL"));
+        o.n_gpus = 0;
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EINVAL);
+        o.n_gpus = 65;
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EINVAL);
+        o.gpus = NULL;
+        o.n_gpus = 1;
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EINVAL);
+        assert_null(s);
+        /* A caller of before has no gpus, whatever lies behind its struct. */
+        o = (latent_session_options){.struct_size = offsetof(latent_session_options, gpus), .gpus = gpus, .n_gpus = 1};
+        latent_session_free(open_session(f, &o));
+        latent_model_free(m);
+}
+
+static void release_gpus_answer_is_passed_on(void **state) {
+        Fake *f = *state;
+        latent_error e = {};
+
+        assert_int_equal(latent_client_release_gpus(f->client, &e), -EBUSY);
+        assert_string_equal(e.name, "Busy");
+}
+
 static void step_tensors_there_and_back(void **state) {
         latent_session *s = open_session(*state, NULL);
         latent_tensor text = {.dtype = "BF16", .n_dims = 2, .shape = {3, 5}};
@@ -1089,6 +1127,8 @@ int main(void) {
                 TEST(open_unsealed_arena_refused),
                 TEST(open_smaller_arena_than_asked_refused),
                 TEST(open_split_is_passed_on),
+                TEST(open_gpus_are_passed_on),
+                TEST(release_gpus_answer_is_passed_on),
                 TEST(step_tensors_there_and_back),
                 TEST(service_comes_back_step_is_sent_again),
                 TEST(model_changes_step_ends),
