@@ -42,7 +42,7 @@ uint8_t *golden_read(const char *folder, const char *name, uint64_t *ret_size) {
         return bytes;
 }
 
-bool golden_has(const char *name) {
+bool golden_is_there(const char *name) {
         const char *data = getenv("LATENT_TEST_DATA");
         char path[4096];
 

@@ -22,7 +22,7 @@ typedef struct Golden {
 } Golden;
 
 Golden *golden_open(const char *name); /* "case_t2va_tiny" of tests/data/dit */
-bool golden_has(const char *name);
+bool golden_is_there(const char *name);
 Golden *golden_open_at(const char *file); /* "lora/lora_comfy.safetensors" of tests/data */
 Golden *golden_free(Golden *g);
 void golden_freep(Golden **g);
