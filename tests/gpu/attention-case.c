@@ -10,7 +10,7 @@
 void case_init(Case *c, uint64_t rows) {
         uint64_t n = rows * WIDTH;
 
-        *c = (Case) { .rows = rows };
+        *c = (Case){.rows = rows};
         c->q = device_new(2 * n);
         c->k = device_new(2 * n);
         c->v = device_new(2 * n);
@@ -41,17 +41,21 @@ static float widen(uint16_t u) {
 }
 
 double case_error(const Case *c) {
-        static const uint64_t samples[][2] = { { 0, 0 }, { 0, 55 }, { 5, 3 }, { 127, 7 }, { 128, 8 }, { 1000, 30 } };
+        static const uint64_t samples[][2] = {{0, 0}, {0, 55}, {5, 3}, {127, 7}, {128, 8}, {1000, 30}};
         uint16_t *k = malloc(c->rows * DIM * 2), *v = malloc(c->rows * DIM * 2), q[DIM], o[DIM];
         double *w = malloc(c->rows * sizeof(*w)), off = 0, all = 0;
 
         must_be(k && v && w, "memory");
         for (size_t s = 0; s < sizeof(samples) / sizeof(*samples); s++) {
                 uint64_t row = samples[s][0], at = samples[s][1] * DIM * 2;
-                double top = -INFINITY, sum = 0, y[DIM] = { 0 };
+                double top = -INFINITY, sum = 0, y[DIM] = {0};
 
-                must(cudaMemcpy2D(k, DIM * 2, c->k + at, WIDTH * 2, DIM * 2, c->rows, cudaMemcpyDeviceToHost), "copy");
-                must(cudaMemcpy2D(v, DIM * 2, c->v + at, WIDTH * 2, DIM * 2, c->rows, cudaMemcpyDeviceToHost), "copy");
+                must(cudaMemcpy2D(
+                             k, DIM * 2, c->k + at, WIDTH * 2, DIM * 2, c->rows, cudaMemcpyDeviceToHost),
+                        "copy");
+                must(cudaMemcpy2D(
+                             v, DIM * 2, c->v + at, WIDTH * 2, DIM * 2, c->rows, cudaMemcpyDeviceToHost),
+                        "copy");
                 must(cudaMemcpy(q, c->q + row * WIDTH * 2 + at, sizeof(q), cudaMemcpyDeviceToHost), "copy");
                 must(cudaMemcpy(o, c->o + row * WIDTH * 2 + at, sizeof(o), cudaMemcpyDeviceToHost), "copy");
                 for (uint64_t i = 0; i < c->rows; i++) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Inputs and the right answer for attention of the denoiser's shape: bf16, 56 heads of 128, [row, head, dim], as many queries as keys. */
+/* Inputs and the right answer for attention of the denoiser's shape: bf16, 56 heads of 128, [row, head,
+ * dim], as many queries as keys. */
 
 #include <stdint.h>
 

@@ -50,9 +50,9 @@ extern "C" void device_open(void) {
         must(cudaDriverGetVersion(&driver), "driver version");
         must(cudaRuntimeGetVersion(&runtime), "runtime version");
         must(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0), "clock");
-        printf("# %s, sm_%d%d, %d processors, at most %d MHz, driver speaks CUDA %d.%d, runtime %d.%d\n", properties.name, properties.major,
-                properties.minor, properties.multiProcessorCount, khz / 1000, driver / 1000, driver % 1000 / 10, runtime / 1000,
-                runtime % 1000 / 10);
+        printf("# %s, sm_%d%d, %d processors, at most %d MHz, driver speaks CUDA %d.%d, runtime %d.%d\n",
+                properties.name, properties.major, properties.minor, properties.multiProcessorCount,
+                khz / 1000, driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
 extern "C" unsigned device_processors(void) {
@@ -79,7 +79,8 @@ static __device__ uint32_t mix(uint64_t i, uint32_t seed) {
 }
 
 static __device__ float normal(uint64_t i, uint32_t seed) {
-        float u = ((float) (mix(2 * i, seed) >> 8) + 0.5f) * 0x1p-24f, v = (float) (mix(2 * i + 1, seed) >> 8) * 0x1p-24f;
+        float u = ((float) (mix(2 * i, seed) >> 8) + 0.5f) * 0x1p-24f,
+              v = (float) (mix(2 * i + 1, seed) >> 8) * 0x1p-24f;
 
         return sqrtf(-2 * logf(u)) * cospif(2 * v);
 }
@@ -97,12 +98,14 @@ static __device__ void put(int8_t *p, float x) {
 }
 
 template <typename T> static __global__ void fill_kernel(T *p, uint64_t n, float sigma, uint32_t seed) {
-        for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (uint64_t) gridDim.x * blockDim.x)
+        for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < n;
+                i += (uint64_t) gridDim.x * blockDim.x)
                 put(p + i, sigma * normal(i, seed));
 }
 
 static __global__ void bytes_kernel(uint8_t *p, uint64_t n, uint32_t seed) {
-        for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (uint64_t) gridDim.x * blockDim.x)
+        for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < n;
+                i += (uint64_t) gridDim.x * blockDim.x)
                 p[i] = (uint8_t) mix(i, seed);
 }
 
@@ -128,11 +131,13 @@ extern "C" void fill_bytes(void *p, uint64_t n, uint32_t seed) {
 
 static __device__ unsigned long long counter;
 
-static __global__ void differing_kernel(const uint8_t *a, uint64_t a_pitch, const uint8_t *b, uint64_t b_pitch, uint64_t words, uint64_t height) {
+static __global__ void differing_kernel(const uint8_t *a, uint64_t a_pitch, const uint8_t *b,
+        uint64_t b_pitch, uint64_t words, uint64_t height) {
         unsigned long long n = 0;
 
         for (uint64_t y = blockIdx.x; y < height; y += gridDim.x) {
-                const uint16_t *u = (const uint16_t *) (a + y * a_pitch), *v = (const uint16_t *) (b + y * b_pitch);
+                const uint16_t *u = (const uint16_t *) (a + y * a_pitch),
+                               *v = (const uint16_t *) (b + y * b_pitch);
 
                 for (uint64_t x = threadIdx.x; x < words; x += blockDim.x)
                         n += u[x] != v[x];
@@ -144,7 +149,8 @@ static __global__ void differing_kernel(const uint8_t *a, uint64_t a_pitch, cons
 static __global__ void nans_kernel(const uint16_t *p, uint64_t n) {
         unsigned long long found = 0;
 
-        for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (uint64_t) gridDim.x * blockDim.x)
+        for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < n;
+                i += (uint64_t) gridDim.x * blockDim.x)
                 found += (p[i] & 0x7fff) > 0x7f80;
         if (found)
                 atomicAdd(&counter, found);
@@ -163,9 +169,11 @@ static uint64_t counter_read(void) {
         return n;
 }
 
-extern "C" uint64_t differing(const void *a, uint64_t a_pitch, const void *b, uint64_t b_pitch, uint64_t width, uint64_t height) {
+extern "C" uint64_t differing(
+        const void *a, uint64_t a_pitch, const void *b, uint64_t b_pitch, uint64_t width, uint64_t height) {
         counter_clear();
-        differing_kernel<<<4096, 256>>>((const uint8_t *) a, a_pitch, (const uint8_t *) b, b_pitch, width / 2, height);
+        differing_kernel<<<4096, 256>>>(
+                (const uint8_t *) a, a_pitch, (const uint8_t *) b, b_pitch, width / 2, height);
         must(cudaGetLastError(), "compare");
         return counter_read();
 }
@@ -188,7 +196,8 @@ static void meter(unsigned *ret_mhz, unsigned *ret_watts) {
         if (!tried) {
                 void *l = dlopen("libnvidia-ml.so.1", RTLD_NOW);
                 int (*init)(void) = l ? (int (*)(void)) dlsym(l, "nvmlInit_v2") : NULL;
-                int (*handle)(unsigned, void **) = l ? (int (*)(unsigned, void **)) dlsym(l, "nvmlDeviceGetHandleByIndex_v2") : NULL;
+                int (*handle)(unsigned, void **) =
+                        l ? (int (*)(unsigned, void **)) dlsym(l, "nvmlDeviceGetHandleByIndex_v2") : NULL;
 
                 tried = true;
                 if (init && handle && init() == 0 && handle(0, &device) == 0) {
@@ -246,7 +255,7 @@ extern "C" Rate rate(void (*launch)(void *), void *arg, double seconds) {
                 must(cudaEventRecord(events[i]), "event");
         }
         while (cudaEventQuery(events[r.samples]) == cudaErrorNotReady) {
-                const struct timespec pause = { .tv_sec = 0, .tv_nsec = 5000000 };
+                const struct timespec pause = {.tv_sec = 0, .tv_nsec = 5000000};
 
                 meter(&r.mhz, &r.watts);
                 (void) nanosleep(&pause, NULL);

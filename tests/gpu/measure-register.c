@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Registering a weight region for copies, in the ways that a worker could: what it costs for each GiB, what is refused, how fast copies
- * are beside cudaMallocHost, what registering does to a device that works meanwhile, under which limits it still succeeds, and how long a
- * killed process takes to let go.
+/* Registering a weight region for copies, in the ways that a worker could: what it costs for each GiB, what
+ * is refused, how fast copies are beside cudaMallocHost, what registering does to a device that works
+ * meanwhile, under which limits it still succeeds, and how long a killed process takes to let go.
  *
  *     measure-register [GiB]        (4; every way needs that much memory, one after the other)
  */
@@ -63,7 +63,7 @@ static void populate(uint8_t *p) {
         double begin = now();
 
         for (int i = 0; i < POPULATE_THREADS; i++) {
-                slices[i] = (Slice) { p + size / POPULATE_THREADS * (uint64_t) i, size / POPULATE_THREADS };
+                slices[i] = (Slice){p + size / POPULATE_THREADS * (uint64_t) i, size / POPULATE_THREADS};
                 must_be(pthread_create(threads + i, NULL, populate_slice, slices + i) == 0, "thread");
         }
         for (int i = 0; i < POPULATE_THREADS; i++) {
@@ -93,7 +93,7 @@ static void proc_print(const char *file, const char *const *names) {
 }
 
 static void locked_print(void) {
-        static const char *const names[] = { "VmLck", "VmPin", NULL };
+        static const char *const names[] = {"VmLck", "VmPin", NULL};
         struct rlimit l;
 
         printf("  limit on locking: ");
@@ -114,13 +114,15 @@ static bool registered(uint8_t *p, uint64_t piece, unsigned flags) {
 
                 if (e != cudaSuccess) {
                         (void) cudaGetLastError();
-                        printf("  registering in pieces of %lu MiB, flags %u: refused at byte %lu, %s\n", piece / MIB, flags, at, cudaGetErrorString(e));
+                        printf("  registering in pieces of %lu MiB, flags %u: refused at byte %lu, %s\n",
+                                piece / MIB, flags, at, cudaGetErrorString(e));
                         for (uint64_t back = 0; back < at; back += piece)
                                 must(cudaHostUnregister(p + back), "unregister");
                         return false;
                 }
         }
-        printf("  registered in pieces of %lu MiB, flags %u: %.1f ms/GiB\n", piece / MIB, flags, 1e3 * (now() - begin) / gib());
+        printf("  registered in pieces of %lu MiB, flags %u: %.1f ms/GiB\n", piece / MIB, flags,
+                1e3 * (now() - begin) / gib());
         return true;
 }
 
@@ -145,7 +147,8 @@ static double copy_rate(const uint8_t *p, uint64_t piece) {
                 double begin = now();
 
                 for (uint64_t at = 0; at < size; at += piece)
-                        must(cudaMemcpyAsync(device + at, p + at, piece, cudaMemcpyHostToDevice, NULL), "copy");
+                        must(cudaMemcpyAsync(device + at, p + at, piece, cudaMemcpyHostToDevice, NULL),
+                                "copy");
                 must(cudaDeviceSynchronize(), "copy");
                 took[i] = now() - begin;
         }
@@ -153,16 +156,18 @@ static double copy_rate(const uint8_t *p, uint64_t piece) {
         return (double) size / took[COPIES / 2] / 1e9;
 }
 
-/* Copy rates in GB/s against those of cudaMallocHost, which the first call sets. */
-static void copies(const char *what, const uint8_t *p) {
+/* Copy rates in GB/s against those of cudaMallocHost, which the first call sets. No copy is longer than a
+ * registered piece. */
+static void copies(const char *what, const uint8_t *p, uint64_t piece) {
         static double limit[2];
-        double whole = copy_rate(p, size < GIB ? size : GIB), pieces = copy_rate(p, 16 * MIB);
+        double whole = copy_rate(p, piece), pieces = copy_rate(p, 16 * MIB);
 
         if (limit[0] == 0) {
                 limit[0] = whole;
                 limit[1] = pieces;
         }
-        printf("  copied to the device, %s: %.1f GB/s, in 16 MiB %.1f GB/s; of cudaMallocHost %.3f, %.3f\n", what, whole, pieces, whole / limit[0], pieces / limit[1]);
+        printf("  copied to the device, %s: %.1f GB/s, in 16 MiB %.1f GB/s; of cudaMallocHost %.3f, %.3f\n",
+                what, whole, pieces, whole / limit[0], pieces / limit[1]);
 }
 
 static uint8_t *mapped(int fd, int prot) {
@@ -176,9 +181,14 @@ static void way_usual(uint8_t *p, uint64_t piece) {
         if (!registered(p, piece, cudaHostRegisterPortable))
                 return;
         locked_print();
-        copies("read-write", p);
+        copies("read-write", p, piece);
         must_be(mprotect(p, size, PROT_READ) == 0, "mprotect");
-        copies("after mprotect(PROT_READ)", p);
+        copies("after mprotect(PROT_READ)", p, piece);
+        if (size > piece)
+                printf("  one copy over the edge of two pieces: %s\n",
+                        cudaGetErrorString(
+                                cudaMemcpy(device, p + piece - MIB, 2 * MIB, cudaMemcpyHostToDevice)));
+        (void) cudaGetLastError();
         unregistered(p, piece);
         must_be(mprotect(p, size, PROT_READ | PROT_WRITE) == 0, "mprotect");
 }
@@ -208,7 +218,7 @@ static void *beat(void *arg) {
 }
 
 static void disturbance(uint8_t *p) {
-        static const uint64_t pieces[] = { 0, GIB, 16 * MIB };
+        static const uint64_t pieces[] = {0, GIB, 16 * MIB};
         static Beat b;
 
         for (size_t i = 0; i < sizeof(pieces) / sizeof(*pieces); i++) {
@@ -225,8 +235,10 @@ static void disturbance(uint8_t *p) {
                 atomic_store(&b.stop, true);
                 must_be(pthread_join(thread, NULL) == 0, "thread");
                 qsort(b.took, b.n, sizeof(*b.took), compare_doubles);
-                printf("  launch and wait meanwhile (registering in %lu MiB): median %.1f us, p99 %.1f us, longest %.1f us, %u launches\n", pieces[i] / MIB,
-                        1e6 * b.took[b.n / 2], 1e6 * b.took[b.n * 99 / 100], 1e6 * b.took[b.n - 1], b.n);
+                printf("  launch and wait meanwhile (registering in %lu MiB): median %.1f us, p99 %.1f us, "
+                       "longest %.1f us, %u launches\n",
+                        pieces[i] / MIB, 1e6 * b.took[b.n / 2], 1e6 * b.took[b.n * 99 / 100],
+                        1e6 * b.took[b.n - 1], b.n);
         }
 }
 
@@ -238,7 +250,7 @@ static void way_read_only(int fd) {
         if (registered(p, GIB, cudaHostRegisterPortable))
                 unregistered(p, GIB);
         if (registered(p, GIB, cudaHostRegisterPortable | cudaHostRegisterReadOnly)) {
-                copies("read-only", p);
+                copies("read-only", p, GIB);
                 unregistered(p, GIB);
         }
         must_be(munmap(p, size) == 0, "munmap");
@@ -247,7 +259,7 @@ static void way_read_only(int fd) {
         must_be(memfd_reopen_read_only(fd, &ro) == 0, "re-open");
         p = mapped(ro, PROT_READ);
         if (registered(p, GIB, cudaHostRegisterPortable | cudaHostRegisterReadOnly)) {
-                copies("read-only", p);
+                copies("read-only", p, GIB);
                 unregistered(p, GIB);
         }
         must_be(munmap(p, size) == 0, "munmap");
@@ -281,7 +293,7 @@ static void way_huge(void) {
 }
 
 static void ways(void) {
-        static const char *const huge[] = { "ShmemPmdMapped", NULL };
+        static const char *const huge[] = {"ShmemPmdMapped", NULL};
         CLEANUP_CLOSE int fd = -EBADF;
         double begin = now();
         uint8_t *p;
@@ -296,8 +308,8 @@ static void ways(void) {
         begin = now();
         must(cudaMallocHost((void **) &p, size), "cudaMallocHost");
         printf("cudaMallocHost: %.0f ms/GiB\n", 1e3 * (now() - begin) / gib());
-        copies("cudaMallocHost", p);
-        copies("cudaMallocHost again", p);
+        copies("cudaMallocHost", p, GIB);
+        copies("cudaMallocHost again", p, GIB);
         begin = now();
         must(cudaFreeHost(p), "cudaFreeHost");
         printf("  freed: %.0f ms/GiB\n", 1e3 * (now() - begin) / gib());
@@ -309,7 +321,7 @@ static void ways(void) {
         printf(" ");
         proc_print("smaps_rollup", huge);
         printf("\n");
-        copies("unregistered", p);
+        copies("unregistered", p, GIB);
         way_usual(p, GIB);
         way_usual(p, 16 * MIB);
         disturbance(p);
@@ -319,11 +331,13 @@ static void ways(void) {
 }
 
 static void limited(void) {
-        const struct rlimit l = { 65536, 65536 };
+        const struct rlimit l = {65536, 65536};
         CLEANUP_CLOSE int fd = -EBADF;
         uint8_t *p;
 
-        must_be(setrlimit(RLIMIT_MEMLOCK, &l) == 0 && setgroups(0, NULL) == 0 && setgid(65534) == 0 && setuid(65534) == 0, "cannot become nobody");
+        must_be(setrlimit(RLIMIT_MEMLOCK, &l) == 0 && setgroups(0, NULL) == 0 && setgid(65534) == 0 &&
+                        setuid(65534) == 0,
+                "cannot become nobody");
         must_be(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no new privileges");
         puts("as nobody, no new privileges, 64 KiB of locked memory allowed");
         device_open();
@@ -361,7 +375,7 @@ static void hold(void) {
 
 static pid_t start(char *what, int fd3, int fd4) {
         char number[32];
-        char *const argv[] = { (char *) "measure-register", number, what, NULL };
+        char *const argv[] = {(char *) "measure-register", number, what, NULL};
         pid_t pid;
 
         (void) snprintf(number, sizeof(number), "%lu", size / GIB);
@@ -402,17 +416,18 @@ static void killed(void) {
                 printf("  from its start until it holds the region: %.0f ms", 1e3 * (now() - begin));
                 begin = now();
                 must_be(kill(pid, SIGKILL) == 0, "kill");
-                (void) poll(&(struct pollfd) { .fd = ends[0], .events = POLLIN }, 1, 30000);
+                (void) poll(&(struct pollfd){.fd = ends[0], .events = POLLIN}, 1, 30000);
                 gone = now() - begin;
                 must_be(waitpid(pid, &status, 0) == pid, "wait");
-                printf("; from SIGKILL to the end of its pipe %.0f ms, to its end %.0f ms\n", 1e3 * gone, 1e3 * (now() - begin));
+                printf("; from SIGKILL to the end of its pipe %.0f ms, to its end %.0f ms\n", 1e3 * gone,
+                        1e3 * (now() - begin));
                 (void) close(ends[0]);
                 (void) close(other);
         }
 }
 
 int main(int argc, char **argv) {
-        static char *const parts[] = { (char *) "ways", (char *) "limited", (char *) "no-exec" };
+        static char *const parts[] = {(char *) "ways", (char *) "limited", (char *) "no-exec"};
         int bad = 0;
 
         setvbuf(stdout, NULL, _IOLBF, 0);
