@@ -220,7 +220,9 @@ typedef struct latent_load_options {
         const char *numa; /* "auto", "default", "interleave", "bind:N"; default: as the service is set up */
         /* Of a conditioner: a directory with its tokenizer's files (vocab.json, merges.txt, tokenizer.json, tokenizer_config.json,
          * added_tokens.json, those that are there): for a path one that this process can read, for a name one below ModelPath=.
-         * Default: of a directory text_encoder the directory tokenizer beside it, else none. */
+         * Default: of a directory text_encoder the directory tokenizer beside it, else none. The sizes of pictures come from
+         * preprocessor_config.json and video_preprocessor_config.json in the directory processor beside it, or else with the
+         * tokenizer; absent: as the released model has them. */
         const char *tokenizer;
 } latent_load_options;
 
