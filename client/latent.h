@@ -505,7 +505,7 @@ int latent_session_decode(latent_session *session, const latent_decode_options *
 typedef struct latent_encode_media_options {
         uint32_t struct_size;
         uint32_t has_seed;
-        const latent_tensor *video; /* U8 or F32 (0 to 1) [F, H, W, 3]: of a video VAE; H and W multiples of 16 */
+        const latent_tensor *video; /* U8 or F32 (0 to 1) [F, H, W, 3]: of a video VAE; H and W multiples of 16, 32 or more */
         const latent_tensor *audio; /* F32 [2, samples], 32 kHz: of an audio VAE */
         const char *posterior; /* video: "mean" (default), "sampled" */
         uint64_t seed; /* of sampled; default 42 */
