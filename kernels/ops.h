@@ -85,7 +85,9 @@ typedef struct LkQuant {
 /* A weight matrix [rows, cols], row-major inside a row. Row r starts at
  *     data + (r / block_rows) * block_stride + (r % block_rows) * row_stride      (bytes)
  * so that the Q rows of a QKV matrix interleaved per head are a view: block_rows = head_dim,
- * block_stride = 3 * head_dim * row_stride. A plain matrix has block_rows = rows. */
+ * block_stride = 3 * head_dim * row_stride. A plain matrix has block_rows = rows. `layer_rows` names the layer
+ * for a backend that chooses an algorithm once for each layer: the rows of the matrix that this is a part of,
+ * so that every part is computed alike. */
 typedef struct LkMatrix {
         const void *data;
         LkType type;
@@ -93,6 +95,7 @@ typedef struct LkMatrix {
         uint64_t row_stride;   /* bytes from one row to the next inside a block */
         uint64_t block_rows;   /* rows per block, > 0 */
         uint64_t block_stride; /* bytes from one block to the next */
+        uint64_t layer_rows;   /* 0: rows */
         LkQuant quant;         /* types from LK_I8 on; else zero */
 } LkMatrix;
 
@@ -177,7 +180,11 @@ typedef struct LkAttention {
  * Statistics f32: rstd = 1 / sqrtf(sum(x^2) / n + eps). Rounding points (LK_BF16): x * rstd * weight ->
  * bf16; then fma(h, 1 + scale, shift) in f32 -> bf16. Row i uses modulation row mod_index[i] of `mod`
  * (elements of `mod_type`): shift at + shift_at, scale at + scale_at. round_first: x * rstd -> bf16, times
- * weight -> bf16 (no modulation then). */
+ * weight -> bf16 (no modulation then).
+ *
+ * Its neighbours in one pass over the rows, with the bits that the operations one by one would give: `add` is
+ * done before, its x and x_ld are those of the norm; `quantise` after, of y. */
+typedef struct LkResidual LkResidual;
 typedef struct LkNorm {
         LkType type;
         uint64_t m, n;
@@ -191,8 +198,10 @@ typedef struct LkNorm {
         uint64_t mod_ld;
         const int32_t *mod_index; /* [m] */
         uint64_t shift_at, scale_at;
-        void *y;
+        void *y; /* NULL, with quantise: not wanted itself */
         uint64_t y_ld;
+        const LkResidual *add;      /* NULL: none */
+        const LkQuantise *quantise; /* NULL: none. up is NULL; x, x_ld, x_type, m and k are not looked at */
 } LkNorm;
 
 /* y = layer_norm(x) * weight + bias. Statistics f32, of the row as it is: mean = sum(x) / n; d = x - mean;
@@ -227,7 +236,7 @@ typedef struct LkQkNormRope {
 
 /* x[i, :] += gate * y[i, :]: gate * y is rounded to `type`, the sum is rounded to `type`.
  * gate row as in LkNorm; mod == NULL: plain x += y. */
-typedef struct LkResidual {
+struct LkResidual {
         LkType type;
         uint64_t m, n;
         void *x;
@@ -238,7 +247,7 @@ typedef struct LkResidual {
         uint64_t mod_ld;
         const int32_t *mod_index;
         uint64_t gate_at;
-} LkResidual;
+};
 
 /* y = silu(gate) * up; silu(g) = g / (1 + exp(-g)) in f32, rounded to `type`, times up, rounded to `type`.
  */
@@ -382,10 +391,30 @@ typedef struct LkAverage {
         float *y;
 } LkAverage;
 
+/* The queues of a context run beside each other, the work of one in the order it was given. Every operation
+ * goes to LK_COMPUTE but fetch(). */
+typedef enum LkQueue {
+        LK_COMPUTE,
+        LK_COPY,
+        _LK_QUEUE_MAX,
+} LkQueue;
+
+#define LK_EVENTS_MAX 256u
+
+/* Rows of host memory, `stride` bytes apart, to dense rows of device memory. The host's memory stays as it is
+ * until the copy is done. */
+typedef struct LkFetch {
+        void *device;
+        const void *host;
+        uint64_t rows, width, stride; /* width: bytes of a row */
+} LkFetch;
+
 typedef struct LkOps {
         const char *backend;          /* "cpu", "cuda" */
         const char *numerics_id;      /* what the bits depend on, e.g. "cpu-1" */
         uint8_t weights[LK_TYPE_MAX]; /* LkSupport, by the type of a matrix */
+        bool host_weights; /* matrices and vectors may be in host memory; else they are fetched first, all
+                              pointers of an operation are device memory, and rows are dense */
 
         /* threads: 0 = as many as the calling thread's CPU mask allows. */
         int (*context_new)(uint32_t threads, LkContext **ret);
@@ -396,6 +425,22 @@ typedef struct LkOps {
         void (*memory_free)(LkContext *c, void *p); /* accepts NULL */
         int (*upload)(LkContext *c, void *device, const void *host, uint64_t size);
         int (*download)(LkContext *c, void *host, const void *device, uint64_t size);
+
+        /* Work may still run when an operation returns, and its error come out of a later one. upload() and
+         * download() are done with the host's memory when they return. */
+        int (*fetch)(LkContext *c, const LkFetch *a); /* on LK_COPY */
+        /* Event `event` stands for what the queue was given so far; replaces what it stood for. */
+        int (*mark)(LkContext *c, LkQueue queue, uint32_t event);
+        /* Work that the queue is given later waits for it. An event that was never marked is done. */
+        int (*wait)(LkContext *c, LkQueue queue, uint32_t event);
+        int (*join)(LkContext *c, uint32_t event); /* the calling thread waits; sleeps meanwhile */
+
+        /* Host memory [host, host + size) that is fetched from often: registered with the device, for all
+         * contexts of the process, once; what is registered already is left alone. On failure it is as before
+         * and may be fetched from all the same, slowly. unpin() takes what lies in the range back; nothing may
+         * be fetched from it meanwhile. The map is writable during pin(). */
+        int (*pin)(LkContext *c, const void *host, uint64_t size);
+        void (*unpin)(const void *host, uint64_t size);
 
         int (*gemm)(LkContext *c, const LkGemm *a);
         int (*attention)(LkContext *c, const LkAttention *a);
@@ -432,6 +477,7 @@ static inline LkMatrix lk_matrix_rows(const LkMatrix *m, uint64_t begin, uint64_
         LkMatrix part = *m;
         const uint8_t *data = (const uint8_t *) m->data;
 
+        part.layer_rows = m->layer_rows > 0 ? m->layer_rows : m->rows;
         part.rows = n;
         if (m->block_rows >= m->rows) {
                 part.data = data + begin * m->row_stride;

@@ -131,3 +131,30 @@ int context_copy(LkContext *c, void *to, const void *from, uint64_t size) {
 
         return 0;
 }
+
+int context_fetch(LkContext *c, const LkFetch *a) {
+        if (!c || !a || (a->rows > 0 && a->width > 0 && (!a->device || !a->host)) ||
+                (a->rows > 1 && a->stride < a->width))
+                return -EINVAL;
+
+        for (uint64_t i = 0; a->width > 0 && i < a->rows; i++)
+                memcpy((uint8_t *) a->device + i * a->width, (const uint8_t *) a->host + i * a->stride, a->width);
+        return 0;
+}
+
+int context_event(LkContext *c, LkQueue queue, uint32_t event) {
+        return !c || (unsigned) queue >= _LK_QUEUE_MAX || event >= LK_EVENTS_MAX ? -EINVAL : 0;
+}
+
+int context_join(LkContext *c, uint32_t event) {
+        return context_event(c, LK_COMPUTE, event);
+}
+
+int context_pin(LkContext *c, const void *host, uint64_t size) {
+        return !c || (size > 0 && !host) ? -EINVAL : 0;
+}
+
+void context_unpin(const void *host, uint64_t size) {
+        (void) host;
+        (void) size;
+}

@@ -25,3 +25,10 @@ int context_scratch(LkContext *c, size_t size, void **ret);
 int context_memory_new(LkContext *c, uint64_t size, void **ret);
 void context_memory_free(LkContext *c, void *p);
 int context_copy(LkContext *c, void *to, const void *from, uint64_t size);
+
+/* Everything is done when it returns: nothing to order, nothing to register. Arguments are checked. */
+int context_fetch(LkContext *c, const LkFetch *a);
+int context_event(LkContext *c, LkQueue queue, uint32_t event);
+int context_join(LkContext *c, uint32_t event);
+int context_pin(LkContext *c, const void *host, uint64_t size);
+void context_unpin(const void *host, uint64_t size);
