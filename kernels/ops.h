@@ -423,6 +423,8 @@ typedef struct LkOps {
         /* Device memory, 256-byte aligned. The CPU backend's device memory is ordinary memory. */
         int (*memory_new)(LkContext *c, uint64_t size, void **ret);
         void (*memory_free)(LkContext *c, void *p); /* accepts NULL */
+        /* What was freed is kept for the next one that wants as much; this gives it back to the device. */
+        void (*memory_trim)(LkContext *c);
         int (*upload)(LkContext *c, void *device, const void *host, uint64_t size);
         int (*download)(LkContext *c, void *host, const void *device, uint64_t size);
 

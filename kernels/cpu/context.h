@@ -24,6 +24,7 @@ int context_scratch(LkContext *c, size_t size, void **ret);
 
 int context_memory_new(LkContext *c, uint64_t size, void **ret);
 void context_memory_free(LkContext *c, void *p);
+void context_memory_trim(LkContext *c);
 int context_copy(LkContext *c, void *to, const void *from, uint64_t size);
 
 /* Everything is done when it returns: nothing to order, nothing to register. Arguments are checked. */

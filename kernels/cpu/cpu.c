@@ -28,6 +28,7 @@
                 .context_free = context_free,              \
                 .memory_new = context_memory_new,          \
                 .memory_free = context_memory_free,        \
+                .memory_trim = context_memory_trim,        \
                 .upload = context_copy,                    \
                 .download = context_copy,                  \
                 .fetch = context_fetch,                    \

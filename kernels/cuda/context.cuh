@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A rank's device, its stream, and launching over rows. */
+/* A rank's device, its queues, and launching over rows. */
 
 #include <errno.h>
 
@@ -9,9 +9,17 @@
 
 #include "kernels/cuda/number.cuh"
 
+typedef struct CudaBlock CudaBlock; /* memory.cu */
+typedef struct CudaStage CudaStage; /* copy.cu */
+
 struct LkContext {
         int device;
-        cudaStream_t stream;
+        cudaStream_t stream; /* LK_COMPUTE */
+        cudaStream_t copy;   /* LK_COPY, of lower priority */
+        cudaEvent_t events[LK_EVENTS_MAX]; /* NULL: never marked */
+        cudaEvent_t order; /* between the two queues, for our own use */
+        CudaBlock *blocks; /* all device memory of this context, in use or kept */
+        CudaStage *stage;  /* NULL: nothing was uploaded yet */
 };
 
 /* errno of a CUDA status; clears the runtime's last error, so that a later innocent call is not blamed. */
@@ -28,6 +36,7 @@ static inline int cuda_result(cudaError_t e) {
         case cudaErrorNoDevice:
         case cudaErrorInsufficientDriver:
         case cudaErrorDevicesUnavailable:
+        case cudaErrorNoKernelImageForDevice:
                 return -ENODEV;
         default:
                 return -EIO;
@@ -41,6 +50,27 @@ static inline unsigned row_blocks(uint64_t m) {
 
         return blocks > 0x7fffffffu ? 0 : (unsigned) blocks;
 }
+
+/* cuda.cu: an event that does not measure time and whose waiters sleep. */
+int cuda_event_new(cudaEvent_t *ret);
+
+/* memory.cu */
+int cuda_memory_new(LkContext *c, uint64_t size, void **ret);
+void cuda_memory_free(LkContext *c, void *p);
+void cuda_memory_trim(LkContext *c);
+void cuda_memory_done(LkContext *c); /* of a context that goes: also what is in use */
+
+/* copy.cu */
+int cuda_upload(LkContext *c, void *device, const void *host, uint64_t size);
+int cuda_download(LkContext *c, void *host, const void *device, uint64_t size);
+int cuda_fetch(LkContext *c, const LkFetch *a);
+void cuda_stage_free(CudaStage *s);
+
+/* pin.cu */
+int cuda_pin(LkContext *c, const void *host, uint64_t size);
+void cuda_unpin(const void *host, uint64_t size);
+/* How many of size bytes from host on are in one registration, or before the next one. */
+uint64_t cuda_pin_run(const void *host, uint64_t size, bool *ret_pinned);
 
 extern "C" {
 int lk_cuda_norm(LkContext *c, const LkNorm *a);

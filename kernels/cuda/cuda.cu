@@ -1,11 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table, contexts and memory of the CUDA backend. One thread per context, as ops.h says. */
+/* The table, contexts and queues of the CUDA backend. One thread per context, as ops.h says. */
 
 #include "kernels/cuda/cuda.h"
 
 #include <stdlib.h>
 
 #include "kernels/cuda/context.cuh"
+
+int cuda_event_new(cudaEvent_t *ret) {
+        return cuda_result(cudaEventCreateWithFlags(ret, cudaEventDisableTiming | cudaEventBlockingSync));
+}
+
+static LkContext *context_free(LkContext *c) {
+        if (!c)
+                return NULL;
+        if (c->stream && c->copy)
+                cuda_memory_done(c);
+        cuda_stage_free(c->stage);
+        for (unsigned i = 0; i < LK_EVENTS_MAX; i++)
+                if (c->events[i])
+                        (void) cuda_result(cudaEventDestroy(c->events[i]));
+        if (c->order)
+                (void) cuda_result(cudaEventDestroy(c->order));
+        if (c->copy)
+                (void) cuda_result(cudaStreamDestroy(c->copy));
+        if (c->stream)
+                (void) cuda_result(cudaStreamDestroy(c->stream));
+        free(c);
+        return NULL;
+}
+
+/* The host's threads sleep while they wait for the device: this machine's cores are others', too. */
+static int make_queues(LkContext *c) {
+        int lowest, highest, r;
+
+        r = cuda_result(cudaGetDevice(&c->device));
+        if (r >= 0)
+                r = cuda_result(cudaInitDevice(c->device, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid));
+        if (r >= 0)
+                r = cuda_result(cudaSetDevice(c->device));
+        if (r >= 0)
+                r = cuda_result(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+        if (r >= 0)
+                r = cuda_result(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, highest));
+        if (r >= 0)
+                r = cuda_result(cudaStreamCreateWithPriority(&c->copy, cudaStreamNonBlocking, lowest));
+        return r < 0 ? r : cuda_event_new(&c->order);
+}
 
 static int context_new(uint32_t threads, LkContext **ret) {
         LkContext *c = (LkContext *) calloc(1, sizeof(*c));
@@ -14,45 +55,39 @@ static int context_new(uint32_t threads, LkContext **ret) {
         (void) threads;
         if (!c)
                 return -ENOMEM;
-
-        r = cuda_result(cudaGetDevice(&c->device));
-        if (r >= 0)
-                r = cuda_result(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
+        r = make_queues(c);
         if (r < 0) {
-                free(c);
+                (void) context_free(c);
                 return r;
         }
-
         *ret = c;
         return 0;
 }
 
-static LkContext *context_free(LkContext *c) {
-        if (c)
-                (void) cuda_result(cudaStreamDestroy(c->stream));
-        free(c);
-        return NULL;
+static cudaStream_t stream_of(const LkContext *c, LkQueue queue) {
+        return queue == LK_COPY ? c->copy : c->stream;
 }
 
-static int memory_new(LkContext *c, uint64_t size, void **ret) {
-        (void) c;
-        return cuda_result(cudaMalloc(ret, size));
+static int mark(LkContext *c, LkQueue queue, uint32_t event) {
+        int r = 0;
+
+        if ((unsigned) queue >= _LK_QUEUE_MAX || event >= LK_EVENTS_MAX)
+                return -EINVAL;
+        if (!c->events[event])
+                r = cuda_event_new(&c->events[event]);
+        return r < 0 ? r : cuda_result(cudaEventRecord(c->events[event], stream_of(c, queue)));
 }
 
-static void memory_free(LkContext *c, void *p) {
-        (void) c;
-        (void) cuda_result(cudaFree(p));
+static int wait(LkContext *c, LkQueue queue, uint32_t event) {
+        if ((unsigned) queue >= _LK_QUEUE_MAX || event >= LK_EVENTS_MAX)
+                return -EINVAL;
+        return c->events[event] ? cuda_result(cudaStreamWaitEvent(stream_of(c, queue), c->events[event], 0)) : 0;
 }
 
-static int upload(LkContext *c, void *device, const void *host, uint64_t size) {
-        return cuda_result(cudaMemcpyAsync(device, host, size, cudaMemcpyHostToDevice, c->stream));
-}
-
-/* Waits: the host's copy is complete on return, and an error of an earlier kernel comes out here. */
-static int download(LkContext *c, void *host, const void *device, uint64_t size) {
-        int r = cuda_result(cudaMemcpyAsync(host, device, size, cudaMemcpyDeviceToHost, c->stream));
-
-        return r < 0 ? r : cuda_result(cudaStreamSynchronize(c->stream));
+static int join(LkContext *c, uint32_t event) {
+        if (event >= LK_EVENTS_MAX)
+                return -EINVAL;
+        return c->events[event] ? cuda_result(cudaEventSynchronize(c->events[event])) : 0;
 }
 
 extern "C" const LkOps *lk_cuda_ops(void) {
@@ -62,10 +97,17 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.numerics_id = "cuda-rows-1";
         ops.context_new = context_new;
         ops.context_free = context_free;
-        ops.memory_new = memory_new;
-        ops.memory_free = memory_free;
-        ops.upload = upload;
-        ops.download = download;
+        ops.memory_new = cuda_memory_new;
+        ops.memory_free = cuda_memory_free;
+        ops.memory_trim = cuda_memory_trim;
+        ops.upload = cuda_upload;
+        ops.download = cuda_download;
+        ops.fetch = cuda_fetch;
+        ops.mark = mark;
+        ops.wait = wait;
+        ops.join = join;
+        ops.pin = cuda_pin;
+        ops.unpin = cuda_unpin;
         ops.norm = lk_cuda_norm;
         ops.qk_norm_rope = lk_cuda_qk_norm_rope;
         ops.residual = lk_cuda_residual;
