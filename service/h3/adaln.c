@@ -93,11 +93,15 @@ int dit_time_embedding(const DitRun *run, const H3Model *m, const float *t, uint
 
         for (uint32_t i = 0; i < n; i++)
                 sinusoid(t[i], c->time_freq_dim, host + (size_t) i * c->time_freq_dim);
-        r = time_linear(run, n, &m->time_1, &m->time_1_bias, host);
+        r = dit_take(run, m, H3_PART_TIME, 0, &m);
         if (r < 0)
                 return r;
-        silu(host, (uint64_t) n * c->time_hidden);
-        r = time_linear(run, n, &m->time_2, &m->time_2_bias, host);
+        r = time_linear(run, n, &m->time_1, &m->time_1_bias, host);
+        if (r >= 0) {
+                silu(host, (uint64_t) n * c->time_hidden);
+                r = time_linear(run, n, &m->time_2, &m->time_2_bias, host);
+        }
+        dit_give(run, H3_PART_TIME, 0);
         if (r < 0)
                 return r;
         dit_tap_host(run, "temb", host, n, c->time_dim);
@@ -109,11 +113,17 @@ int dit_time_embedding(const DitRun *run, const H3Model *m, const float *t, uint
 
 int dit_modulation_rows(const DitRun *run, const H3Model *m, uint32_t layer, uint32_t n) {
         bool final = layer == m->config.layers;
-        const LkMatrix *w = final ? &m->final_adaln : &m->blocks[layer].adaln;
-        const LkVector *bias = final ? &m->final_adaln_bias : &m->blocks[layer].adaln_bias;
+        int r;
 
-        return dit_gemm(run, n, run->coordinate, run->coordinate_type, w, bias, dit_mod(run, layer),
+        r = dit_take(run, m, H3_PART_ADALN, layer, &m);
+        if (r < 0)
+                return r;
+        r = dit_gemm(run, n, run->coordinate, run->coordinate_type,
+                final ? &m->final_adaln : &m->blocks[layer].adaln,
+                final ? &m->final_adaln_bias : &m->blocks[layer].adaln_bias, dit_mod(run, layer),
                 final ? run->coordinate_type : run->type);
+        dit_give(run, H3_PART_ADALN, layer);
+        return r;
 }
 
 int dit_modulation(const DitRun *run, const H3Model *m, uint32_t layer, const DitTimesteps *t) {

@@ -11,6 +11,8 @@
  *      attend_chunk()     after all chunks were taken; O of the others' rows leaves
  *      finish_chunk()     O of own rows arrives; projection, MLP, and dit_feed() for the next block
  *
+ * What a branch adds to the residual stream waits in y for the norm that follows it.
+ *
  * Rows never see each other but in attention, where keys come in absolute order: chunks and ranks change no
  * bit. */
 
@@ -27,35 +29,13 @@ static uint64_t heads_width(const DitRun *run, H3Range heads) {
         return h3_range_size(heads) * run->c->head_dim;
 }
 
-/* h = norm(x), modulated, of own rows. */
-static int norm_rows(const DitRun *run, const H3Block *block, uint32_t layer, DitBranch branch, H3Range rows) {
-        uint64_t hidden = run->c->hidden;
-        bool modulated = is_modulated(block);
-        const LkNorm args = {
-                .type = run->type,
-                .m = h3_range_size(rows),
-                .n = hidden,
-                .x = dit_own_at(run, run->x, rows.begin, hidden),
-                .x_ld = hidden,
-                .weight = branch == DIT_ATTENTION ? block->norm1 : block->norm2,
-                .eps = run->c->eps,
-                .mod = modulated ? dit_mod(run, layer) : NULL,
-                .mod_ld = 6 * hidden,
-                .mod_index = modulated ? run->mod_index + (rows.begin - run->rows.begin) : NULL,
-                .shift_at = mod_at(run, branch, 0),
-                .scale_at = mod_at(run, branch, 1),
-                .y = run->h,
-                .y_ld = hidden,
-        };
-
-        return run->ops->norm(run->context, &args);
-}
-
 /* x += gate * y of own rows. */
-static int add_rows(const DitRun *run, const H3Block *block, uint32_t layer, DitBranch branch, H3Range rows) {
+static LkResidual residual_of(
+        const DitRun *run, const H3Block *block, uint32_t layer, DitBranch branch, H3Range rows) {
         uint64_t hidden = run->c->hidden;
         bool modulated = is_modulated(block);
-        const LkResidual args = {
+
+        return (LkResidual){
                 .type = run->type,
                 .m = h3_range_size(rows),
                 .n = hidden,
@@ -68,8 +48,55 @@ static int add_rows(const DitRun *run, const H3Block *block, uint32_t layer, Dit
                 .mod_index = modulated ? run->mod_index + (rows.begin - run->rows.begin) : NULL,
                 .gate_at = mod_at(run, branch, 2),
         };
+}
 
-        return run->ops->residual(run->context, &args);
+/* Whether gate and up take their rows in int8, quantised once. */
+static bool mlp_is_int8(const DitRun *run, const H3Mlp *m) {
+        return dit_is_int8(run, &m->gate, run->type) && dit_is_int8(run, &m->up, run->type) &&
+               m->gate.quant.rotation == m->up.quant.rotation;
+}
+
+static bool has_taps(const DitRun *run) {
+        return run->hooks && run->hooks->on_tap;
+}
+
+/* h = norm(x), modulated, of own rows; in h_int8 and h_scale where the products after it are in int8, and only
+ * there then. pending (may be NULL) is added to x first. */
+static int norm_rows(const DitRun *run, const H3Block *block, uint32_t layer, DitBranch branch, H3Range rows,
+        const DitPending *pending) {
+        uint64_t hidden = run->c->hidden;
+        bool attention = branch == DIT_ATTENTION, modulated = is_modulated(block);
+        bool int8 = attention ? h3_block_is_int8(block, run->compute) : mlp_is_int8(run, &block->mlp);
+        const LkQuantise quantise = {
+                .rotation = attention ? block->attn.q.quant.rotation : block->mlp.gate.quant.rotation,
+                .q = run->h_int8,
+                .q_ld = hidden,
+                .scale = run->h_scale,
+        };
+        LkNorm args = {
+                .type = run->type,
+                .m = h3_range_size(rows),
+                .n = hidden,
+                .x = dit_own_at(run, run->x, rows.begin, hidden),
+                .x_ld = hidden,
+                .weight = attention ? block->norm1 : block->norm2,
+                .eps = run->c->eps,
+                .mod = modulated ? dit_mod(run, layer) : NULL,
+                .mod_ld = 6 * hidden,
+                .mod_index = modulated ? run->mod_index + (rows.begin - run->rows.begin) : NULL,
+                .shift_at = mod_at(run, branch, 0),
+                .scale_at = mod_at(run, branch, 1),
+                .y = int8 && !has_taps(run) ? NULL : run->h,
+                .y_ld = hidden,
+                .quantise = int8 ? &quantise : NULL,
+        };
+        LkResidual add;
+
+        if (pending) {
+                add = residual_of(run, pending->block, pending->layer, pending->branch, rows);
+                args.add = &add;
+        }
+        return run->ops->norm(run->context, &args);
 }
 
 /* Q, K and V of some rows and heads: where they lie, in rows of ld elements. */
@@ -213,23 +240,6 @@ static int send(const DitRun *run, H3Message m, const H3View *views, uint32_t n)
         return run->rank->exchange->send(run->rank->exchange, run->rank, &m, views, n);
 }
 
-/* Rows in h to int8, once for Q, K and V. */
-static int quantise_hidden(const DitRun *run, const H3Block *block, uint64_t n) {
-        const LkQuantise args = {
-                .x_type = run->type,
-                .m = n,
-                .k = run->c->hidden,
-                .x = run->h,
-                .x_ld = run->c->hidden,
-                .rotation = block->attn.q.quant.rotation,
-                .q = run->h_int8,
-                .q_ld = run->c->hidden,
-                .scale = run->h_scale,
-        };
-
-        return h3_block_is_int8(block, run->compute) ? run->ops->quantise(run->context, &args) : 0;
-}
-
 /* Q, K and V of own rows to the ranks that have the heads. */
 static int feed_all(const DitRun *run, const H3Block *block, H3Message m, H3Range rows) {
         uint64_t inner = run->c->inner;
@@ -252,7 +262,8 @@ static int feed_all(const DitRun *run, const H3Block *block, H3Message m, H3Rang
         return r;
 }
 
-int dit_feed(const DitRun *run, const H3Block *block, uint32_t layer, uint32_t chunk) {
+int dit_feed(
+        const DitRun *run, const H3Block *block, uint32_t layer, uint32_t chunk, const DitPending *pending) {
         uint32_t self = run->self;
         H3Range rows = h3_plan_chunk(run->plan, self, chunk);
         H3Message m = {.phase = H3_PHASE_IN, .from = self, .to = H3_TO_ALL, .chunk = chunk,
@@ -264,11 +275,9 @@ int dit_feed(const DitRun *run, const H3Block *block, uint32_t layer, uint32_t c
 
         if (n == 0)
                 return 0;
-        r = norm_rows(run, block, layer, DIT_ATTENTION, rows);
+        r = norm_rows(run, block, layer, DIT_ATTENTION, rows, pending);
         if (r >= 0 && is_modulated(block))
                 r = dit_tap(run, (int) layer, "attn_in", run->h, run->type, n, run->c->hidden);
-        if (r >= 0)
-                r = quantise_hidden(run, block, n);
         if (r >= 0 && run->plan->kind == H3_PLAN_HIDDEN_GATHER)
                 r = send(run, m, views, view_hidden(run, block, n, views));
         if (r >= 0 && run->plan->kind == H3_PLAN_QKV_ALL_TO_ALL)
@@ -412,9 +421,28 @@ static int take_o(const DitRun *run, uint32_t layer, uint32_t chunk, H3Range row
         return r;
 }
 
+/* y = the normed rows from `begin` on, of a chunk, times w. */
+static int mlp_inner(const DitRun *run, const LkMatrix *w, bool int8, uint64_t begin, uint64_t n, void *y) {
+        uint64_t hidden = run->c->hidden;
+        const LkGemmI8 product = {
+                .m = n,
+                .x = run->h_int8 + begin * hidden,
+                .x_ld = hidden,
+                .x_scale = run->h_scale + begin,
+                .w = *w,
+                .y = y,
+                .y_type = run->type,
+                .y_ld = w->rows,
+        };
+
+        if (int8)
+                return run->ops->gemm_i8(run->context, &product);
+        return dit_gemm(run, n, run->h + begin * hidden * run->element, run->type, w, NULL, y, run->type);
+}
+
 static int mlp_piece(const DitRun *run, const H3Mlp *m, uint64_t begin, uint64_t n) {
         uint64_t hidden_bytes = run->c->hidden * run->element, ffn = run->c->ffn;
-        const uint8_t *h = run->h + begin * hidden_bytes;
+        bool int8 = mlp_is_int8(run, m);
         uint8_t *y = run->y + begin * hidden_bytes;
         const LkSwiglu args = {
                 .type = run->type,
@@ -429,9 +457,9 @@ static int mlp_piece(const DitRun *run, const H3Mlp *m, uint64_t begin, uint64_t
         };
         int r;
 
-        r = dit_gemm(run, n, h, run->type, &m->gate, NULL, run->gate, run->type);
+        r = mlp_inner(run, &m->gate, int8, begin, n, run->gate);
         if (r >= 0)
-                r = dit_gemm(run, n, h, run->type, &m->up, NULL, run->up, run->type);
+                r = mlp_inner(run, &m->up, int8, begin, n, run->up);
         if (r >= 0 &&
                 dit_is_int8(run, &m->down, run->type)) /* the quantiser does it, unrounded (h3.md 2.2) */
                 return dit_int8_gemm_gated(run, n, run->gate, run->up, &m->down, y);
@@ -452,22 +480,23 @@ static int attention_end(const DitRun *run, const H3Block *block, uint32_t layer
                 r = dit_gemm(run, n, o, run->type, &block->attn.out, NULL, run->y, run->type);
         if (r >= 0 && modulated)
                 r = dit_tap(run, (int) layer, "attn_proj", run->y, run->type, n, run->c->hidden);
-        return r < 0 ? r : add_rows(run, block, layer, DIT_ATTENTION, rows);
+        return r;
 }
 
+/* To y, which is still to be added; what attention left there goes in first. */
 static int mlp_branch(const DitRun *run, const H3Block *block, uint32_t layer, H3Range rows) {
         uint64_t n = h3_range_size(rows);
         bool modulated = is_modulated(block);
         int r;
 
-        r = norm_rows(run, block, layer, DIT_MLP, rows);
+        r = norm_rows(run, block, layer, DIT_MLP, rows, &(DitPending){block, layer, DIT_ATTENTION});
         if (r >= 0 && modulated)
                 r = dit_tap(run, (int) layer, "ff_in", run->h, run->type, n, run->c->hidden);
-        for (uint64_t begin = 0; r >= 0 && begin < n; begin += DIT_PIECE_ROWS)
-                r = mlp_piece(run, &block->mlp, begin, n - begin < DIT_PIECE_ROWS ? n - begin : DIT_PIECE_ROWS);
+        for (uint64_t begin = 0; r >= 0 && begin < n; begin += run->piece_rows)
+                r = mlp_piece(run, &block->mlp, begin, n - begin < run->piece_rows ? n - begin : run->piece_rows);
         if (r >= 0 && modulated)
                 r = dit_tap(run, (int) layer, "ff_out", run->y, run->type, n, run->c->hidden);
-        return r < 0 ? r : add_rows(run, block, layer, DIT_MLP, rows);
+        return r;
 }
 
 static int finish_chunk(
@@ -483,10 +512,17 @@ static int finish_chunk(
                 r = attention_end(run, block, layer, rows);
         if (r >= 0)
                 r = mlp_branch(run, block, layer, rows);
+        if (r >= 0 && next)
+                r = dit_feed(run, next, layer + 1, chunk, &(DitPending){block, layer, DIT_MLP});
+        else if (r >= 0) {
+                const LkResidual add = residual_of(run, block, layer, DIT_MLP, rows);
+
+                r = run->ops->residual(run->context, &add);
+        }
         if (r >= 0 && is_modulated(block))
                 r = dit_tap(run, (int) layer, "out", dit_own_at(run, run->x, rows.begin, run->c->hidden),
                         run->type, n, run->c->hidden);
-        return r < 0 || !next ? r : dit_feed(run, next, layer + 1, chunk);
+        return r;
 }
 
 static int tap_qkv(const DitRun *run, uint32_t layer) {
@@ -499,7 +535,7 @@ static int tap_qkv(const DitRun *run, uint32_t layer) {
         return r < 0 ? r : dit_tap(run, (int) layer, "v", run->v, run->type, run->n_rows, own);
 }
 
-int dit_block(const DitRun *run, const H3Block *block, const H3Block *next, uint32_t layer) {
+int dit_attend(const DitRun *run, const H3Block *block, uint32_t layer) {
         int r;
 
         r = take_all(run, block, layer);
@@ -507,6 +543,12 @@ int dit_block(const DitRun *run, const H3Block *block, const H3Block *next, uint
                 r = tap_qkv(run, layer);
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
                 r = attend_chunk(run, layer, chunk);
+        return r;
+}
+
+int dit_finish(const DitRun *run, const H3Block *block, const H3Block *next, uint32_t layer) {
+        int r = 0;
+
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
                 r = finish_chunk(run, block, next, layer, chunk);
         return r;

@@ -6,9 +6,11 @@
 
 #include "service/h3/dit.h"
 #include "service/h3/exchange-size.h"
+#include "service/h3/weights.h"
 
-/* The MLP's inner rows are the widest thing there is: they are made for so many rows at a time. */
-#define DIT_PIECE_ROWS 4096
+/* The MLP's inner rows are the widest thing there is: they are made for so many rows at a time, unless the
+ * rank says otherwise. */
+#define DIT_PIECE_ROWS 4096u
 
 /* Timesteps of a step: one per stream and one per kind of condition, fewer if they are equal; more with a
  * denoise mask. */
@@ -33,6 +35,8 @@ typedef struct DitRun {
         H3Range rope;       /* rows of cos and sin: those that the rank makes Q and K of */
         uint64_t own_chunk; /* rows of the largest own chunk */
         uint64_t in_chunk;  /* rows of the largest chunk that h takes */
+        uint64_t piece_rows; /* of an MLP's inner rows and of quantised ones at a time */
+        H3Weights *weights;  /* NULL: the model's own pointers are used */
 
         uint8_t *x;         /* [own rows, hidden]: the residual stream */
         uint8_t *h;         /* [in_chunk, hidden]: normed rows of a chunk */
@@ -77,6 +81,18 @@ DitRun dit_run_make(const H3Rank *rank, const H3Model *m, H3Compute compute);
  * ops->memory_new() says. */
 int dit_arena_new(DitRun *run, void **ret_arena);
 
+/* The model with the part's weights where operations may read them, until it is given. */
+static inline int dit_take(
+        const DitRun *run, const H3Model *m, H3PartKind kind, uint32_t layer, const H3Model **ret) {
+        *ret = m;
+        return run->weights ? run->weights->take(run->weights, (H3Part){kind, layer}, ret) : 0;
+}
+
+static inline void dit_give(const DitRun *run, H3PartKind kind, uint32_t layer) {
+        if (run->weights)
+                run->weights->give(run->weights, (H3Part){kind, layer});
+}
+
 static inline uint8_t *dit_mod(const DitRun *run, uint32_t layer) {
         return run->mod[layer % 2];
 }
@@ -113,13 +129,24 @@ int dit_int8_gemm_gated(const DitRun *run, uint64_t m, const void *gate, const v
 
 /* dit-block.c: a block of the model (block->adaln present: modulated, roped) or of the refiner. */
 
-/* The norm before a block's attention on the rank's rows of a chunk, and all that attention needs of them:
- * Q, K and V into place, or on their way to the ranks that make or want them. layer counts from 0. */
-int dit_feed(const DitRun *run, const H3Block *block, uint32_t layer, uint32_t chunk);
+/* What a chunk's rows get added before their next norm: gate * run->y of a branch of a block. */
+typedef struct DitPending {
+        const H3Block *block;
+        uint32_t layer;
+        DitBranch branch;
+} DitPending;
 
-/* The block, whose rows were fed; each chunk that is done is fed to the next one at once (NULL: it is the
- * last), so that it leaves while the following chunks compute. */
-int dit_block(const DitRun *run, const H3Block *block, const H3Block *next, uint32_t layer);
+/* The norm before a block's attention on the rank's rows of a chunk, and all that attention needs of them:
+ * Q, K and V into place, or on their way to the ranks that make or want them. layer counts from 0. pending
+ * (may be NULL) is added to the rows first. */
+int dit_feed(
+        const DitRun *run, const H3Block *block, uint32_t layer, uint32_t chunk, const DitPending *pending);
+
+/* A block, whose rows were fed, in two halves: attention over the rows that it was fed, then all that follows.
+ * Each chunk that is done is fed to the next block at once (NULL: it is the last), so that it leaves while the
+ * following chunks compute. */
+int dit_attend(const DitRun *run, const H3Block *block, uint32_t layer);
+int dit_finish(const DitRun *run, const H3Block *block, const H3Block *next, uint32_t layer);
 
 /* timesteps.c */
 typedef struct DitTimesteps {

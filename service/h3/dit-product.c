@@ -48,8 +48,8 @@ static int int8_piece(const DitRun *run, const Int8Product *p, uint64_t begin, u
 static int int8_product(const DitRun *run, uint64_t m, const Int8Product *p) {
         int r = 0;
 
-        for (uint64_t begin = 0; r >= 0 && begin < m; begin += DIT_PIECE_ROWS)
-                r = int8_piece(run, p, begin, m - begin < DIT_PIECE_ROWS ? m - begin : DIT_PIECE_ROWS);
+        for (uint64_t begin = 0; r >= 0 && begin < m; begin += run->piece_rows)
+                r = int8_piece(run, p, begin, m - begin < run->piece_rows ? m - begin : run->piece_rows);
         return r;
 }
 

@@ -67,6 +67,8 @@ DitRun dit_run_make(const H3Rank *rank, const H3Model *m, H3Compute compute) {
                 .coordinate_type =
                         compute == H3_COMPUTE_F32 || m->config.curve_points > 0 ? LK_F32 : LK_BF16,
                 .int8_cols = compute == H3_COMPUTE_F32 ? 0 : m->int8_cols,
+                .piece_rows = rank && rank->piece_rows > 0 ? rank->piece_rows : DIT_PIECE_ROWS,
+                .weights = rank ? rank->weights : NULL,
         };
 }
 
@@ -146,7 +148,7 @@ static void carve_blocks(DitRun *run, Carver *k) {
         run->own_chunk = largest_chunk(run->plan, run->self, run->self + 1);
         run->in_chunk = takes ? largest_chunk(run->plan, 0, run->plan->ranks) : run->own_chunk;
         run->rope = takes ? (H3Range){0, run->n_rows} : run->rows;
-        piece = run->own_chunk < DIT_PIECE_ROWS ? run->own_chunk : DIT_PIECE_ROWS;
+        piece = run->own_chunk < run->piece_rows ? run->own_chunk : run->piece_rows;
 
         run->x = carve(k, own * c->hidden * e);
         run->h = carve(k, run->in_chunk * c->hidden * e);
@@ -164,7 +166,7 @@ static void carve_blocks(DitRun *run, Carver *k) {
 
                 run->h_int8 = carve(k, run->in_chunk * c->hidden);
                 run->h_scale = carve(k, run->in_chunk * sizeof(float));
-                rows = rows < DIT_PIECE_ROWS ? rows : DIT_PIECE_ROWS;
+                rows = rows < run->piece_rows ? rows : run->piece_rows;
                 run->int8 = carve(k, rows * run->int8_cols);
                 run->int8_scale = carve(k, rows * sizeof(float));
         }
@@ -241,9 +243,13 @@ static int refine(DitRun *run, const H3Model *m, const uint16_t *text, void *dev
         if (r >= 0)
                 r = dit_gemm(run, n, device_text, LK_BF16, &m->text_in, &m->text_in_bias, run->x, run->type);
         if (r >= 0 && c->refiner_layers > 0)
-                r = dit_feed(run, m->refiner, 0, 0);
-        for (uint32_t i = 0; r >= 0 && i < c->refiner_layers; i++)
-                r = dit_block(run, m->refiner + i, i + 1 < c->refiner_layers ? m->refiner + i + 1 : NULL, i);
+                r = dit_feed(run, m->refiner, 0, 0, NULL);
+        for (uint32_t i = 0; r >= 0 && i < c->refiner_layers; i++) {
+                r = dit_attend(run, m->refiner + i, i);
+                if (r >= 0)
+                        r = dit_finish(run, m->refiner + i,
+                                i + 1 < c->refiner_layers ? m->refiner + i + 1 : NULL, i);
+        }
         if (r >= 0)
                 r = run->ops->norm(run->context, &args);
         return r < 0 ? r : run->ops->download(run->context, ret, run->y, n * c->hidden * run->element);
@@ -253,7 +259,8 @@ int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, cons
         uint64_t text_rows, void **ret_refined, Fault *f) {
         const H3Range rows = {0, text_rows}, heads = {0, m->config.heads};
         const H3Plan plan = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &rows, .heads = &heads};
-        const H3Rank alone = {.ops = rank->ops, .context = rank->context, .plan = &plan};
+        const H3Rank alone = {.ops = rank->ops, .context = rank->context, .plan = &plan, .weights = rank->weights,
+                .piece_rows = rank->piece_rows};
         DitRun run = run_of_rank(&alone, m, compute, text_rows);
         Carver k = {};
         CLEANUP_FREE void *refined = NULL;
@@ -278,7 +285,11 @@ int h3_refine_text(const H3Rank *rank, const H3Model *m, H3Compute compute, cons
         carve_blocks(&run, &k);
         device_text = carve(&k, text_rows * m->config.text_dim * sizeof(*text));
 
-        r = refine(&run, m, text, device_text, refined);
+        r = dit_take(&run, m, H3_PART_TEXT, 0, &m);
+        if (r >= 0) {
+                r = refine(&run, m, text, device_text, refined);
+                dit_give(&run, H3_PART_TEXT, 0);
+        }
         rank->ops->memory_free(rank->context, arena);
         if (r < 0)
                 return device_fault(f, r, "text refiner");
@@ -348,10 +359,14 @@ static int pack_rows(
 }
 
 static int pack(const DitRun *run, const H3Model *m, const H3StepInput *in, float *host) {
-        int r = 0;
+        int r;
 
+        r = dit_take(run, m, H3_PART_ENDS, 0, &m);
+        if (r < 0)
+                return r;
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
                 r = pack_rows(run, m, in, h3_plan_chunk(run->plan, run->self, chunk), host);
+        dit_give(run, H3_PART_ENDS, 0);
         return r < 0 ? r
                      : dit_tap(run, -1, "packed_input", run->x, run->type, dit_own_rows(run),
                                run->c->hidden);
@@ -384,25 +399,78 @@ static int modulate(const DitRun *run, const H3Model *m, const DitTimesteps *t, 
                                6ull * run->c->hidden);
 }
 
+/* Block i was given out. The host stays about one block ahead of the device, so that a cancel is seen in time and
+ * progress is what is done. */
+static int pace(const DitRun *run, uint32_t i) {
+        uint32_t layers = run->c->layers, done = run->weights ? i : i + 1; /* or all of it is done already */
+        int r = 0;
+
+        if (run->weights)
+                r = run->ops->mark(run->context, LK_COMPUTE, i % H3_EVENTS);
+        if (r >= 0 && run->weights && i > 0)
+                r = run->ops->join(run->context, (i - 1) % H3_EVENTS);
+        if (r >= 0 && done > 0 && run->hooks && run->hooks->on_block)
+                r = run->hooks->on_block(run->hooks->userdata, done, layers);
+        if (r < 0 || !run->weights || i + 1 < layers)
+                return r;
+
+        r = run->ops->join(run->context, i % H3_EVENTS);
+        if (r >= 0 && run->hooks && run->hooks->on_block)
+                r = run->hooks->on_block(run->hooks->userdata, layers, layers);
+        return r;
+}
+
+/* Block i after its attention, and the next one's norm; *feed: the model with the FEED of block i + 1, which was
+ * not taken yet. */
+static int finish_block(const DitRun *run, const H3Model *m, uint32_t i, const H3Model **feed) {
+        bool last = i + 1 == run->c->layers;
+        const H3Model *taken;
+        int r;
+
+        r = dit_take(run, m, H3_PART_FINISH, i, &taken);
+        if (r < 0)
+                return r;
+        if (!last)
+                r = dit_take(run, m, H3_PART_FEED, i + 1, feed);
+        if (r >= 0) {
+                r = dit_finish(run, taken->blocks + i, last ? NULL : (*feed)->blocks + i + 1, i);
+                if (r < 0 && !last)
+                        dit_give(run, H3_PART_FEED, i + 1);
+        }
+        dit_give(run, H3_PART_FINISH, i);
+        return r;
+}
+
 static int run_blocks(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
-        const H3Config *c = run->c;
+        uint32_t layers = run->c->layers;
+        const H3Model *feed;
         int r;
 
         r = modulate(run, m, t, 0);
+        if (r >= 0)
+                r = dit_take(run, m, H3_PART_FEED, 0, &feed);
+        if (r < 0)
+                return r;
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
-                r = dit_feed(run, m->blocks, 0, chunk);
+                r = dit_feed(run, feed->blocks, 0, chunk, NULL);
 
-        for (uint32_t i = 0; r >= 0 && i < c->layers; i++) {
-                const H3Block *next = i + 1 < c->layers ? m->blocks + i + 1 : NULL;
-
-                if (next)
+        for (uint32_t i = 0; i < layers; i++) {
+                if (r >= 0)
+                        r = dit_attend(run, feed->blocks + i, i);
+                dit_give(run, H3_PART_FEED, i);
+                if (r >= 0 && i + 1 < layers)
                         r = modulate(run, m, t, i + 1);
                 if (r >= 0)
-                        r = dit_block(run, m->blocks + i, next, i);
-                if (r >= 0 && run->hooks && run->hooks->on_block)
-                        r = run->hooks->on_block(run->hooks->userdata, i + 1, c->layers);
+                        r = finish_block(run, m, i, &feed);
+                if (r < 0)
+                        return r;
+                r = pace(run, i);
+                if (r < 0 && i + 1 < layers)
+                        dit_give(run, H3_PART_FEED, i + 1);
+                if (r < 0)
+                        return r;
         }
-        return r;
+        return 0;
 }
 
 static int final_rows(const DitRun *run, const H3Model *m, H3Range rows) {
@@ -475,6 +543,10 @@ static int finish(const DitRun *run, const H3Model *m, const H3Layout *l, const 
         int r;
 
         r = dit_modulation(run, m, m->config.layers, t);
+        if (r >= 0)
+                r = dit_take(run, m, H3_PART_ENDS, 0, &m);
+        if (r < 0)
+                return r;
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++) {
                 H3Range rows = h3_plan_chunk(run->plan, run->self, chunk);
 
@@ -486,6 +558,7 @@ static int finish(const DitRun *run, const H3Model *m, const H3Layout *l, const 
                 if (r >= 0)
                         r = unpack(run, m, l, h3_layout_video(l), rows, host, ret_video);
         }
+        dit_give(run, H3_PART_ENDS, 0);
         return r;
 }
 
@@ -535,8 +608,8 @@ static int run_of_plan(
 }
 
 int h3_step_memory(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint32_t rank, H3Compute compute,
-        uint64_t *ret_bytes) {
-        const H3Rank x = {.index = rank, .plan = plan};
+        uint32_t piece_rows, uint64_t *ret_bytes) {
+        const H3Rank x = {.index = rank, .plan = plan, .piece_rows = piece_rows};
         Carver k = {};
         DitRun run;
         int r;
@@ -585,7 +658,8 @@ static int step_of_rank(const H3Rank *rank, const H3Model *m, const H3StepInput 
                 return r;
         r = run_of_plan(rank, m, in->layout, in->compute, &run);
         if (r >= 0)
-                r = h3_step_memory(m, in->layout, rank->plan, rank->index, in->compute, &bytes);
+                r = h3_step_memory(
+                        m, in->layout, rank->plan, rank->index, in->compute, rank->piece_rows, &bytes);
         if (r >= 0 && rank->plan->ranks > 1 && !rank->exchange)
                 r = -EINVAL;
         if (r < 0)

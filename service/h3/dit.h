@@ -56,9 +56,10 @@ typedef struct H3StepHooks {
         void *userdata;
 } H3StepHooks;
 
-/* Bytes of device memory that one rank's step needs (its arena), for admission. */
+/* Bytes of device memory that one rank's step needs (its arena) beside the weights, for admission. piece_rows:
+ * as in H3Rank. */
 int h3_step_memory(const H3Model *m, const H3Layout *l, const H3Plan *plan, uint32_t rank, H3Compute compute,
-        uint64_t *ret_bytes);
+        uint32_t piece_rows, uint64_t *ret_bytes);
 
 /* One step: velocities in the model's own sign (x0 = x + sigma * v), f32, for the target rows that this rank
  * owns, written into the shared host arrays ret_video [24, T, H, W] and ret_audio [32, 2, A] (ranks write

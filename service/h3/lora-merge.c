@@ -17,6 +17,7 @@ typedef struct Merge {
         const LkOps *ops;
         LkContext *context;
         LkMatrix base;
+        LkMatrix device; /* the base where the operations may read it */
         LkType type;    /* of the result */
         uint64_t chunk; /* rows */
 
@@ -39,6 +40,10 @@ static LkType merged_type(LkType base, H3Compute compute) {
 
 static uint64_t rounded_up(uint64_t bytes) {
         return (bytes + 255) / 256 * 256;
+}
+
+static uint64_t whole_pages(uint64_t bytes) {
+        return (bytes + H3_MERGED_ALIGN - 1) / H3_MERGED_ALIGN * H3_MERGED_ALIGN;
 }
 
 static int merge_memory(Merge *g, uint64_t rank) {
@@ -94,7 +99,7 @@ static bool finite_numbers(const float *x, uint64_t n) {
 /* Rows [begin, begin + n) of base, expanded, into host_sum. */
 static int expand(const Merge *g, uint64_t begin, uint64_t n) {
         const LkDequantise args = {
-                .w = lk_matrix_rows(&g->base, begin, n), .y = g->sum, .y_ld = g->base.cols};
+                .w = lk_matrix_rows(&g->device, begin, n), .y = g->sum, .y_ld = g->base.cols};
         const LkVector *in_scale = &g->base.quant.in_scale;
         int r;
 
@@ -208,7 +213,7 @@ static int store(const Merge *g, uint64_t begin, uint64_t n) {
 /* Hands data and scale to the model and lets the slot point to them. */
 static int own(H3Model *m, LkMatrix *slot, Merge *g) {
         uint64_t stride = lk_row_size(g->type, g->base.cols);
-        void **merged = realloc(m->merged, (m->n_merged + 2) * sizeof(*merged));
+        H3Merged *merged = realloc(m->merged, (m->n_merged + 2) * sizeof(*merged));
 
         if (!merged)
                 return -ENOMEM;
@@ -223,13 +228,14 @@ static int own(H3Model *m, LkMatrix *slot, Merge *g) {
                 .block_stride = g->base.rows * stride,
         };
         m->private_bytes += g->base.rows * stride;
-        m->merged[m->n_merged++] = STEAL_PTR(g->data);
+        m->merged[m->n_merged++] = (H3Merged){STEAL_PTR(g->data), whole_pages(g->base.rows * stride)};
         if (g->type == LK_I8) {
                 slot->quant = (LkQuant){.scale = g->scale,
                         .scale_stride = sizeof(float),
                         .rotation = g->base.quant.rotation};
                 m->private_bytes += g->base.rows * sizeof(float);
-                m->merged[m->n_merged++] = STEAL_PTR(g->scale);
+                m->merged[m->n_merged++] =
+                        (H3Merged){STEAL_PTR(g->scale), whole_pages(g->base.rows * sizeof(float))};
         }
         return 0;
 }
@@ -248,6 +254,82 @@ static int merge_rows(Merge *g, const LoraDelta *deltas, size_t n, Fault *f) {
                         return r;
         }
         return 0;
+}
+
+static H3Part part_of(const H3Model *m, const LoraTarget *t) {
+        if (t->refiner)
+                return (H3Part){H3_PART_TEXT, 0};
+
+        switch (t->part) {
+        case LORA_QKV:
+        case LORA_Q:
+        case LORA_K:
+        case LORA_V:
+                return (H3Part){H3_PART_FEED, t->layer};
+        case LORA_OUT:
+        case LORA_FC1:
+        case LORA_FC2:
+                return (H3Part){H3_PART_FINISH, t->layer};
+        case LORA_ADALN:
+                return (H3Part){H3_PART_ADALN, t->layer};
+        case LORA_FINAL_ADALN:
+                return (H3Part){H3_PART_ADALN, m->config.layers};
+        case LORA_TIME_1:
+        case LORA_TIME_2:
+                return (H3Part){H3_PART_TIME, 0};
+        case LORA_TEXT_IN:
+                return (H3Part){H3_PART_TEXT, 0};
+        default:
+                return (H3Part){H3_PART_ENDS, 0};
+        }
+}
+
+/* Which of a part's matrices one is; the same one of another model's. */
+typedef struct Search {
+        const LkMatrix *wanted; /* NULL: the one of `index` */
+        size_t index, n;
+        const LkMatrix *found;
+} Search;
+
+static int search(void *userdata, LkMatrix *matrix, LkVector *vector) {
+        Search *x = userdata;
+
+        if (!matrix)
+                return 0;
+        if (x->wanted ? matrix == x->wanted : x->n == x->index) {
+                x->index = x->n;
+                x->found = matrix;
+        }
+        x->n++;
+        return 0;
+}
+
+/* With the base's matrix in device memory, where that is needed. */
+static int merge_taken(H3Model *m, Merge *g, const LoraDelta *deltas, size_t n, H3Weights *weights, Fault *f) {
+        H3Part part = part_of(m, &deltas[0].module->target);
+        Search own = {.wanted = deltas[0].slot.matrix}, other = {};
+        const H3Model *taken;
+        int r;
+
+        g->device = g->base;
+        if (!weights)
+                return merge_rows(g, deltas, n, f);
+
+        r = h3_model_visit(m, part, search, &own);
+        if (r >= 0)
+                r = weights->take(weights, part, &taken);
+        if (r < 0)
+                return r;
+        other.index = own.index;
+        r = h3_model_visit((H3Model *) taken, part, search, &other);
+        if (r >= 0)
+                r = own.found && other.found ? 0 : -EINVAL;
+        if (r >= 0) {
+                g->device = *other.found;
+                r = merge_rows(g, deltas, n, f);
+        }
+        weights->give(weights, part);
+        return r;
 }
 
 /* Whole blocks of rows. */
@@ -285,20 +367,21 @@ int lora_merge_size(
         return 0;
 }
 
-int lora_merge(H3Model *m, const LoraDelta *deltas, size_t n, H3Compute compute, const LkOps *ops,
-        LkContext *context, Fault *f) {
+int lora_merge(H3Model *m, const LoraDelta *deltas, size_t n, H3Compute compute, const H3Rank *on, Fault *f) {
         LkMatrix *slot = deltas[0].slot.matrix;
-        Merge g = {.ops = ops, .context = context, .base = *slot, .type = merged_type(slot->type, compute)};
+        Merge g = {.ops = on->ops, .context = on->context, .base = *slot, .type = merged_type(slot->type, compute)};
         uint64_t rank = largest_rank(deltas, n);
+        H3Weights *weights = on->weights;
         int r;
 
         g.chunk = chunk_of(&g.base);
 
-        g.data = malloc(g.base.rows * lk_row_size(g.type, g.base.cols));
-        g.scale = g.type == LK_I8 ? malloc(g.base.rows * sizeof(float)) : NULL;
+        g.data = aligned_alloc(H3_MERGED_ALIGN, whole_pages(g.base.rows * lk_row_size(g.type, g.base.cols)));
+        if (g.type == LK_I8)
+                g.scale = aligned_alloc(H3_MERGED_ALIGN, whole_pages(g.base.rows * sizeof(float)));
         r = g.data && (g.scale || g.type != LK_I8) ? merge_memory(&g, rank) : -ENOMEM;
         if (r >= 0)
-                r = merge_rows(&g, deltas, n, f);
+                r = merge_taken(m, &g, deltas, n, weights, f);
         if (r >= 0)
                 r = own(m, slot, &g);
         merge_done(&g);

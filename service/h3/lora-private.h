@@ -5,6 +5,7 @@
 
 #include "service/h3/lora.h"
 #include "service/h3/model-private.h"
+#include "service/h3/weights.h"
 
 typedef enum LoraRole {
         LORA_OTHER, /* of an adapter kind that is not merged here */
@@ -75,9 +76,9 @@ typedef struct LoraDelta {
         size_t order; /* of equal slots */
 } LoraDelta;
 
-/* lora-merge.c: merges deltas, all of one slot, into a copy of its matrix that m owns from then on. */
-int lora_merge(H3Model *m, const LoraDelta *deltas, size_t n, H3Compute compute, const LkOps *ops,
-        LkContext *context, Fault *f);
+/* lora-merge.c: merges deltas, all of one slot, into a copy of its matrix that m owns from then on. Of rank the
+ * ops, context and weights are looked at. */
+int lora_merge(H3Model *m, const LoraDelta *deltas, size_t n, H3Compute compute, const H3Rank *rank, Fault *f);
 
 /* Bytes that lora_merge() leaves with the model, and those it takes for its work besides. -EOVERFLOW. */
 int lora_merge_size(

@@ -408,27 +408,6 @@ static int compare_deltas(const void *x, const void *y) {
         return a->order < b->order ? -1 : a->order > b->order;
 }
 
-/* Views of the same matrices, in tables of its own. */
-static H3Model *copy_model(const H3Model *base) {
-        CLEANUP(h3_model_freep) H3Model *m = NULL;
-        uint32_t layers = base->config.layers, refiner = base->config.refiner_layers;
-
-        m = malloc(sizeof(*m));
-        if (!m)
-                return NULL;
-        *m = *base;
-        m->merged = NULL;
-        m->n_merged = 0;
-        m->private_bytes = 0;
-        m->blocks = malloc(layers * sizeof(*m->blocks));
-        m->refiner = malloc(refiner * sizeof(*m->refiner));
-        if (!m->blocks || !m->refiner)
-                return NULL;
-        memcpy(m->blocks, base->blocks, layers * sizeof(*m->blocks));
-        memcpy(m->refiner, base->refiner, refiner * sizeof(*m->refiner));
-        return STEAL_PTR(m);
-}
-
 static void plan_done(Plan *p) {
         (void) h3_model_free(p->model);
         free(p->deltas);
@@ -442,7 +421,7 @@ static int plan_uses(const H3Model *base, const H3LoraUse *uses, size_t n_uses, 
 
         for (size_t i = 0; i < n_uses; i++)
                 modules += uses[i].lora->n_modules;
-        p->model = copy_model(base);
+        p->model = h3_model_copy(base);
         p->report = calloc(1, sizeof(*p->report));
         p->deltas = calloc(3 * modules, sizeof(*p->deltas));
         if (!p->model || !p->report || !p->deltas)
@@ -495,7 +474,9 @@ int h3_lora_memory(const H3Model *base, const H3LoraUse *uses, size_t n_uses, H3
 }
 
 int h3_model_with_loras(const H3Model *base, const H3LoraUse *uses, size_t n_uses, H3Compute compute,
-        const LkOps *ops, LkContext *context, H3Model **ret, H3LoraReport **ret_report, Fault *f) {
+        const LkOps *ops, LkContext *context, H3Weights *weights, H3Model **ret, H3LoraReport **ret_report,
+        Fault *f) {
+        const H3Rank rank = {.ops = ops, .context = context, .weights = weights};
         CLEANUP(plan_done) Plan p = {};
         int r;
 
@@ -504,7 +485,7 @@ int h3_model_with_loras(const H3Model *base, const H3LoraUse *uses, size_t n_use
                 return r;
         for (size_t i = 0, n; i < p.n_deltas; i += n) {
                 n = count_equal(&p, i);
-                r = lora_merge(p.model, p.deltas + i, n, compute, ops, context, f);
+                r = lora_merge(p.model, p.deltas + i, n, compute, &rank, f);
                 if (r < 0)
                         return r;
         }

@@ -78,6 +78,8 @@ int h3_lora_memory(const H3Model *base, const H3LoraUse *uses, size_t n_uses, H3
  * + factor * that in f32; then int8 matrices are quantised again to nearest with the rotation they have,
  * others are stored in f32 if compute is f32 or they were f32 or f16, else rounded to bf16 once. Strengths
  * of 0 change no bit. -EINVAL (InvalidArgument: strength; InvalidModel: an adapter of which nothing applies,
- * with the first reason, or a number that is not finite), -ENOMEM (DoesNotFit), or a device error. */
+ * with the first reason, or a number that is not finite), -ENOMEM (DoesNotFit), or a device error.
+ * weights: of the base, as in H3Rank. */
 int h3_model_with_loras(const H3Model *base, const H3LoraUse *uses, size_t n_uses, H3Compute compute,
-        const LkOps *ops, LkContext *context, H3Model **ret, H3LoraReport **ret_report, Fault *f);
+        const LkOps *ops, LkContext *context, H3Weights *weights, H3Model **ret, H3LoraReport **ret_report,
+        Fault *f);

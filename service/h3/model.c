@@ -240,7 +240,7 @@ H3Model *h3_model_free(H3Model *m) {
         if (!m)
                 return NULL;
         for (size_t i = 0; i < m->n_merged; i++)
-                free(m->merged[i]);
+                free(m->merged[i].data);
         free(m->merged);
         free(m->blocks);
         free(m->refiner);

@@ -75,6 +75,13 @@ typedef enum H3Partition {
         H3_PARTITION_REF2VA, /* ref2va */
 } H3Partition;
 
+/* Memory of a merged matrix: whole pages, so that it can be registered with a device. */
+#define H3_MERGED_ALIGN 4096u
+typedef struct H3Merged {
+        void *data;
+        uint64_t size;
+} H3Merged;
+
 typedef struct H3Model {
         H3Config config;
         H3Block *blocks;  /* [layers] */
@@ -102,7 +109,7 @@ typedef struct H3Model {
         uint64_t weight_bytes;
         uint32_t n_tensors;
         uint64_t private_bytes; /* of merged matrices */
-        void **merged;          /* [n_merged], owned */
+        H3Merged *merged;       /* [n_merged], owned */
         size_t n_merged;
 } H3Model;
 

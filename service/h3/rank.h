@@ -95,6 +95,7 @@ typedef struct H3View {
 #define H3_VIEWS_MAX 3 /* of a message: Q, K, V */
 
 typedef struct H3Exchange H3Exchange;
+typedef struct H3Weights H3Weights; /* weights.h */
 typedef struct H3Rank H3Rank;
 
 /* Called on the rank's thread. Both return 0 or the group's first error, which releases every rank that
@@ -115,4 +116,7 @@ struct H3Rank {
         LkContext *context;
         const H3Plan *plan;
         H3Exchange *exchange; /* NULL with one rank: nothing to move */
+        H3Weights *weights;   /* NULL: those of the model itself (LkOps.host_weights), and what an operation
+                                 was given is done when it returns */
+        uint32_t piece_rows;  /* rows that an MLP is made for at a time; 0: DIT_PIECE_ROWS. Changes no bit */
 };

@@ -26,7 +26,19 @@ typedef struct H3Part {
         uint32_t layer; /* 0 where the kind has none */
 } H3Part;
 
-/* A step takes FEED 0, FINISH 0, FEED 1, FINISH 1 .. in this order, each before the one before it is given. */
+/* What takes parts, and in which order. A FEED is taken before the FINISH of the layer before is given; else a
+ * part is given before the next one is taken, so that at most two are held at a time. */
+typedef enum H3Pass {
+        H3_PASS_TEXT,       /* h3_refine_text() */
+        H3_PASS_TABLE,      /* h3_mod_table_new() */
+        H3_PASS_STEP,       /* h3_step() without a table of modulation rows */
+        H3_PASS_STEP_TABLE, /* with one */
+        _H3_PASS_MAX,
+} H3Pass;
+
+/* Fills ret (NULL: only counted) with the parts of a pass in the order that they are taken in, some of them
+ * more than once; returns how many. */
+uint32_t h3_pass_parts(const H3Model *m, H3Pass pass, H3Part *ret);
 
 /* One of both is NULL. */
 typedef int (*H3SlotFunc)(void *userdata, LkMatrix *matrix, LkVector *vector);
@@ -34,6 +46,13 @@ typedef int (*H3SlotFunc)(void *userdata, LkMatrix *matrix, LkVector *vector);
 /* Calls f with every slot of the part that has data, always in the same order; ends with the first error,
  * which it returns. -EINVAL: no such part. The curve (h3.md 1.12) belongs to no part: it is host memory. */
 int h3_model_visit(H3Model *m, H3Part part, H3SlotFunc f, void *userdata);
+
+/* Views of the same matrices in tables of its own, for a holder to fill; freed by h3_model_free(). NULL: no
+ * memory. */
+H3Model *h3_model_copy(const H3Model *base);
+
+/* Events of a context (LkOps.mark) that the code of service/h3 marks itself; a holder has the others. */
+#define H3_EVENTS 2u
 
 typedef struct H3Weights H3Weights;
 

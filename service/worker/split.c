@@ -121,7 +121,7 @@ int split_memory(const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute
                 uint64_t bytes;
                 int r;
 
-                r = h3_step_memory(m, l, p, i, compute, &bytes);
+                r = h3_step_memory(m, l, p, i, compute, 0, &bytes);
                 if (r < 0)
                         return r;
                 if (__builtin_add_overflow(sum, bytes, &sum))

@@ -63,7 +63,7 @@ static int merge_on_rank(void *userdata, uint32_t rank, LkContext *context) {
         Merge *x = userdata;
         const Job *j = x->job;
 
-        return h3_model_with_loras(j->model->h3, x->uses, j->n_loras, j->compute, x->ops, context, &x->h3,
+        return h3_model_with_loras(j->model->h3, x->uses, j->n_loras, j->compute, x->ops, context, NULL, &x->h3,
                 &x->report, x->fault);
 }
 

@@ -106,7 +106,7 @@ static void memory_is_what_the_merge_takes(void **state) {
 
                 assert_int_equal(h3_lora_memory(base->model, uses, 3, compute, &bytes, &kept, &f), 0);
                 assert_int_equal(
-                        h3_model_with_loras(base->model, uses, 3, compute, ops, context, &m, &report, &f),
+                        h3_model_with_loras(base->model, uses, 3, compute, ops, context, NULL, &m, &report, &f),
                         0);
                 assert_int_equal(kept, m->private_bytes);
                 /* the largest: q, k or v of 1024 x 64, in f32, five of them, and two factors of rank 12 */

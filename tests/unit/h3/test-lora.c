@@ -105,7 +105,7 @@ static H3Model *merged(const H3Model *base, const Adapter *a, double strength, H
         Fault f = {};
 
         if (h3_model_with_loras(
-                    base, &(H3LoraUse){a->lora, strength}, 1, compute, ops, context, &m, &report, &f) < 0)
+                    base, &(H3LoraUse){a->lora, strength}, 1, compute, ops, context, NULL, &m, &report, &f) < 0)
                 fail_msg("%s", f.text);
         if (ret_report)
                 *ret_report = report;
@@ -339,7 +339,7 @@ static void lora_several_add_up(void **state) {
         Step s;
 
         assert_int_equal(
-                h3_model_with_loras(base->model, uses, 2, H3_COMPUTE_F32, ops, context, &m, &report, &f), 0);
+                h3_model_with_loras(base->model, uses, 2, H3_COMPUTE_F32, ops, context, NULL, &m, &report, &f), 0);
         assert_int_equal(report->n_applied, 30);
         assert_int_equal(report->applied[29].lora, 1);
         step_run(m, H3_COMPUTE_F32, &s);
@@ -511,7 +511,7 @@ static void merge_refused(const Adapter *a, double strength, const char *name, c
         Fault f = {};
 
         assert_int_equal(h3_model_with_loras(base->model, &(H3LoraUse){a->lora, strength}, 1, H3_COMPUTE_F32,
-                                 ops, context, &m, &report, &f),
+                                 ops, context, NULL, &m, &report, &f),
                 -EINVAL);
         assert_string_equal(f.name, name);
         if (!strstr(f.text, word))

@@ -66,29 +66,29 @@ static void step_memory_shrinks_with_the_share(void **state) {
         H3Plan wrong = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &beyond, .heads = &one_heads};
         uint64_t whole, half, f32, chunked;
 
-        assert_int_equal(h3_step_memory(m->model, k->layout, &one, 0, H3_COMPUTE_BF16, &whole), 0);
-        assert_int_equal(h3_step_memory(m->model, k->layout, &one, 0, H3_COMPUTE_F32, &f32), 0);
+        assert_int_equal(h3_step_memory(m->model, k->layout, &one, 0, H3_COMPUTE_BF16, 0, &whole), 0);
+        assert_int_equal(h3_step_memory(m->model, k->layout, &one, 0, H3_COMPUTE_F32, 0, &f32), 0);
         for (two.kind = 0; two.kind < _H3_PLAN_MAX; two.kind++) {
-                assert_int_equal(h3_step_memory(m->model, k->layout, &two, 1, H3_COMPUTE_BF16, &half), 0);
+                assert_int_equal(h3_step_memory(m->model, k->layout, &two, 1, H3_COMPUTE_BF16, 0, &half), 0);
                 assert_true(half < whole && whole < f32);
         }
         assert_true(whole > 193ull * 1024 * 2 * 4); /* q, k, v and o */
         four.chunks = 4;
-        assert_int_equal(h3_step_memory(m->model, k->layout, &four, 0, H3_COMPUTE_BF16, &chunked), 0);
+        assert_int_equal(h3_step_memory(m->model, k->layout, &four, 0, H3_COMPUTE_BF16, 0, &chunked), 0);
         assert_true(chunked < whole);
 
         two.kind = H3_PLAN_HIDDEN_GATHER;
-        assert_int_equal(h3_step_memory(m->model, k->layout, &two, 2, H3_COMPUTE_BF16, &half), -EINVAL);
-        assert_int_equal(h3_step_memory(m->model, k->layout, &wrong, 0, H3_COMPUTE_BF16, &half), -EINVAL);
+        assert_int_equal(h3_step_memory(m->model, k->layout, &two, 2, H3_COMPUTE_BF16, 0, &half), -EINVAL);
+        assert_int_equal(h3_step_memory(m->model, k->layout, &wrong, 0, H3_COMPUTE_BF16, 0, &half), -EINVAL);
         wrong = one;
         wrong.row_tile = 0;
-        assert_int_equal(h3_step_memory(m->model, k->layout, &wrong, 0, H3_COMPUTE_BF16, &half), -EINVAL);
+        assert_int_equal(h3_step_memory(m->model, k->layout, &wrong, 0, H3_COMPUTE_BF16, 0, &half), -EINVAL);
         wrong = one;
         wrong.chunks = 0;
-        assert_int_equal(h3_step_memory(m->model, k->layout, &wrong, 0, H3_COMPUTE_BF16, &half), -EINVAL);
+        assert_int_equal(h3_step_memory(m->model, k->layout, &wrong, 0, H3_COMPUTE_BF16, 0, &half), -EINVAL);
         wrong = one;
         wrong.kind = _H3_PLAN_MAX;
-        assert_int_equal(h3_step_memory(m->model, k->layout, &wrong, 0, H3_COMPUTE_BF16, &half), -EINVAL);
+        assert_int_equal(h3_step_memory(m->model, k->layout, &wrong, 0, H3_COMPUTE_BF16, 0, &half), -EINVAL);
 }
 
 /* Chunks of all ranks are its rows, cut at tiles. */
@@ -209,7 +209,7 @@ static void step_memory_of_a_large_request_is_counted(void **state) {
                 const H3Range rows = {0, l->rows}, heads = {0, 56};
                 const H3Plan plan = {.ranks = 1, .row_tile = 128, .chunks = 25, .rows = &rows, .heads = &heads};
 
-                assert_int_equal(h3_step_memory(&real, l, &plan, 0, H3_COMPUTE_BF16, &bytes), 0);
+                assert_int_equal(h3_step_memory(&real, l, &plan, 0, H3_COMPUTE_BF16, 0, &bytes), 0);
         }
         /* x, q, k, v, o in two bytes; rope and two indices in four; h, y and latent rows of a chunk; a piece of
          * the MLP; modulation of two blocks */

@@ -752,7 +752,7 @@ static void split_memory_counts_arenas_and_what_lies_between(void **state) {
         uint64_t sum = 0, bytes;
 
         for (uint32_t i = 0; i < 3; i++) {
-                assert_int_equal(h3_step_memory(&b.toy->model, b.step->layout, &b.plan->h3, i, H3_COMPUTE_BF16, &bytes), 0);
+                assert_int_equal(h3_step_memory(&b.toy->model, b.step->layout, &b.plan->h3, i, H3_COMPUTE_BF16, 0, &bytes), 0);
                 sum += bytes;
         }
         assert_int_equal(split_memory(&b.toy->model, b.step->layout, &b.plan->h3, H3_COMPUTE_BF16, &bytes), 0);

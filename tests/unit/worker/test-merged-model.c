@@ -26,7 +26,7 @@ static MergedModel *add(Fixture *x, MergedCache *c, double strength) {
         key.strengths[0] = strength;
         assert_int_equal(ops->context_new(1, &context), 0);
         if (h3_model_with_loras(base->h3, &(H3LoraUse){loras[0]->lora, strength}, 1, key.compute, ops,
-                    context, &h3, &report, &f) < 0)
+                    context, NULL, &h3, &report, &f) < 0)
                 fail_msg("%s", f.text);
         (void) ops->context_free(context);
         assert_int_equal(merged_cache_add(c, &key, base, loras, &h3, &report, &m), 0);
