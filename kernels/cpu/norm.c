@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* RMS norm of a row, optionally modulated. (x * rstd) * weight, in this order, is rounded (round_first:
- * after the first product, too); then the modulation. */
+ * after the first product, too); then the modulation. What else is asked for is done row by row around it. */
 
 #include <errno.h>
 #include <stdlib.h>
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/isa.h"
-#include "kernels/cpu/rows.h"
-#include "kernels/cpu/vec.h"
+#include "kernels/cpu/quantise-row.h"
+#include "kernels/cpu/residual-row.h"
 
-VEC_INLINE void norm_typed(const LkNorm *a, uint64_t row, LkType t, LkType mt) {
+VEC_INLINE void norm_typed(const LkNorm *a, uint64_t row, void *y, LkType t, LkType mt) {
         const void *x = rows_at(a->x, t, row, a->x_ld), *shift = NULL, *scale = NULL;
-        void *y = rows_at_mutable(a->y, t, row, a->y_ld);
         float rstd = 1 / f32_sqrt(v8_sum_squares(x, t, a->n) / (float) a->n + a->eps);
         VT factor = vt_set1(rstd), one = vt_set1(1);
 
@@ -36,15 +35,92 @@ VEC_INLINE void norm_typed(const LkNorm *a, uint64_t row, LkType t, LkType mt) {
         }
 }
 
+/* To y, a row of `type`. */
+static void norm_to(const LkNorm *a, uint64_t row, void *y) {
+        if (a->type == LK_F32)
+                norm_typed(a, row, y, LK_F32, LK_F32);
+        else if (a->mod_type == LK_F32)
+                norm_typed(a, row, y, LK_BF16, LK_F32);
+        else
+                norm_typed(a, row, y, LK_BF16, LK_BF16);
+}
+
 static void norm_row(const void *arg, uint64_t row) {
         const LkNorm *a = arg;
 
-        if (a->type == LK_F32)
-                norm_typed(a, row, LK_F32, LK_F32);
-        else if (a->mod_type == LK_F32)
-                norm_typed(a, row, LK_BF16, LK_F32);
-        else
-                norm_typed(a, row, LK_BF16, LK_BF16);
+        if (a->add)
+                residual_row(a->add, row);
+        norm_to(a, row, rows_at_mutable(a->y, a->type, row, a->y_ld));
+}
+
+/* Rows that are quantised, too. */
+typedef struct NormJob {
+        const LkNorm *norm;
+        LkQuantise quantise;
+        uint8_t *scratch; /* of each thread: a row in f32, then one of `type` where y is not wanted */
+        uint64_t values_size, thread_size, rows_per_task;
+} NormJob;
+
+VEC_INLINE void quantise_normed(const LkQuantise *q, uint64_t row, const void *y, float *v, LkType t) {
+        for (uint64_t i = 0; i < q->k; i += VT_N)
+                vt_put(v, LK_F32, i, q->k, vt_get(y, t, i, q->k));
+
+        quantise_values(q, row, v, t);
+}
+
+static void norm_task(void *userdata, uint64_t task, uint32_t thread) {
+        const NormJob *j = userdata;
+        const LkNorm *a = j->norm;
+        float *v = (float *) (j->scratch + thread * j->thread_size);
+        uint64_t end = (task + 1) * j->rows_per_task;
+
+        for (uint64_t i = task * j->rows_per_task; i < end && i < a->m; i++) {
+                void *y = a->y ? rows_at_mutable(a->y, a->type, i, a->y_ld) : (uint8_t *) v + j->values_size;
+
+                if (a->add)
+                        residual_row(a->add, i);
+                norm_to(a, i, y);
+                if (a->type == LK_BF16)
+                        quantise_normed(&j->quantise, i, y, v, LK_BF16);
+                else
+                        quantise_normed(&j->quantise, i, y, v, LK_F32);
+        }
+}
+
+static int norm_and_quantise(LkContext *c, const LkNorm *a) {
+        NormJob j = {.norm = a, .quantise = *a->quantise};
+        void *scratch;
+        int r;
+
+        j.quantise.x_type = a->type;
+        j.quantise.m = a->m;
+        j.quantise.k = a->n;
+        j.values_size = (a->n + 63) / 64 * 64 * sizeof(float);
+        j.thread_size = 2 * j.values_size;
+        j.rows_per_task = a->n >= 16384 ? 1 : 16384 / (a->n + 1) + 1;
+        r = context_scratch(c, threads_count(c->threads) * j.thread_size, &scratch);
+        if (r < 0)
+                return r;
+
+        j.scratch = scratch;
+        threads_run(c->threads, a->m / j.rows_per_task + (a->m % j.rows_per_task != 0), norm_task, &j);
+        return 0;
+}
+
+/* What is asked for beside the norm does not contradict it. */
+static bool check_neighbours(const LkNorm *a) {
+        const LkResidual *add = a->add;
+        const LkQuantise *q = a->quantise;
+
+        if (add && (add->type != a->type || add->m != a->m || add->n != a->n || add->x != a->x ||
+                           add->x_ld != a->x_ld || !check_residual(add)))
+                return false;
+        if (!q)
+                return check_rows(a->y, a->type, a->m, a->n, a->y_ld);
+
+        return (!a->y || check_rows(a->y, a->type, a->m, a->n, a->y_ld)) && !q->up &&
+               check_bytes(q->q, a->m, a->n, q->q_ld) && check_rows(q->scale, LK_F32, a->m, 1, 1) &&
+               check_rotation(q->rotation, a->n) && a->n <= PTRDIFF_MAX / 16 / THREADS_MAX;
 }
 
 static int with_neighbours(LkContext *c, const LkNorm *a) {
@@ -90,8 +166,8 @@ int LK_ISA(norm)(LkContext *c, const LkNorm *a) {
 
         LkType mod_type = a && a->mod_type != 0 ? a->mod_type : a ? a->type : LK_F32;
 
-        if (!c || !a || !check_rows(a->x, a->type, a->m, a->n, a->x_ld) ||
-                !check_rows(a->y, a->type, a->m, a->n, a->y_ld) || !check_vector(&a->weight, a->n))
+        if (!c || !a || !check_rows(a->x, a->type, a->m, a->n, a->x_ld) || !check_vector(&a->weight, a->n) ||
+                !check_neighbours(a))
                 return -EINVAL;
         if (a->mod_type != 0 && a->mod_type != a->type && a->mod_type != LK_F32)
                 return -EINVAL;
@@ -104,6 +180,8 @@ int LK_ISA(norm)(LkContext *c, const LkNorm *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
 
+        if (a->quantise)
+                return norm_and_quantise(c, a);
         rows_run(c, a->m, a->n, norm_row, a);
         return 0;
 }

@@ -78,4 +78,8 @@ int lk_cuda_qk_norm_rope(LkContext *c, const LkQkNormRope *a);
 int lk_cuda_residual(LkContext *c, const LkResidual *a);
 int lk_cuda_swiglu(LkContext *c, const LkSwiglu *a);
 int lk_cuda_convert(LkContext *c, const LkConvert *a);
+int lk_cuda_quantise(LkContext *c, const LkQuantise *a);
+int lk_cuda_layer_norm(LkContext *c, const LkLayerNorm *a);
+int lk_cuda_activate(LkContext *c, const LkActivate *a);
+int lk_cuda_attention(LkContext *c, const LkAttention *a);
 }

@@ -1,35 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* x += gate * y: kernels/cpu/residual.c, the same bits. */
 
-#include "kernels/cuda/context.cuh"
+#include "kernels/cuda/rows.cuh"
 
-__global__ static void residual_kernel(LkResidual a) {
-        uint64_t row = ((uint64_t) blockIdx.x * ROW_THREADS + threadIdx.x) / ROW_LANES;
-
-        if (row >= a.m)
-                return;
-
-        const void *y = row_at(a.y, a.type, row, a.y_ld), *gate = NULL;
-        void *x = row_at_mutable(a.x, a.type, row, a.x_ld);
+/* A block for a row. */
+__global__ static void __launch_bounds__(256) residual_pieces(LkResidual a) {
+        const uint64_t row = blockIdx.x;
+        void *x = row_at_mutable(a.x, LK_BF16, row, a.x_ld);
+        const void *y = row_at(a.y, LK_BF16, row, a.y_ld), *gate = NULL;
 
         if (a.mod)
-                gate = row_at(row_at(a.mod, a.type, (uint64_t) a.mod_index[row], a.mod_ld), a.type, 1, a.gate_at);
-
-        for (uint64_t i = threadIdx.x % ROW_LANES; i < a.n; i += ROW_LANES) {
-                float v = number_get(y, a.type, i);
+                gate = row_at(row_at(a.mod, LK_BF16, (uint64_t) a.mod_index[row], a.mod_ld), LK_BF16, 1, a.gate_at);
+        for (uint32_t i = threadIdx.x; i < a.n / PIECE; i += blockDim.x) {
+                uint4 u = piece_load(x, i), v = piece_load(y, i);
 
                 if (gate)
-                        v = number_round(__fmul_rn(number_get(gate, a.type, i), v), a.type);
-                number_put(x, a.type, i, __fadd_rn(number_get(x, a.type, i), v));
+                        v = piece_mul(piece_load(gate, i), v);
+                piece_store(x, i, piece_settled(piece_add(u, v)));
         }
+}
+
+__global__ static void residual_plain(LkResidual a) {
+        uint64_t row = ((uint64_t) blockIdx.x * ROW_THREADS + threadIdx.x) / ROW_LANES;
+
+        if (row < a.m)
+                row_add(a, row, threadIdx.x % ROW_LANES, ROW_LANES);
 }
 
 extern "C" int lk_cuda_residual(LkContext *c, const LkResidual *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
-        if (row_blocks(a->m) == 0)
+        if (!row_types(a->type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n || (a->mod && !a->mod_index))
                 return -EINVAL;
 
-        residual_kernel<<<row_blocks(a->m), ROW_THREADS, 0, c->stream>>>(*a);
+        if (a->type == LK_BF16 && a->m <= ROW_BLOCKS_MAX && row_pieces(a->x, a->x_ld, a->n) && row_pieces(a->y, a->y_ld, a->n) &&
+                (!a->mod || (row_pieces(a->mod, a->mod_ld, a->n) && a->gate_at % PIECE == 0)))
+                residual_pieces<<<(unsigned) a->m, row_threads(a->n / PIECE, 256), 0, c->stream>>>(*a);
+        else if (row_blocks(a->m) > 0)
+                residual_plain<<<row_blocks(a->m), ROW_THREADS, 0, c->stream>>>(*a);
+        else
+                return -EINVAL;
         return cuda_result(cudaGetLastError());
 }

@@ -1,9 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* y = silu(gate) * up: kernels/cpu/swiglu.c, the same bits. */
 
-#include "kernels/cuda/context.cuh"
+#include "kernels/cuda/rows.cuh"
 
-__global__ static void swiglu_kernel(LkSwiglu a) {
+/* A pair's silu rounded, with the sign of a zero. */
+__device__ static inline uint32_t silu_pair(uint32_t g) {
+        return (pair_round(silu_easy(bf16_low(g)), silu_easy(bf16_high(g))) & 0x7fff7fffu) | (g & 0x80008000u);
+}
+
+__device__ static uint32_t silu_pair_any(uint32_t g) {
+        return pair_settled(pair_round(silu_any(bf16_low(g)), silu_any(bf16_high(g))));
+}
+
+/* A block for a row. */
+__global__ static void __launch_bounds__(256) swiglu_pieces(LkSwiglu a) {
+        const uint64_t row = blockIdx.x;
+        const void *gate = row_at(a.gate, LK_BF16, row, a.gate_ld), *up = row_at(a.up, LK_BF16, row, a.up_ld);
+        void *y = row_at_mutable(a.y, LK_BF16, row, a.y_ld);
+
+        for (uint32_t i = threadIdx.x; i < a.n / PIECE; i += blockDim.x) {
+                uint4 g = piece_load(gate, i), u = piece_load(up, i), s;
+
+                if (silu_is_easy(pair_most(pair_most(pair_most(pair_most(0, g.x), g.y), g.z), g.w)))
+                        s = make_uint4(silu_pair(g.x), silu_pair(g.y), silu_pair(g.z), silu_pair(g.w));
+                else
+                        s = make_uint4(silu_pair_any(g.x), silu_pair_any(g.y), silu_pair_any(g.z), silu_pair_any(g.w));
+                piece_store(y, i, piece_settled(piece_mul(s, u)));
+        }
+}
+
+__global__ static void swiglu_plain(LkSwiglu a) {
         uint64_t row = ((uint64_t) blockIdx.x * ROW_THREADS + threadIdx.x) / ROW_LANES;
 
         if (row >= a.m)
@@ -13,8 +39,7 @@ __global__ static void swiglu_kernel(LkSwiglu a) {
         void *y = row_at_mutable(a.y, a.type, row, a.y_ld);
 
         for (uint64_t i = threadIdx.x % ROW_LANES; i < a.n; i += ROW_LANES) {
-                float g = number_get(gate, a.type, i);
-                float s = number_round(__fdiv_rn(g, __fadd_rn(1.0f, number_exp(-g))), a.type);
+                float s = number_round(silu_any(number_get(gate, a.type, i)), a.type);
 
                 number_put(y, a.type, i, __fmul_rn(s, number_get(up, a.type, i)));
         }
@@ -23,9 +48,15 @@ __global__ static void swiglu_kernel(LkSwiglu a) {
 extern "C" int lk_cuda_swiglu(LkContext *c, const LkSwiglu *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
-        if (row_blocks(a->m) == 0)
+        if (!row_types(a->type) || !a->gate || !a->up || !a->y || a->gate_ld < a->n || a->up_ld < a->n || a->y_ld < a->n)
                 return -EINVAL;
 
-        swiglu_kernel<<<row_blocks(a->m), ROW_THREADS, 0, c->stream>>>(*a);
+        if (a->type == LK_BF16 && a->m <= ROW_BLOCKS_MAX && row_pieces(a->gate, a->gate_ld, a->n) && row_pieces(a->up, a->up_ld, a->n) &&
+                row_pieces(a->y, a->y_ld, a->n))
+                swiglu_pieces<<<(unsigned) a->m, row_threads(a->n / PIECE, 256), 0, c->stream>>>(*a);
+        else if (row_blocks(a->m) > 0)
+                swiglu_plain<<<row_blocks(a->m), ROW_THREADS, 0, c->stream>>>(*a);
+        else
+                return -EINVAL;
         return cuda_result(cudaGetLastError());
 }

@@ -304,6 +304,167 @@ static void norm_bad_argument_is_refused(void **state) {
         assert_null(ops->context_free(c));
 }
 
+/* Everything that one call may do beside the norm, and the same by one operation after the other. */
+typedef struct Neighbours {
+        LkResidual add;
+        LkQuantise quantise;
+        uint8_t *x, *y; /* copies that are written */
+        uint64_t x_size, y_size, q_size;
+} Neighbours;
+
+static void neighbours_make(const Data *d, bool gated, uint32_t rotation, void *source, Neighbours *n) {
+        const LkNorm *a = &d->a;
+
+        *n = (Neighbours){
+                .add = {.type = a->type,
+                        .m = a->m,
+                        .n = a->n,
+                        .x_ld = a->x_ld,
+                        .y = source,
+                        .y_ld = a->n + 3,
+                        .mod = gated ? d->mod : NULL,
+                        .mod_ld = a->mod_ld,
+                        .mod_index = gated ? d->index : NULL,
+                        .gate_at = 1},
+                .quantise = {.rotation = rotation, .q_ld = a->n + 5},
+                .x_size = a->m * a->x_ld * lk_type_size(a->type),
+                .y_size = d->y_size,
+                .q_size = a->m * (a->n + 5),
+        };
+        n->x = allocate(n->x_size);
+        memcpy(n->x, d->x, n->x_size);
+        n->y = guarded(n->y_size / lk_type_size(a->type), a->type);
+        n->quantise.q = memset(allocate(n->q_size), 0x5a, n->q_size);
+        n->quantise.scale = guarded(a->m, LK_F32);
+        n->add.x = n->x;
+}
+
+static void neighbours_done(Neighbours *n) {
+        free(n->x);
+        free(n->y);
+        free(n->quantise.q);
+        free(n->quantise.scale);
+}
+
+static void assert_same_neighbours(const Neighbours *a, const Neighbours *b, uint64_t m, bool y) {
+        assert_memory_equal(a->x, b->x, a->x_size);
+        assert_memory_equal(a->quantise.q, b->quantise.q, a->q_size);
+        assert_memory_equal(a->quantise.scale, b->quantise.scale, m * sizeof(float));
+        if (y)
+                assert_memory_equal(a->y, b->y, a->y_size);
+        else
+                for (uint64_t i = 0; i < b->y_size; i++)
+                        assert_int_equal(b->y[i], 0x5a);
+}
+
+/* bits of `form`: 0 add, 1 gated, 2 quantise, 3 y is wanted */
+static void check_neighbours(LkCpuIsa isa, const Data *d, unsigned form, uint32_t rotation, void *source) {
+        LkContext *c;
+        const LkOps *ops = open_isa(isa, 2, &c);
+        Neighbours one, all;
+        LkNorm a = d->a;
+
+        if (!ops)
+                return;
+
+        neighbours_make(d, form & 2, rotation, source, &one);
+        neighbours_make(d, form & 2, rotation, source, &all);
+
+        a.x = one.x;
+        a.y = one.y;
+        if (form & 1)
+                assert_int_equal(ops->residual(c, &one.add), 0);
+        assert_int_equal(ops->norm(c, &a), 0);
+        if (form & 4) {
+                LkQuantise q = one.quantise;
+
+                q.x_type = a.type;
+                q.m = a.m;
+                q.k = a.n;
+                q.x = a.y;
+                q.x_ld = a.y_ld;
+                assert_int_equal(ops->quantise(c, &q), 0);
+        }
+
+        a.x = all.x;
+        a.y = form & 8 || !(form & 4) ? all.y : NULL;
+        a.add = form & 1 ? &all.add : NULL;
+        a.quantise = form & 4 ? &all.quantise : NULL;
+        assert_int_equal(ops->norm(c, &a), 0);
+        assert_same_neighbours(&one, &all, a.m, a.y != NULL);
+
+        neighbours_done(&one);
+        neighbours_done(&all);
+        assert_null(ops->context_free(c));
+}
+
+static void norm_with_neighbours_same_bits_as_one_by_one(void **state) {
+        static const struct {
+                uint64_t m, n;
+                uint32_t rotation;
+        } sizes[] = {{1, 256, 256}, {407, 96, 16}, {7, 1027, 0}, {2, 5376, 256}, {33, 20, 4}};
+
+        for (unsigned i = 0; i < ELEMENTSOF(sizes) * 4; i++) {
+                uint64_t seed = i;
+                CLEANUP_FREE void *source = NULL;
+                Data d;
+
+                data_make(sizes[i / 4].m, sizes[i / 4].n, types[i % 2], LK_BF16, i / 2 % 2, &d);
+                source = random_aligned(d.a.m * (d.a.n + 3), d.a.type, 3, &seed);
+                for (unsigned form = 0; form < 16; form++)
+                        if (d.mod || !(form & 2))
+                                check_neighbours(all_isas[form % ISAS], &d, form, sizes[i / 4].rotation, source);
+                data_done(&d);
+        }
+}
+
+#define CONTRADICTION(statement)                                                                            \
+        do {                                                                                                \
+                LkNorm a = d.a;                                                                             \
+                LkResidual add = n.add;                                                                     \
+                LkQuantise quantise = n.quantise;                                                           \
+                a.x = n.x;                                                                                  \
+                a.y = n.y;                                                                                  \
+                a.add = &add;                                                                               \
+                a.quantise = &quantise;                                                                     \
+                statement;                                                                                  \
+                assert_int_equal(ops->norm(c, &a), -EINVAL);                                                \
+        } while (0)
+
+static void norm_contradicting_neighbour_is_refused(void **state) {
+        LkContext *c;
+        const LkOps *ops = open_isa(LK_CPU_AUTO, 1, &c);
+        uint64_t seed = 5;
+        CLEANUP_FREE void *source = random_aligned(4 * 35, LK_F32, 1, &seed);
+        Neighbours n, before;
+        Data d;
+
+        data_make(4, 32, LK_F32, LK_F32, true, &d);
+        neighbours_make(&d, true, 16, source, &n);
+        neighbours_make(&d, true, 16, source, &before);
+        CONTRADICTION(add.x = before.x);
+        CONTRADICTION(add.x_ld = 32);
+        CONTRADICTION(add.m = 3);
+        CONTRADICTION(add.n = 31);
+        CONTRADICTION(add.type = LK_BF16);
+        CONTRADICTION(add.y = NULL);
+        CONTRADICTION(add.gate_at = UINT64_MAX);
+        CONTRADICTION(add.mod_index = NULL);
+        CONTRADICTION(quantise.up = n.y);
+        CONTRADICTION(quantise.q = NULL);
+        CONTRADICTION(quantise.q_ld = 31);
+        CONTRADICTION(quantise.scale = NULL);
+        CONTRADICTION(quantise.rotation = 8);
+        CONTRADICTION(quantise.rotation = 64);
+        CONTRADICTION(a.y_ld = 31);
+        CONTRADICTION((a.y = NULL, a.quantise = NULL));
+        assert_same_neighbours(&before, &n, 4, false); /* nothing was written */
+        neighbours_done(&n);
+        neighbours_done(&before);
+        data_done(&d);
+        assert_null(ops->context_free(c));
+}
+
 int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(norm_sizes_follow_rule),
@@ -314,6 +475,8 @@ int main(void) {
                 cmocka_unit_test(norm_row_position_same_bits),
                 cmocka_unit_test(norm_extreme_rows_follow_rule),
                 cmocka_unit_test(norm_bad_argument_is_refused),
+                cmocka_unit_test(norm_with_neighbours_same_bits_as_one_by_one),
+                cmocka_unit_test(norm_contradicting_neighbour_is_refused),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

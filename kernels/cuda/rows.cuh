@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Rows of bf16 in pieces of 16 bytes: what the fast row passes share. Whatever is not aligned to pieces, or is f32, takes the plain
+ * kernels instead, with the same bits. */
+
+#include "kernels/cuda/context.cuh"
+
+#define PIECE 8u /* numbers of bf16 */
+#define ROW_BLOCKS_MAX 0x7fffffffu
+
+static inline bool row_types(LkType t) {
+        return t == LK_F32 || t == LK_BF16;
+}
+
+/* May rows at p, ld apart, of n numbers of bf16 be moved in pieces? */
+static inline bool row_pieces(const void *p, uint64_t ld, uint64_t n) {
+        return (uintptr_t) p % 16 == 0 && ld % PIECE == 0 && n % PIECE == 0;
+}
+
+/* Threads of a block that handles a row of `items` work items, `each` at a time a thread: few idle ones in the last turn. */
+static inline unsigned row_threads(uint64_t items, unsigned most) {
+        uint64_t turns = (items + most - 1) / most, threads = (items + turns - 1) / turns;
+
+        return (unsigned) ((threads + 31) / 32 * 32);
+}
+
+/* Blocks of a kernel that fill the device once, for kernels that walk over the rows. */
+static inline int row_grid(LkContext *c, const void *kernel, unsigned threads, uint64_t shared, unsigned *ret) {
+        int each = 0, processors = 0, r;
+
+        r = cuda_result(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) shared));
+        if (r >= 0)
+                r = cuda_result(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, (int) threads, shared));
+        if (r >= 0)
+                r = cuda_result(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, c->device));
+        if (r >= 0 && each * processors == 0)
+                r = -EINVAL;
+        if (r < 0)
+                return r;
+        *ret = (unsigned) (each * processors);
+        return 0;
+}
+
+__device__ static inline float bf16_low(uint32_t pair) {
+        return __uint_as_float(pair << 16);
+}
+
+__device__ static inline float bf16_high(uint32_t pair) {
+        return __uint_as_float(pair & 0xffff0000u);
+}
+
+/* To nearest even; a NaN becomes 0x7fff, which is not ours (pair_settled). */
+__device__ static inline uint32_t pair_round(float low, float high) {
+        uint32_t y;
+
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+        return y;
+}
+
+/* a * b rounded once, which is what rounding the f32 product gives: that one is exact. */
+__device__ static inline uint32_t pair_mul(uint32_t a, uint32_t b) {
+        uint32_t y;
+
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
+        return y;
+}
+
+/* a + b rounded once. The f32 sum has more than twice the digits of bf16, so rounding that one gives the same. */
+__device__ static inline uint32_t pair_add(uint32_t a, uint32_t b) {
+        uint32_t y;
+
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(0x3f803f80u), "r"(b));
+        return y;
+}
+
+/* `seen` stays zeros of any sign as long as no pair holds an infinity or a NaN. */
+__device__ static inline uint32_t pair_watch(uint32_t pair, uint32_t seen) {
+        uint32_t y;
+
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(pair), "r"(0u), "r"(seen));
+        return y;
+}
+
+__device__ static inline bool watch_clean(uint32_t seen) {
+        return (seen & 0x7fff7fffu) == 0;
+}
+
+/* The NaN of ops.h in place of the hardware's. */
+__device__ static inline uint32_t pair_settled(uint32_t pair) {
+        if ((pair & 0x7fffu) > 0x7f80u)
+                pair = (pair & 0xffff0000u) | 0x7fc0u;
+        if ((pair & 0x7fff0000u) > 0x7f800000u)
+                pair = (pair & 0xffffu) | 0x7fc00000u;
+        return pair;
+}
+
+__device__ static inline uint4 piece_mul(uint4 a, uint4 b) {
+        return make_uint4(pair_mul(a.x, b.x), pair_mul(a.y, b.y), pair_mul(a.z, b.z), pair_mul(a.w, b.w));
+}
+
+__device__ static inline uint4 piece_add(uint4 a, uint4 b) {
+        return make_uint4(pair_add(a.x, b.x), pair_add(a.y, b.y), pair_add(a.z, b.z), pair_add(a.w, b.w));
+}
+
+/* Four pairs: one test for all of them, since a NaN is rare. */
+__device__ static inline uint4 piece_settled(uint4 p) {
+        if (!watch_clean(pair_watch(p.x, pair_watch(p.y, pair_watch(p.z, pair_watch(p.w, 0))))))
+                p = make_uint4(pair_settled(p.x), pair_settled(p.y), pair_settled(p.z), pair_settled(p.w));
+        return p;
+}
+
+__device__ static inline void piece_floats(const uint4 &p, float *v) {
+        v[0] = bf16_low(p.x);
+        v[1] = bf16_high(p.x);
+        v[2] = bf16_low(p.y);
+        v[3] = bf16_high(p.y);
+        v[4] = bf16_low(p.z);
+        v[5] = bf16_high(p.z);
+        v[6] = bf16_low(p.w);
+        v[7] = bf16_high(p.w);
+}
+
+__device__ static inline uint4 piece_round(const float *v) {
+        return make_uint4(pair_round(v[0], v[1]), pair_round(v[2], v[3]), pair_round(v[4], v[5]), pair_round(v[6], v[7]));
+}
+
+__device__ static inline uint4 piece_load(const void *row, uint32_t piece) {
+        return ((const uint4 *) row)[piece];
+}
+
+__device__ static inline void piece_store(void *row, uint32_t piece, uint4 v) {
+        ((uint4 *) row)[piece] = v;
+}
+
+__device__ static inline void row_prefetch(const void *p) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+/* silu(g) of kernels/cpu/swiglu.c for |g| < SILU_EASY, the same bits: exp there never leaves the normal numbers, and the quotient is
+ * rounded correctly by one step from a reciprocal that is (Markstein). A zero may lose its sign. */
+#define SILU_EASY_BITS 0x42a0u /* 80 as bf16 */
+
+__device__ static inline float silu_easy(float g) {
+        const float round = 0x1.8p+23f;
+        float t = __fmaf_rn(g, -0x1.715476p+0f, round), r, p, d, y, q;
+        uint32_t n = __float_as_uint(t) << 23; /* what exp's exponent rises by */
+
+        t = __fsub_rn(t, round);
+        r = __fmaf_rn(t, -0x1.62e4p-1f, -g);
+        r = __fmaf_rn(t, -0x1.7f7d1cp-20f, r);
+        p = __fmaf_rn(0x1.6a2412p-10f, r, 0x1.1239f2p-7f);
+        p = __fmaf_rn(p, r, 0x1.5558f2p-5f);
+        p = __fmaf_rn(p, r, 0x1.555492p-3f);
+        p = __fmaf_rn(p, r, 0x1.fffffcp-2f);
+        p = __fadd_rn(__fmaf_rn(__fmul_rn(r, r), p, r), 1.0f);
+        d = __fadd_rn(1.0f, __uint_as_float(__float_as_uint(p) + n));
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
+        y = __fmaf_rn(__fmaf_rn(-d, y, 1.0f), y, y);
+        q = __fmul_rn(g, y);
+        return __fmaf_rn(__fmaf_rn(-d, q, g), y, q);
+}
+
+__device__ static inline float silu_any(float g) {
+        return __fdiv_rn(g, __fadd_rn(1.0f, number_exp(-g)));
+}
+
+/* The larger magnitude, NaN above all. */
+__device__ static inline uint32_t pair_most(uint32_t most, uint32_t pair) {
+        uint32_t y;
+
+        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(most), "r"(pair & 0x7fff7fffu));
+        return y;
+}
+
+__device__ static inline bool silu_is_easy(uint32_t most) {
+        return (most & 0xffffu) < SILU_EASY_BITS && most >> 16 < SILU_EASY_BITS;
+}
+
+/* x += gate * y of a row, by `step` threads. */
+__device__ static inline void row_add(const LkResidual &a, uint64_t row, unsigned thread, unsigned step) {
+        const void *y = row_at(a.y, a.type, row, a.y_ld), *gate = NULL;
+        void *x = row_at_mutable(a.x, a.type, row, a.x_ld);
+
+        if (a.mod)
+                gate = row_at(row_at(a.mod, a.type, (uint64_t) a.mod_index[row], a.mod_ld), a.type, 1, a.gate_at);
+        for (uint64_t i = thread; i < a.n; i += step) {
+                float v = number_get(y, a.type, i);
+
+                if (gate)
+                        v = number_round(__fmul_rn(number_get(gate, a.type, i), v), a.type);
+                number_put(x, a.type, i, __fadd_rn(number_get(x, a.type, i), v));
+        }
+}
