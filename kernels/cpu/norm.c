@@ -3,7 +3,6 @@
  * after the first product, too); then the modulation. What else is asked for is done row by row around it. */
 
 #include <errno.h>
-#include <stdlib.h>
 
 #include "kernels/cpu/check.h"
 #include "kernels/cpu/isa.h"
@@ -123,47 +122,7 @@ static bool check_neighbours(const LkNorm *a) {
                check_rotation(q->rotation, a->n) && a->n <= PTRDIFF_MAX / 16 / THREADS_MAX;
 }
 
-static int with_neighbours(LkContext *c, const LkNorm *a) {
-        LkNorm alone = *a;
-        void *own = NULL;
-        int r = 0;
-
-        alone.add = NULL;
-        alone.quantise = NULL;
-        if (a->add) {
-                LkResidual add = *a->add;
-
-                add.x = (void *) a->x;
-                add.x_ld = a->x_ld;
-                r = LK_ISA(residual)(c, &add);
-        }
-        if (!a->y) {
-                own = malloc(a->m * a->n * lk_type_size(a->type) + 1);
-                if (!own)
-                        return -ENOMEM;
-                alone.y = own;
-                alone.y_ld = a->n;
-        }
-        if (r >= 0)
-                r = LK_ISA(norm)(c, &alone);
-        if (r >= 0 && a->quantise) {
-                LkQuantise q = *a->quantise;
-
-                q.x = alone.y;
-                q.x_ld = alone.y_ld;
-                q.x_type = a->type;
-                q.m = a->m;
-                q.k = a->n;
-                r = LK_ISA(quantise)(c, &q);
-        }
-        free(own);
-        return r;
-}
-
 int LK_ISA(norm)(LkContext *c, const LkNorm *a) {
-        if (c && a && (a->add || a->quantise))
-                return with_neighbours(c, a);
-
         LkType mod_type = a && a->mod_type != 0 ? a->mod_type : a ? a->type : LK_F32;
 
         if (!c || !a || !check_rows(a->x, a->type, a->m, a->n, a->x_ld) || !check_vector(&a->weight, a->n) ||
