@@ -109,9 +109,12 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.pin = cuda_pin;
         ops.unpin = cuda_unpin;
         ops.norm = lk_cuda_norm;
+        ops.layer_norm = lk_cuda_layer_norm;
         ops.qk_norm_rope = lk_cuda_qk_norm_rope;
         ops.residual = lk_cuda_residual;
         ops.swiglu = lk_cuda_swiglu;
+        ops.activate = lk_cuda_activate;
         ops.convert = lk_cuda_convert;
+        ops.quantise = lk_cuda_quantise;
         return &ops;
 }

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* The CPU backend as a device that cannot read the host's weights (LkOps.host_weights): operations refuse weights
+ * that are not in its memory, fresh memory is poisoned, copies of fetch() happen as late as the queues allow, and a
+ * copy into memory whose readers it does not wait for fails the test. One at a time, on one thread. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/ops.h"
+
+typedef struct DeviceSim {
+        uint64_t limit;       /* bytes of device memory; 0: no limit */
+        uint64_t used, peak;  /* bytes */
+        uint64_t allocations; /* calls of memory_new() that succeeded */
+        uint64_t fetches, fetched_bytes;
+        uint64_t pinned_bytes; /* over all calls of pin() */
+        uint64_t joins;
+        int64_t fetches_left; /* then fetch() fails with -EIO; -1: never */
+        bool pin_fails;
+} DeviceSim;
+
+extern DeviceSim device_sim;
+
+/* The table; device_sim is as new. */
+const LkOps *device_ops(void);
+
+/* The CPU backend itself. */
+const LkOps *device_ops_cpu(void);
+
+/* What LK_COMPUTE was told to wait for has happened. */
+void device_ops_sync(void);
+
+/* Fails the test where memory is left, or copies into it are. */
+void device_ops_done(void);
+
+/* Fails the test unless these bytes are device memory that an operation may read now. */
+void device_ops_read(const void *p, uint64_t size);
