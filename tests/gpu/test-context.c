@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Contexts of the CUDA backend: device memory, copies, queues and events, registered memory. Needs a CUDA device;
+ * without one every test skips. */
+
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "kernels/cuda/cuda.h"
+#include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static const LkOps *ops;
+static LkContext *context;
+
+static int setup(void **state) {
+        ops = lk_cuda_ops();
+        return ops->context_new(0, &context) == -ENODEV || context ? 0 : -1;
+}
+
+static int teardown(void **state) {
+        context = context ? ops->context_free(context) : NULL;
+        return 0;
+}
+
+static void need_device(void) {
+        if (!context)
+                skip();
+}
+
+static void fill(uint8_t *p, uint64_t n, uint32_t seed) {
+        for (uint64_t i = 0; i < n; i++)
+                p[i] = (uint8_t) ((i * 2654435761u + seed * 40503u) >> 11);
+}
+
+static void memory_is_kept_and_given_back(void **state) {
+        void *a, *b, *c;
+
+        need_device();
+        assert_int_equal(ops->memory_new(context, 100 * MIB, &a), 0);
+        assert_int_equal((uintptr_t) a % 256, 0);
+        ops->memory_free(context, a);
+        assert_int_equal(ops->memory_new(context, 99 * MIB, &b), 0);
+        assert_ptr_equal(a, b);
+        assert_int_equal(ops->memory_new(context, 99 * MIB, &c), 0);
+        assert_ptr_not_equal(b, c);
+        ops->memory_free(context, b);
+        ops->memory_free(context, c);
+        ops->memory_free(context, NULL);
+        ops->memory_trim(context);
+        assert_int_equal(ops->memory_new(context, 0, &a), 0);
+        ops->memory_free(context, a);
+}
+
+/* More than there is; then all of what is kept goes for one that would not fit beside it. */
+static void memory_that_is_not_there_is_enomem(void **state) {
+        uint64_t most = 256 * MIB;
+        void *p, *large;
+
+        need_device();
+        assert_int_equal(ops->memory_new(context, UINT64_C(1) << 50, &p), -ENOMEM);
+        assert_int_equal(ops->memory_new(context, UINT64_MAX, &p), -ENOMEM);
+        while (ops->memory_new(context, 2 * most, &p) >= 0) {
+                ops->memory_free(context, p);
+                ops->memory_trim(context);
+                most *= 2;
+        }
+        assert_int_equal(ops->memory_new(context, most / 2, &p), 0);
+        ops->memory_free(context, p);
+        assert_int_equal(ops->memory_new(context, most, &large), 0);
+        ops->memory_free(context, large);
+        ops->memory_trim(context);
+}
+
+/* The host's memory may be overwritten at once. */
+static void upload_is_done_with_the_hosts_memory(void **state) {
+        static const uint64_t sizes[] = {0, 1, 4095, MIB, MIB + 1, 37 * MIB + 5};
+        CLEANUP_FREE uint8_t *host = malloc(38 * MIB), *want = malloc(38 * MIB), *got = malloc(38 * MIB);
+        void *device;
+
+        need_device();
+        assert_int_equal(ops->memory_new(context, 38 * MIB, &device), 0);
+        for (size_t i = 0; i < ELEMENTSOF(sizes); i++) {
+                fill(host, sizes[i], (uint32_t) i);
+                memcpy(want, host, sizes[i]);
+                assert_int_equal(ops->upload(context, device, host, sizes[i]), 0);
+                memset(host, 0x5a, sizes[i]);
+                assert_int_equal(ops->download(context, got, device, sizes[i]), 0);
+                assert_memory_equal(got, want, sizes[i]);
+        }
+        ops->memory_free(context, device);
+}
+
+/* What a fetch of these rows brings is what memcpy() would. */
+static void check_fetch(const uint8_t *host, uint64_t rows, uint64_t width, uint64_t stride) {
+        CLEANUP_FREE uint8_t *want = malloc(rows * width + 1), *got = malloc(rows * width + 1);
+        void *device;
+
+        assert_int_equal(ops->memory_new(context, rows * width, &device), 0);
+        for (uint64_t i = 0; i < rows; i++)
+                memcpy(want + i * width, host + i * stride, width);
+        memset(got, 0, rows * width);
+        assert_int_equal(ops->upload(context, device, got, rows * width), 0);
+        assert_int_equal(ops->mark(context, LK_COMPUTE, 0), 0);
+        assert_int_equal(ops->wait(context, LK_COPY, 0), 0);
+        assert_int_equal(ops->fetch(context, &(LkFetch){device, host, rows, width, stride}), 0);
+        assert_int_equal(ops->mark(context, LK_COPY, 1), 0);
+        assert_int_equal(ops->wait(context, LK_COMPUTE, 1), 0);
+        assert_int_equal(ops->download(context, got, device, rows * width), 0);
+        assert_memory_equal(got, want, rows * width);
+        ops->memory_free(context, device);
+}
+
+static void check_fetches(const uint8_t *host) {
+        check_fetch(host, 1, 1, 0);
+        check_fetch(host + 1, 1, 70 * MIB - 3, 0);              /* odd ends */
+        check_fetch(host + 5, 3, 20 * MIB, 23 * MIB);           /* rows across edges */
+        check_fetch(host + 16 * MIB - 100, 3, 100, 7 * MIB);    /* ends at an edge, if that is one */
+        check_fetch(host + 7, 1000, 1000, 70001);               /* many, some across */
+        check_fetch(host, 50, 4096, 4096);                      /* dense */
+}
+
+/* Nothing registered, all of it, every second page run: the same bytes. A range is registered once. */
+static void fetch_crosses_edges_of_registrations(void **state) {
+        const uint64_t size = 80 * MIB;
+        uint64_t page = (uint64_t) sysconf(_SC_PAGESIZE);
+        uint8_t *host;
+
+        need_device();
+        host = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_ptr_not_equal(host, MAP_FAILED);
+        fill(host, size, 3);
+        check_fetches(host);
+
+        for (uint64_t at = 3 * page + 17; at + 11 * MIB < size; at += 11 * MIB) {
+                assert_int_equal(ops->pin(context, host + at, 5 * MIB), 0);
+                check_fetches(host);
+        }
+        assert_int_equal(ops->pin(context, host, size), 0);
+        assert_int_equal(ops->pin(context, host + 1, size - 1), 0); /* again */
+        assert_int_equal(mprotect(host, size, PROT_READ), 0);       /* as a worker does */
+        check_fetches(host);
+
+        ops->unpin(host, size);
+        check_fetches(host);
+        ops->unpin(host, size);
+        assert_int_equal(munmap(host, size), 0);
+}
+
+/* What cannot be registered is fetched all the same; the device goes on. */
+static void pin_that_fails_changes_nothing(void **state) {
+        const uint64_t size = 40 * MIB;
+        uint8_t *host;
+
+        need_device();
+        host = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_ptr_not_equal(host, MAP_FAILED);
+        assert_int_equal(munmap(host + 20 * MIB, MIB), 0);
+        fill(host, 20 * MIB, 4);
+        assert_true(ops->pin(context, host, size) < 0);
+        check_fetch(host, 1, 20 * MIB, 0);
+        assert_int_equal(ops->pin(context, host, 20 * MIB), 0); /* nothing is in the way */
+        check_fetch(host, 1, 20 * MIB, 0);
+        ops->unpin(host, size);
+        assert_int_equal(munmap(host, 20 * MIB), 0);
+        assert_int_equal(munmap(host + 21 * MIB, size - 21 * MIB), 0);
+}
+
+typedef struct Pinner {
+        pthread_t thread;
+        uint8_t *host;
+        uint64_t size;
+        int result;
+} Pinner;
+
+static void *pin_many(void *userdata) {
+        Pinner *p = userdata;
+        LkContext *c;
+
+        p->result = ops->context_new(0, &c);
+        if (p->result < 0)
+                return NULL;
+        for (uint64_t at = 0; p->result >= 0 && at < p->size; at += 3 * MIB)
+                p->result = ops->pin(c, p->host + at, p->size - at < 3 * MIB ? p->size - at : 3 * MIB);
+        (void) ops->context_free(c);
+        return NULL;
+}
+
+static void pin_from_threads_at_once(void **state) {
+        const uint64_t size = 100 * MIB;
+        Pinner p[4] = {};
+        uint8_t *host;
+
+        need_device();
+        host = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_ptr_not_equal(host, MAP_FAILED);
+        fill(host, size, 5);
+        for (size_t i = 0; i < ELEMENTSOF(p); i++) {
+                p[i] = (Pinner){.host = host, .size = size};
+                assert_int_equal(pthread_create(&p[i].thread, NULL, pin_many, p + i), 0);
+        }
+        for (size_t i = 0; i < ELEMENTSOF(p); i++) {
+                assert_int_equal(pthread_join(p[i].thread, NULL), 0);
+                assert_int_equal(p[i].result, 0);
+        }
+        check_fetch(host + 9, 1, 80 * MIB, 0);
+        ops->unpin(host, size);
+        assert_int_equal(munmap(host, size), 0);
+}
+
+static void event_numbers_are_checked(void **state) {
+        need_device();
+        assert_int_equal(ops->wait(context, LK_COMPUTE, 77), 0); /* never marked: done */
+        assert_int_equal(ops->join(context, 77), 0);
+        assert_int_equal(ops->mark(context, LK_COMPUTE, LK_EVENTS_MAX), -EINVAL);
+        assert_int_equal(ops->wait(context, LK_COPY, LK_EVENTS_MAX), -EINVAL);
+        assert_int_equal(ops->join(context, LK_EVENTS_MAX), -EINVAL);
+        assert_int_equal(ops->mark(context, _LK_QUEUE_MAX, 0), -EINVAL);
+}
+
+/* The queues run beside each other: a long copy does not hold up an upload, and join() waits for what was marked. */
+static void queues_run_beside_each_other(void **state) {
+        const uint64_t size = 512 * MIB;
+        uint64_t begin, given, uploaded, copied;
+        uint8_t *host, got[8];
+        void *device, *small;
+
+        need_device();
+        host = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_ptr_not_equal(host, MAP_FAILED);
+        memset(host, 1, size);
+        assert_int_equal(ops->pin(context, host, size), 0);
+        assert_int_equal(ops->memory_new(context, size, &device), 0);
+        assert_int_equal(ops->memory_new(context, 8, &small), 0);
+        assert_int_equal(ops->upload(context, small, host, 8), 0);
+        assert_int_equal(ops->download(context, got, small, 8), 0);
+
+        begin = clock_usec();
+        for (unsigned i = 0; i < 4; i++)
+                assert_int_equal(ops->fetch(context, &(LkFetch){device, host, 1, size, 0}), 0);
+        assert_int_equal(ops->mark(context, LK_COPY, 3), 0);
+        given = clock_usec() - begin;
+        assert_int_equal(ops->download(context, got, small, 8), 0);
+        uploaded = clock_usec() - begin;
+        assert_int_equal(ops->join(context, 3), 0);
+        copied = clock_usec() - begin;
+        print_message("given out after %llu us, small download after %llu, copies after %llu\n",
+                (unsigned long long) given, (unsigned long long) uploaded, (unsigned long long) copied);
+        assert_true(uploaded < copied / 2);
+
+        ops->memory_free(context, device);
+        ops->memory_free(context, small);
+        ops->memory_trim(context);
+        ops->unpin(host, size);
+        assert_int_equal(munmap(host, size), 0);
+}
+
+int main(void) {
+        const struct CMUnitTest tests[] = {
+                cmocka_unit_test(memory_is_kept_and_given_back),
+                cmocka_unit_test(memory_that_is_not_there_is_enomem),
+                cmocka_unit_test(upload_is_done_with_the_hosts_memory),
+                cmocka_unit_test(fetch_crosses_edges_of_registrations),
+                cmocka_unit_test(pin_that_fails_changes_nothing),
+                cmocka_unit_test(pin_from_threads_at_once),
+                cmocka_unit_test(event_numbers_are_checked),
+                cmocka_unit_test(queues_run_beside_each_other),
+        };
+
+        return cmocka_run_group_tests(tests, setup, teardown);
+}
