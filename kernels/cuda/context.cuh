@@ -12,6 +12,7 @@
 struct LkContext {
         int device;
         cudaStream_t stream;
+        struct CudaProduct *product; /* product.cuh */
 };
 
 /* errno of a CUDA status; clears the runtime's last error, so that a later innocent call is not blamed. */
@@ -48,4 +49,7 @@ int lk_cuda_qk_norm_rope(LkContext *c, const LkQkNormRope *a);
 int lk_cuda_residual(LkContext *c, const LkResidual *a);
 int lk_cuda_swiglu(LkContext *c, const LkSwiglu *a);
 int lk_cuda_convert(LkContext *c, const LkConvert *a);
+int lk_cuda_gemm(LkContext *c, const LkGemm *a);
+int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a);
+int lk_cuda_dequantise(LkContext *c, const LkDequantise *a);
 }

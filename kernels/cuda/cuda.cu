@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/context.cuh"
+#include "kernels/cuda/product.cuh"
 
 static int context_new(uint32_t threads, LkContext **ret) {
         LkContext *c = (LkContext *) calloc(1, sizeof(*c));
@@ -22,14 +23,23 @@ static int context_new(uint32_t threads, LkContext **ret) {
                 free(c);
                 return r;
         }
+        r = product_new(c);
+        if (r < 0) {
+                (void) cuda_result(cudaStreamDestroy(c->stream));
+                free(c);
+                return r;
+        }
 
         *ret = c;
         return 0;
 }
 
 static LkContext *context_free(LkContext *c) {
-        if (c)
+        if (c) {
+                (void) cuda_result(cudaStreamSynchronize(c->stream));
+                product_free(c);
                 (void) cuda_result(cudaStreamDestroy(c->stream));
+        }
         free(c);
         return NULL;
 }
@@ -71,5 +81,10 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.residual = lk_cuda_residual;
         ops.swiglu = lk_cuda_swiglu;
         ops.convert = lk_cuda_convert;
+        ops.gemm = lk_cuda_gemm;
+        ops.gemm_i8 = lk_cuda_gemm_i8;
+        ops.dequantise = lk_cuda_dequantise;
+        for (int t = LK_F32; t < LK_TYPE_MAX; t++)
+                ops.weights[t] = t <= LK_I8 ? LK_NATIVE : LK_EXPANDED;
         return &ops;
 }
