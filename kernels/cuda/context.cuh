@@ -20,6 +20,7 @@ struct LkContext {
         cudaEvent_t order; /* between the two queues, for our own use */
         CudaBlock *blocks; /* all device memory of this context, in use or kept */
         CudaStage *stage;  /* NULL: nothing was uploaded yet */
+        struct CudaProduct *product; /* product.cuh */
 };
 
 /* errno of a CUDA status; clears the runtime's last error, so that a later innocent call is not blamed. */
@@ -82,4 +83,7 @@ int lk_cuda_quantise(LkContext *c, const LkQuantise *a);
 int lk_cuda_layer_norm(LkContext *c, const LkLayerNorm *a);
 int lk_cuda_activate(LkContext *c, const LkActivate *a);
 int lk_cuda_attention(LkContext *c, const LkAttention *a);
+int lk_cuda_gemm(LkContext *c, const LkGemm *a);
+int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a);
+int lk_cuda_dequantise(LkContext *c, const LkDequantise *a);
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/context.cuh"
+#include "kernels/cuda/product.cuh"
 
 int cuda_event_new(cudaEvent_t *ret) {
         return cuda_result(cudaEventCreateWithFlags(ret, cudaEventDisableTiming | cudaEventBlockingSync));
@@ -14,6 +15,10 @@ int cuda_event_new(cudaEvent_t *ret) {
 static LkContext *context_free(LkContext *c) {
         if (!c)
                 return NULL;
+        if (c->stream)
+                (void) cuda_result(cudaStreamSynchronize(c->stream));
+        if (c->product)
+                product_free(c);
         if (c->stream && c->copy)
                 cuda_memory_done(c);
         cuda_stage_free(c->stage);
@@ -56,6 +61,8 @@ static int context_new(uint32_t threads, LkContext **ret) {
         if (!c)
                 return -ENOMEM;
         r = make_queues(c);
+        if (r >= 0)
+                r = product_new(c);
         if (r < 0) {
                 (void) context_free(c);
                 return r;
@@ -108,6 +115,7 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.join = join;
         ops.pin = cuda_pin;
         ops.unpin = cuda_unpin;
+        ops.attention = lk_cuda_attention_cudnn;
         ops.norm = lk_cuda_norm;
         ops.layer_norm = lk_cuda_layer_norm;
         ops.qk_norm_rope = lk_cuda_qk_norm_rope;
@@ -116,5 +124,10 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.activate = lk_cuda_activate;
         ops.convert = lk_cuda_convert;
         ops.quantise = lk_cuda_quantise;
+        ops.gemm = lk_cuda_gemm;
+        ops.gemm_i8 = lk_cuda_gemm_i8;
+        ops.dequantise = lk_cuda_dequantise;
+        for (int t = LK_F32; t < LK_TYPE_MAX; t++)
+                ops.weights[t] = t <= LK_I8 ? LK_NATIVE : LK_EXPANDED;
         return &ops;
 }

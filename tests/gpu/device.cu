@@ -272,3 +272,35 @@ extern "C" Rate rate(void (*launch)(void *), void *arg, double seconds) {
         r.longest = 1000.0 * took[r.samples - 1] / group;
         return r;
 }
+
+#define WAITED_SECONDS 0.02
+
+static double waited(void (*launch)(void *), void *arg, unsigned group, Rate *r) {
+        double begin = now();
+
+        for (unsigned i = 0; i < group; i++)
+                launch(arg);
+        if (r)
+                meter(&r->mhz, &r->watts);
+        must(cudaDeviceSynchronize(), "what was timed");
+        return now() - begin;
+}
+
+extern "C" Rate rate_waited(void (*launch)(void *arg), void *arg, double seconds) {
+        float took[SAMPLES_MAX];
+        Rate r = {};
+        double once;
+        unsigned group;
+
+        (void) waited(launch, arg, 1, NULL);
+        once = waited(launch, arg, 1, NULL);
+        group = once < WAITED_SECONDS ? (unsigned) ceil(WAITED_SECONDS / once) : 1;
+        r.samples = (unsigned) fmin(fmax(seconds / (once * group), SAMPLES_MIN), SAMPLES_MAX);
+        for (unsigned i = 0; i < r.samples; i++)
+                took[i] = (float) (1e6 * waited(launch, arg, group, &r));
+        qsort(took, r.samples, sizeof(*took), compare_floats);
+        r.usec = took[r.samples / 2] / group;
+        r.shortest = took[0] / group;
+        r.longest = took[r.samples - 1] / group;
+        return r;
+}

@@ -49,6 +49,8 @@ typedef struct Rate {
 
 /* Runs launch(arg) back to back on the default stream for about `seconds` after half as long unmeasured. */
 Rate rate(void (*launch)(void *arg), void *arg, double seconds);
+/* The same by the host's clock, for launches on any stream: groups of at least 20 ms, waited for. */
+Rate rate_waited(void (*launch)(void *arg), void *arg, double seconds);
 double now(void); /* seconds */
 
 #ifdef __cplusplus

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Matrices in their file's numbers to f32 (dequantise, the CPU's bits) and to bf16 for the multiply instructions. */
+
+#include "kernels/cpu/check.h"
+#include "kernels/cuda/product.cuh"
+
+#define THREADS 256u
+#define CHUNK 1024u /* columns of a row that a block expands: whole groups of any rotation */
+
+static_assert(CHUNK % LK_ROTATION_MAX == 0, "a rotation's group would be cut");
+
+__device__ static float f32_from_e4m3(uint8_t u) {
+        uint32_t sign = (uint32_t) (u & 0x80u) << 24, exponent = (u >> 3) & 15u, fraction = u & 7u;
+
+        if ((u & 0x7fu) == 0x7fu)
+                return __uint_as_float(sign | 0x7fc00000u);
+        if (exponent == 0)
+                return __uint_as_float(sign | __float_as_uint(__fmul_rn((float) fraction, 0x1p-9f)));
+        return __uint_as_float(sign | (exponent + 120u) << 23 | fraction << 20);
+}
+
+__device__ static float f32_from_e5m2(uint8_t u) {
+        const uint16_t half = (uint16_t) ((uint16_t) u << 8);
+
+        return number_get(&half, LK_F16, 0);
+}
+
+__device__ static float f32_from_e2m1(uint32_t nibble) {
+        uint32_t exponent = nibble >> 1 & 3, fraction = nibble & 1;
+        float magnitude = exponent == 0 ? 0.5f * (float) fraction : (float) (2 + fraction) * (float) (1u << exponent) * 0.25f;
+
+        return nibble & 8 ? -magnitude : magnitude;
+}
+
+/* The row of the tensor that row r of a view is. */
+__device__ static uint64_t tensor_row(const LkMatrix &w, uint64_t r) {
+        uint64_t block = r / w.block_rows;
+
+        return w.quant.first_row + (block > 0 ? block * (w.block_stride / w.row_stride) : 0) + r % w.block_rows;
+}
+
+__device__ static float row_scale(const LkMatrix &w, uint64_t r) {
+        return weight_get((const uint8_t *) w.quant.scale + tensor_row(w, r) * w.quant.scale_stride, LK_F32, 0);
+}
+
+__device__ static float block_scale(const LkQuant &q, uint64_t row, uint64_t col) {
+        uint64_t tile = row / 128 * (q.block_scale_cols / 4) + col / 4;
+
+        return f32_from_e4m3(((const uint8_t *) q.block_scale)[tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + col % 4]);
+}
+
+__device__ static const uint8_t *matrix_row(const LkMatrix &w, uint64_t r) {
+        return (const uint8_t *) w.data + r / w.block_rows * w.block_stride + r % w.block_rows * w.row_stride;
+}
+
+/* Number k of a row as it stands in the file. */
+__device__ static float stored(const LkMatrix &w, const uint8_t *row, uint64_t k) {
+        switch (w.type) {
+        case LK_I8:
+                return (float) (int8_t) row[k];
+        case LK_F8_E4M3:
+                return f32_from_e4m3(row[k]);
+        case LK_F8_E5M2:
+                return f32_from_e5m2(row[k]);
+        case LK_NVFP4:
+                return f32_from_e2m1(k % 2 == 0 ? row[k / 2] >> 4 : row[k / 2] & 15);
+        default:
+                return weight_get(row, w.type, k);
+        }
+}
+
+/* One stage of the rotation of ops.h on n numbers: a quad a thread. All threads of the block call it. */
+__device__ static void rotate_stage(float *v, uint32_t n, uint32_t stride) {
+        uint32_t at = threadIdx.x / stride * 4 * stride + threadIdx.x % stride;
+
+        if (threadIdx.x < n / 4) {
+                float a = v[at], b = v[at + stride], c = v[at + 2 * stride], d = v[at + 3 * stride];
+
+                v[at] = __fmul_rn(__fsub_rn(__fadd_rn(__fadd_rn(a, b), c), d), 0.5f);
+                v[at + stride] = __fmul_rn(__fadd_rn(__fsub_rn(__fadd_rn(a, b), c), d), 0.5f);
+                v[at + 2 * stride] = __fmul_rn(__fadd_rn(__fadd_rn(__fsub_rn(a, b), c), d), 0.5f);
+                v[at + 3 * stride] = __fmul_rn(__fadd_rn(__fadd_rn(__fsub_rn(b, a), c), d), 0.5f);
+        }
+        __syncthreads();
+}
+
+__global__ static void __launch_bounds__(THREADS) f32_kernel(LkMatrix w, float *y, uint64_t y_ld, uint32_t chunks) {
+        __shared__ float v[CHUNK];
+        uint64_t r = blockIdx.x / chunks, k0 = (uint64_t) (blockIdx.x % chunks) * CHUNK;
+        uint32_t n = (uint32_t) (w.cols - k0 < CHUNK ? w.cols - k0 : CHUNK);
+        const uint8_t *row = matrix_row(w, r);
+        float scale = w.type >= LK_I8 ? row_scale(w, r) : 0;
+
+        for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+                v[i] = stored(w, row, k0 + i);
+        if (w.type == LK_I8 && w.quant.rotation > 0) {
+                __syncthreads();
+                for (uint32_t stride = 1; stride < w.quant.rotation; stride *= 4)
+                        rotate_stage(v, n, stride);
+        }
+        for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
+                float f = v[i];
+
+                if (w.type == LK_NVFP4)
+                        f = __fmul_rn(f, __fmul_rn(scale, block_scale(w.quant, tensor_row(w, r), (k0 + i) / 16)));
+                else if (w.type >= LK_I8)
+                        f = __fmul_rn(f, scale);
+                y[r * y_ld + k0 + i] = f;
+        }
+}
+
+int expand_f32(cudaStream_t stream, const LkMatrix *w, float *y, uint64_t y_ld) {
+        uint64_t chunks = (w->cols + CHUNK - 1) / CHUNK;
+
+        if (w->rows > 0x7fffffffu / chunks)
+                return -EINVAL;
+        f32_kernel<<<(unsigned) (w->rows * chunks), THREADS, 0, stream>>>(*w, y, y_ld, (uint32_t) chunks);
+        return cuda_result(cudaGetLastError());
+}
+
+/* Eight numbers a thread. The product of a number and its block's scale has seven bits at most. */
+__global__ static void __launch_bounds__(THREADS) bf16_kernel(LkMatrix w, uint64_t padded_rows, uint16_t *y) {
+        uint64_t per_row = (w.cols + 7) / 8, at = (uint64_t) blockIdx.x * THREADS + threadIdx.x, r = at / per_row, k = at % per_row * 8;
+        uint32_t n = (uint32_t) (w.cols - k < 8 ? w.cols - k : 8);
+        uint16_t v[8] = {};
+
+        if (r >= padded_rows)
+                return;
+        if (r < w.rows) {
+                const uint8_t *row = matrix_row(w, r);
+                float factor = w.type == LK_NVFP4 ? block_scale(w.quant, tensor_row(w, r), k / 16) : 1;
+
+                if (w.type == LK_BF16 && n == 8 && ((uintptr_t) row + k * 2) % 16 == 0)
+                        *(uint4 *) v = *(const uint4 *) (row + k * 2);
+                else
+                        for (uint32_t i = 0; i < n; i++)
+                                v[i] = w.type == LK_BF16 ? (uint16_t) (row[(k + i) * 2] | row[(k + i) * 2 + 1] << 8)
+                                                         : bf16_from_f32(__fmul_rn(stored(w, row, k + i), factor));
+        }
+        if (w.cols % 8 == 0)
+                *(uint4 *) (y + r * w.cols + k) = *(const uint4 *) v;
+        else
+                for (uint32_t i = 0; i < n; i++)
+                        y[r * w.cols + k + i] = v[i];
+}
+
+int expand_bf16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
+        uint64_t threads = padded_rows * ((w->cols + 7) / 8), blocks = (threads + THREADS - 1) / THREADS;
+
+        if (blocks > 0x7fffffffu)
+                return -EINVAL;
+        bf16_kernel<<<(unsigned) blocks, THREADS, 0, stream>>>(*w, padded_rows, (uint16_t *) y);
+        return cuda_result(cudaGetLastError());
+}
+
+__global__ static void columns_kernel(LkMatrix w, LkVector bias, float *scale, float *sum) {
+        uint64_t i = (uint64_t) blockIdx.x * THREADS + threadIdx.x;
+
+        if (i >= w.rows)
+                return;
+        if (w.type >= LK_I8)
+                scale[i] = row_scale(w, i);
+        if (bias.data)
+                sum[i] = weight_get(bias.data, bias.type, i);
+}
+
+int expand_columns(const CudaProduct *p, cudaStream_t stream, const LkMatrix *w, const LkVector *bias, Columns *ret) {
+        float *scale = (float *) p->scratch, *sum = scale + COLUMNS_MAX;
+        bool scaled = w->type >= LK_I8;
+        int r = 0;
+
+        if (w->rows > COLUMNS_MAX)
+                return -EINVAL;
+        if (scaled || bias->data) {
+                columns_kernel<<<(unsigned) ((w->rows + THREADS - 1) / THREADS), THREADS, 0, stream>>>(*w, *bias, scale, sum);
+                r = cuda_result(cudaGetLastError());
+        }
+        if (r >= 0) {
+                ret->scale = scaled ? scale : NULL;
+                ret->bias = bias->data ? sum : NULL;
+        }
+        return r;
+}
+
+extern "C" int lk_cuda_dequantise(LkContext *c, const LkDequantise *a) {
+        if (!c || !a || !check_matrix(&a->w) || !check_rows(a->y, LK_F32, a->w.rows, a->w.cols, a->y_ld))
+                return -EINVAL;
+        if (a->w.rows == 0 || a->w.cols == 0)
+                return 0;
+
+        return expand_f32(c->stream, &a->w, a->y, a->y_ld);
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* cublasLt for products of dense device matrices, y [m, n] = x [m, k] . w [n, k]^T: asking, pinning, running. No policy: which layer has
+ * which pin, and whether pins are to be trusted, is self-test.cu's. One thread and one device per CudaLt. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct CudaLt CudaLt;
+
+/* Everything that an algorithm can be told. One pin gives an output the same bits in any launch. */
+typedef struct LtPin {
+        uint32_t id, tile, stages, scheme, swizzle, custom;
+        int32_t splits;
+        uint16_t inner, cluster;
+} LtPin;
+
+/* x and w: bf16 (w dense), or int8. x_ld and y_ld count elements. */
+typedef struct LtProduct {
+        uint64_t m, n, k;
+        const void *x;
+        uint64_t x_ld;
+        const void *w;
+        void *y; /* bf16 or f32, as the pin was asked for; of int8: int32 */
+        LkType y_type;
+        uint64_t y_ld;
+} LtProduct;
+
+int lt_new(CudaLt **ret);
+CudaLt *lt_free(CudaLt *lt); /* accepts NULL, returns NULL */
+size_t lt_version(void);
+
+/* The library's first proposal for a bf16 product that keeps one chain of sums. -EOPNOTSUPP: it has none. */
+int lt_ask(CudaLt *lt, uint64_t m, uint64_t n, uint64_t k, LkType y_type, LtPin *ret);
+
+/* A bf16 product. -EOPNOTSUPP: the pin does not serve this shape; nothing was launched. */
+int lt_run(CudaLt *lt, cudaStream_t stream, const LtPin *pin, const LtProduct *p);
+
+/* An int8 product by whatever the library thinks best. -EOPNOTSUPP: it has nothing; nothing was launched. */
+int lt_run_i8(CudaLt *lt, cudaStream_t stream, const LtProduct *p);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rates of the CUDA backend's products, everything included (scales, rounding, cutting), beside the library's own choice for the bare
+ * product in the same run.
+ *
+ *     bench-product [bf16|int8|fp8|own|f32|attention]... */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cublasLt.h>
+
+#include "kernels/cuda/cuda.h"
+#include "tests/gpu/device.h"
+
+#define ROWS_MAX UINT64_C(73686)
+#define K_MAX UINT64_C(14336)
+#define N_MAX UINT64_C(28672)
+#define WORKSPACE (UINT64_C(64) << 20)
+#define SECONDS 0.15
+
+/* `parts` products of the layer's columns, as the denoiser makes them. */
+typedef struct Layer {
+        const char *name;
+        uint64_t n, k, parts;
+} Layer;
+
+static const Layer layers[] = {{"qkv", 21504, 5376, 3}, {"out", 5376, 7168, 1}, {"fc1", 28672, 5376, 2}, {"fc2", 5376, 14336, 1}};
+
+static LkContext *gpu;
+static uint8_t *w, *x, *y;
+static float *scales; /* of rows and of columns */
+static void *workspace;
+static cublasLtHandle_t lt;
+
+typedef struct Job {
+        const Layer *layer;
+        uint64_t rows;
+        LkType type; /* of w */
+        int r;
+} Job;
+
+static LkMatrix matrix(const Layer *l, LkType type) {
+        LkMatrix m = {.data = w, .type = type, .rows = l->n, .cols = l->k, .row_stride = lk_row_size(type, l->k), .block_rows = l->n,
+                .layer_rows = l->n};
+
+        m.block_stride = m.rows * m.row_stride;
+        if (type >= LK_I8)
+                m.quant = (LkQuant){.scale = scales, .scale_stride = 4};
+        return m;
+}
+
+static void launch(void *arg) {
+        Job *j = arg;
+        const LkMatrix whole = matrix(j->layer, j->type);
+        uint64_t n = j->layer->n / j->layer->parts;
+
+        for (uint64_t i = 0; j->r >= 0 && i < j->layer->parts; i++) {
+                LkMatrix part = lk_matrix_rows(&whole, i * n, n);
+                uint8_t *to = y + i * n * 2;
+
+                if (j->type == LK_I8) {
+                        const LkGemmI8 a = {.m = j->rows, .x = (const int8_t *) x, .x_ld = part.cols, .x_scale = scales, .w = part, .y = to,
+                                .y_type = LK_BF16, .y_ld = j->layer->n};
+
+                        j->r = lk_cuda_ops()->gemm_i8(gpu, &a);
+                } else {
+                        const LkGemm a = {.m = j->rows, .x = x, .x_type = LK_BF16, .x_ld = part.cols, .w = part, .y = to, .y_type = LK_BF16,
+                                .y_ld = j->layer->n};
+
+                        j->r = lk_cuda_ops()->gemm(gpu, &a);
+                }
+        }
+}
+
+static void good(cublasStatus_t s, const char *what) {
+        must_be(s == CUBLAS_STATUS_SUCCESS, what);
+}
+
+/* The bare product by the library's own choice. */
+typedef struct Peer {
+        cublasLtMatmulDesc_t op;
+        cublasLtMatrixLayout_t w, x, y;
+        cublasLtMatmulHeuristicResult_t choice;
+        bool integer;
+} Peer;
+
+static void peer_init(Peer *p, const Job *j) {
+        const cublasOperation_t transposed = CUBLAS_OP_T;
+        const uint64_t space = WORKSPACE, n = j->layer->n, k = j->layer->k;
+        cublasLtMatmulPreference_t wish;
+        cudaDataType_t in = j->type == LK_I8 ? CUDA_R_8I : CUDA_R_16BF;
+        int found = 0;
+
+        p->integer = j->type == LK_I8;
+        good(cublasLtMatmulDescCreate(&p->op, p->integer ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F, p->integer ? CUDA_R_32I : CUDA_R_32F), "op");
+        good(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)), "op");
+        good(cublasLtMatrixLayoutCreate(&p->w, in, k, n, (int64_t) k), "w");
+        good(cublasLtMatrixLayoutCreate(&p->x, in, k, j->rows, (int64_t) k), "x");
+        good(cublasLtMatrixLayoutCreate(&p->y, p->integer ? CUDA_R_32I : CUDA_R_16BF, n, j->rows, (int64_t) n), "y");
+        good(cublasLtMatmulPreferenceCreate(&wish), "wish");
+        good(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &space, sizeof(space)), "wish");
+        good(cublasLtMatmulAlgoGetHeuristic(lt, p->op, p->w, p->x, p->y, p->y, wish, 1, &p->choice, &found), "choice");
+        must_be(found == 1, "no choice");
+        (void) cublasLtMatmulPreferenceDestroy(wish);
+}
+
+static void peer_launch(void *arg) {
+        static const float f[2] = {1, 0};
+        static const int32_t i[2] = {1, 0};
+        const Peer *p = arg;
+        const void *one = p->integer ? (const void *) i : f, *zero = p->integer ? (const void *) (i + 1) : f + 1;
+
+        good(cublasLtMatmul(lt, p->op, one, w, p->w, x, p->x, zero, y, p->y, y, p->y, &p->choice.algo, workspace, WORKSPACE, NULL), "peer");
+}
+
+static void peer_done(Peer *p) {
+        (void) cublasLtMatrixLayoutDestroy(p->w);
+        (void) cublasLtMatrixLayoutDestroy(p->x);
+        (void) cublasLtMatrixLayoutDestroy(p->y);
+        (void) cublasLtMatmulDescDestroy(p->op);
+}
+
+static void fill(LkType type) {
+        if (type == LK_I8) {
+                fill_s8(w, N_MAX * K_MAX / 2, 32, 1);
+                fill_s8(x, ROWS_MAX * K_MAX, 32, 2);
+        } else {
+                if (type == LK_BF16)
+                        fill_bf16(w, N_MAX * K_MAX / 2, 0.02f, 1);
+                else
+                        fill_e4m3(w, N_MAX * K_MAX / 2, 1, 1);
+                fill_bf16(x, ROWS_MAX * K_MAX, 1, 2);
+        }
+        must(cudaDeviceSynchronize(), "fill");
+}
+
+/* ours, and the library's bare product beside it (of bf16 for fp8). Returns ours in usec. */
+static double bench(const char *what, const Layer *l, uint64_t rows, LkType type, double *ret_peer) {
+        Job j = {.layer = l, .rows = rows, .type = type};
+        double work = 2e-6 * (double) rows * (double) l->n * (double) l->k, begin = now(), first;
+        Peer p = {0};
+        Rate ours, peer;
+
+        launch(&j);
+        must(cudaDeviceSynchronize(), "first launch");
+        first = now() - begin;
+        ours = rate_waited(launch, &j, SECONDS);
+        printf("%s %s %lu rows: ", what, l->name, rows);
+        if (j.r < 0) {
+                printf("error %d\n", j.r);
+                return 0;
+        }
+        printf("%.1f us (%.1f to %.1f, %u) %.0f TF %u MHz %u W, first %.1f ms", ours.usec, ours.shortest, ours.longest, ours.samples,
+                work / ours.usec, ours.mhz, ours.watts, 1000 * first);
+        if (ret_peer) {
+                peer_init(&p, &j);
+                peer = rate_waited(peer_launch, &p, SECONDS);
+                peer_done(&p);
+                *ret_peer += peer.usec;
+                printf("; library, bare: %.1f us %.0f TF %u MHz %u W; its time/ours %.3f", peer.usec, work / peer.usec, peer.mhz, peer.watts,
+                        peer.usec / ours.usec);
+        }
+        printf("\n");
+        return ours.usec;
+}
+
+static void bench_layers(const char *what, uint64_t rows, LkType type, bool with_peer) {
+        double ours = 0, peer = 0;
+
+        for (size_t i = 0; i < sizeof(layers) / sizeof(*layers); i++)
+                ours += bench(what, layers + i, rows, type, with_peer ? &peer : NULL);
+        printf("%s %lu rows, the four: %.2f ms", what, rows, ours / 1000);
+        if (with_peer)
+                printf(", library bare %.2f ms, ratio %.3f", peer / 1000, peer / ours);
+        printf("\n");
+}
+
+static void bench_bf16(void) {
+        static const uint64_t heights[] = {73686, 38010, 1408};
+
+        fill(LK_BF16);
+        for (size_t i = 0; i < 3; i++)
+                bench_layers("bf16", heights[i], LK_BF16, true);
+        bench_layers("bf16", 8192, LK_BF16, true);
+}
+
+static void bench_int8(void) {
+        static const uint64_t heights[] = {73686, 38010, 1408}, pieces[] = {1024, 2048, 4096, 8192};
+
+        fill(LK_I8);
+        for (size_t i = 0; i < 3; i++)
+                bench_layers("int8", heights[i], LK_I8, true);
+        for (size_t i = 0; i < 4; i++) {
+                lk_cuda_product_set(gpu, false, pieces[i]);
+                printf("sums of %lu rows at a time:\n", pieces[i]);
+                bench_layers("int8", 73686, LK_I8, false);
+        }
+}
+
+static void bench_own(void) {
+        lk_cuda_product_set(gpu, true, 0);
+        fill(LK_BF16);
+        bench_layers("own bf16", 38010, LK_BF16, false);
+        bench_layers("own bf16", 1408, LK_BF16, false);
+        fill(LK_I8);
+        bench_layers("own int8", 38010, LK_I8, false);
+        lk_cuda_product_set(gpu, false, 0);
+}
+
+typedef struct F32 {
+        LkGemm a;
+        int r;
+} F32;
+
+static void launch_f32(void *arg) {
+        F32 *f = arg;
+
+        if (f->r >= 0)
+                f->r = lk_cuda_ops()->gemm(gpu, &f->a);
+}
+
+static void bench_f32(void) {
+        static const struct {
+                uint64_t m, n, k;
+                LkType x, w, y;
+        } cases[] = {
+                {73686, 96, 5376, LK_BF16, LK_BF16, LK_F32},
+                {73686, 5376, 96, LK_F32, LK_BF16, LK_BF16},
+                {4, 32256, 5376, LK_F32, LK_BF16, LK_F32},
+                {8192, 8192, 2048, LK_F32, LK_F16, LK_F32},
+                {8192, 8192, 2048, LK_F32, LK_F32, LK_F32},
+                {1408, 5376, 5376, LK_BF16, LK_F16, LK_BF16},
+        };
+
+        fill_bf16(w, N_MAX * K_MAX / 2, 0.02f, 1);
+        fill_bf16(x, ROWS_MAX * K_MAX, 1, 2);
+        for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+                uint64_t n = cases[i].n, k = cases[i].k, size = lk_type_size(cases[i].w);
+                F32 f = {.a = {.m = cases[i].m, .x = x, .x_type = cases[i].x, .x_ld = k, .y = y, .y_type = cases[i].y, .y_ld = n,
+                                 .w = {.data = w, .type = cases[i].w, .rows = n, .cols = k, .row_stride = k * size, .block_rows = n,
+                                         .block_stride = n * k * size}}};
+                Rate r = rate_waited(launch_f32, &f, SECONDS);
+
+                printf("f32 way, types %d %d %d, %lu x %lu x %lu: status %d, %.1f us, %.1f TF %u MHz %u W\n", cases[i].x, cases[i].w, cases[i].y,
+                        f.a.m, n, k, f.r, r.usec, 2e-6 * (double) (f.a.m * n * k) / r.usec, r.mhz, r.watts);
+        }
+}
+
+typedef struct Attention {
+        LkAttention a;
+        int r;
+} Attention;
+
+static void launch_attention(void *arg) {
+        Attention *a = arg;
+
+        if (a->r >= 0)
+                a->r = lk_cuda_attention_cudnn(gpu, &a->a);
+}
+
+static void bench_attention(void) {
+        static const uint64_t shapes[][3] = {{73686, 73686, 56}, {18432, 73686, 56}, {38010, 38010, 56}, {73686, 73686, 7}};
+        uint64_t width = 56 * 128;
+
+        fill_bf16(x, ROWS_MAX * K_MAX, 1, 2);
+        fill_bf16(y, ROWS_MAX * width, 1, 3);
+        for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
+                uint64_t n_q = shapes[i][0], n_k = shapes[i][1], heads = shapes[i][2];
+                Attention a = {.a = {.type = LK_BF16, .n_q = n_q, .n_k = n_k, .heads = (uint32_t) heads, .head_dim = 128, .scale = 0.0883883461f,
+                                       .q = x, .k = x + width * 2, .v = y, .o = y + ROWS_MAX * width * 2, .q_ld = 2 * width, .k_ld = 2 * width,
+                                       .v_ld = width, .o_ld = width}};
+                double begin = now(), first;
+                Rate r;
+
+                launch_attention(&a);
+                must(cudaDeviceSynchronize(), "first attention");
+                first = now() - begin;
+                r = rate_waited(launch_attention, &a, SECONDS);
+                printf("attention, cuDNN, %lu queries, %lu keys, %lu heads: status %d, %.2f ms (%.2f to %.2f, %u) %.0f TF %u MHz %u W, first %.0f ms\n",
+                        n_q, n_k, heads, a.r, r.usec / 1000, r.shortest / 1000, r.longest / 1000, r.samples,
+                        4e-6 * (double) heads * 128 * (double) n_q * (double) n_k / r.usec, r.mhz, r.watts, 1000 * first);
+        }
+}
+
+static void describe(void) {
+        char text[1024];
+
+        (void) lk_cuda_describe(gpu, text, sizeof(text));
+        printf("%s", text);
+        (void) lk_cuda_numerics_id(gpu, text, sizeof(text));
+        printf("%s\n", text);
+}
+
+int main(int argc, char **argv) {
+        static const struct {
+                const char *name;
+                void (*run)(void);
+        } all[] = {{"bf16", bench_bf16}, {"int8", bench_int8}, {"own", bench_own}, {"f32", bench_f32}, {"attention", bench_attention}};
+        float *ones = malloc(ROWS_MAX * sizeof(*ones));
+        double begin;
+        int r;
+
+        device_open();
+        must(cudaFree(NULL), "context");
+        begin = now();
+        r = lk_cuda_ops()->context_new(0, &gpu);
+        must_be(r >= 0 && ones, "context");
+        printf("context_new: %.1f ms\n", 1000 * (now() - begin));
+        good(cublasLtCreate(&lt), "library");
+        workspace = device_new(WORKSPACE);
+        w = device_new(N_MAX * K_MAX);
+        x = device_new(ROWS_MAX * K_MAX * 2);
+        y = device_new(ROWS_MAX * N_MAX * 4);
+        scales = device_new(ROWS_MAX * sizeof(*scales));
+        for (uint64_t i = 0; i < ROWS_MAX; i++)
+                ones[i] = 0.01f;
+        must(cudaMemcpy(scales, ones, ROWS_MAX * sizeof(*ones), cudaMemcpyHostToDevice), "scales");
+        free(ones);
+
+        for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) {
+                bool wanted = argc < 2;
+
+                for (int j = 1; j < argc; j++)
+                        wanted |= strcmp(argv[j], all[i].name) == 0;
+                if (wanted)
+                        all[i].run();
+        }
+        if (argc < 2) {
+                fill(LK_F8_E4M3);
+                bench_layers("fp8 weights", 38010, LK_F8_E4M3, false);
+        }
+        describe();
+        lk_cuda_ops()->context_free(gpu);
+        return 0;
+}

@@ -1,0 +1,704 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The products of the CUDA backend and cuDNN's attention. What the CPU's bits are promised for is compared to the byte; the rest to f64,
+ * and parts of it to the whole. Needs a CUDA device; without one every test skips. */
+
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cuda/cuda.h"
+
+static LkContext *gpu, *cpu;
+static uint64_t seed = 42;
+
+static uint32_t next(void) {
+        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return (uint32_t) (seed >> 32);
+}
+
+/* -1 .. 1 */
+static float small(void) {
+        return (float) (int32_t) next() * 0x1p-31f;
+}
+
+static uint16_t bf16_of(float f) {
+        uint32_t u;
+
+        memcpy(&u, &f, sizeof(u));
+        return (uint16_t) ((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+
+static float of_bf16(uint16_t h) {
+        uint32_t u = (uint32_t) h << 16;
+        float f;
+
+        memcpy(&f, &u, sizeof(f));
+        return f;
+}
+
+/* Finite numbers of any type of a matrix. f16: magnitudes 2^-15 .. 1, some subnormal. */
+static void fill(uint8_t *p, LkType t, uint64_t n) {
+        for (uint64_t i = 0; i < n; i++) {
+                float f = next() % 40 == 0 ? 0 : small();
+                uint16_t h = bf16_of(f);
+
+                switch (t) {
+                case LK_F32:
+                        memcpy(p + 4 * i, &f, 4);
+                        break;
+                case LK_BF16:
+                        memcpy(p + 2 * i, &h, 2);
+                        break;
+                case LK_F16:
+                        h = (uint16_t) (next() & 0xbfffu);
+                        memcpy(p + 2 * i, &h, 2);
+                        break;
+                case LK_F8_E4M3:
+                        p[i] = (uint8_t) (next() & 0xf7u);
+                        break;
+                case LK_F8_E5M2:
+                        p[i] = (uint8_t) (next() & 0xbfu);
+                        break;
+                case LK_NVFP4:
+                        if (i % 2 == 0)
+                                p[i / 2] = (uint8_t) next();
+                        break;
+                default:
+                        p[i] = (uint8_t) next();
+                        break;
+                }
+        }
+}
+
+/* The same bytes for both backends. */
+typedef struct Pair {
+        uint8_t *host, *device;
+        uint64_t size;
+} Pair;
+
+static Pair pair_new(uint64_t size) {
+        Pair p = {.size = size + 32};
+        void *device;
+
+        p.host = calloc(1, p.size);
+        assert_non_null(p.host);
+        assert_int_equal(lk_cuda_ops()->memory_new(gpu, p.size, &device), 0);
+        p.device = device;
+        return p;
+}
+
+static void pair_sync(const Pair *p) {
+        assert_int_equal(lk_cuda_ops()->upload(gpu, p->device, p->host, p->size), 0);
+}
+
+static Pair pair_filled(LkType t, uint64_t n, uint64_t offset) {
+        Pair p = pair_new(lk_row_size(t, n) + offset);
+
+        fill(p.host + offset, t, n);
+        pair_sync(&p);
+        return p;
+}
+
+static void pair_free(Pair *p) {
+        lk_cuda_ops()->memory_free(gpu, p->device);
+        free(p->host);
+}
+
+static uint8_t *downloaded(const Pair *p) {
+        uint8_t *got = malloc(p->size);
+
+        assert_non_null(got);
+        assert_int_equal(lk_cuda_ops()->download(gpu, got, p->device, p->size), 0);
+        return got;
+}
+
+static void assert_pair_same(const Pair *p, const char *what) {
+        uint8_t *got = downloaded(p);
+
+        for (uint64_t i = 0; i < p->size; i++)
+                if (got[i] != p->host[i])
+                        fail_msg("%s: byte %llu differs", what, (unsigned long long) i);
+        free(got);
+}
+
+/* A matrix in both places. `offset`: bytes before its first number. */
+typedef struct Weights {
+        Pair data, scale, block_scale, in_scale;
+        LkMatrix host, device;
+} Weights;
+
+typedef struct WeightsForm {
+        LkType type;
+        uint64_t rows, cols, offset, block_rows;
+        uint32_t rotation;
+        bool in_scale, one_scale;
+} WeightsForm;
+
+static Weights weights_new(WeightsForm f) {
+        uint64_t row = lk_row_size(f.type, f.cols), blocks = f.block_rows ? f.rows / f.block_rows : 1;
+        uint64_t per_block = f.block_rows ? f.block_rows : f.rows, gap = f.block_rows ? 2 : 1, tensor_rows = blocks * per_block * gap;
+        Weights w = {.data = pair_filled(f.type, tensor_rows * f.cols, f.offset)};
+
+        w.host = (LkMatrix){.data = w.data.host + f.offset, .type = f.type, .rows = f.rows, .cols = f.cols, .row_stride = row,
+                .block_rows = per_block, .block_stride = gap * per_block * row};
+        w.scale = pair_filled(LK_F32, tensor_rows, 0);
+        w.block_scale = pair_filled(LK_F8_E4M3, (tensor_rows + 127) / 128 * 128 * ((f.cols / 16 + 3) / 4 * 4), 0);
+        w.in_scale = pair_filled(LK_BF16, f.cols, 0);
+        w.device = w.host;
+        w.device.data = w.data.device + f.offset;
+        if (f.type >= LK_I8) {
+                LkQuant q = {.scale = w.scale.host, .scale_stride = f.one_scale ? 0 : 4, .rotation = f.rotation};
+
+                if (f.type == LK_NVFP4) {
+                        q.block_scale = w.block_scale.host;
+                        q.block_scale_cols = (f.cols / 16 + 3) / 4 * 4;
+                }
+                if (f.in_scale)
+                        q.in_scale = (LkVector){w.in_scale.host, LK_BF16, f.cols};
+                w.host.quant = w.device.quant = q;
+                w.device.quant.scale = w.scale.device;
+                w.device.quant.block_scale = q.block_scale ? w.block_scale.device : NULL;
+                w.device.quant.in_scale.data = f.in_scale ? w.in_scale.device : NULL;
+        }
+        return w;
+}
+
+static void weights_free(Weights *w) {
+        pair_free(&w->data);
+        pair_free(&w->scale);
+        pair_free(&w->block_scale);
+        pair_free(&w->in_scale);
+}
+
+static const uint64_t ms[] = {1, 5, 17, 33, 130, 301}, ns[] = {1, 7, 33, 64, 96, 131, 300}, ks[] = {16, 48, 256, 272, 1040};
+#define ANY(a) (a)[next() % (sizeof(a) / sizeof(*(a)))]
+
+/* One product by both backends, whose bits must agree. */
+static void gemm_f32_one(LkType x_type, LkType y_type, WeightsForm f) {
+        uint64_t m = ANY(ms), x_ld = f.cols + next() % 2 * 3, y_ld = f.rows + next() % 2 * 5;
+        LkType bias_type = (LkType) (LK_F32 + next() % 3);
+        bool biased = next() % 2;
+        Weights w = weights_new(f);
+        Pair x = pair_filled(x_type, m * x_ld, 0), y = pair_new(m * y_ld * lk_type_size(y_type)), bias = pair_filled(bias_type, f.rows, 1);
+        LkGemm a = {.m = m, .x = x.host, .x_type = x_type, .x_ld = x_ld, .w = w.host, .y = y.host, .y_type = y_type, .y_ld = y_ld};
+        char what[160];
+
+        if (biased)
+                a.bias = (LkVector){bias.host + 1, bias_type, f.rows};
+        pair_sync(&y);
+        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->gemm(cpu, &a), 0);
+        a.x = x.device;
+        a.y = y.device;
+        a.w = w.device;
+        if (biased)
+                a.bias.data = bias.device + 1;
+        assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
+        (void) snprintf(what, sizeof(what), "types %d %d %d, %llu x %llu x %llu, rotation %u", x_type, f.type, y_type, (unsigned long long) m,
+                (unsigned long long) f.rows, (unsigned long long) f.cols, f.rotation);
+        assert_pair_same(&y, what);
+        pair_free(&x);
+        pair_free(&y);
+        pair_free(&bias);
+        weights_free(&w);
+}
+
+static bool bf16_way(LkType x, LkType y, const WeightsForm *f) {
+        return x == LK_BF16 && y == LK_BF16 && !f->in_scale && f->type != LK_F32 && f->type != LK_F16 && f->rotation == 0;
+}
+
+static void gemm_f32_same_bits_as_cpu(void **state) {
+        static const uint32_t rotations[] = {0, 4, 16};
+
+        if (!gpu)
+                skip();
+        for (int i = 0; i < 6; i++)
+                for (LkType x = LK_F32; x <= LK_BF16; x++)
+                        for (LkType y = LK_F32; y <= LK_BF16; y++)
+                                for (LkType t = LK_F32; t < LK_TYPE_MAX; t++) {
+                                        WeightsForm f = {.type = t, .rows = ANY(ns), .cols = ANY(ks), .offset = next() % 2 * (1 + next() % 15)};
+
+                                        f.rotation = t == LK_I8 ? ANY(rotations) : 0;
+                                        f.in_scale = t >= LK_I8 && next() % 2;
+                                        f.one_scale = next() % 2;
+                                        if (next() % 4 == 0)
+                                                f.block_rows = f.rows % 3 == 0 ? f.rows / 3 : 0;
+                                        if (!bf16_way(x, y, &f))
+                                                gemm_f32_one(x, y, f);
+                                }
+}
+
+static void dequantise_same_bits_as_cpu(void **state) {
+        static const uint32_t rotations[] = {0, 4, 16, 64, 256};
+
+        if (!gpu)
+                skip();
+        for (LkType t = LK_F32; t < LK_TYPE_MAX; t++)
+                for (int i = 0; i < 8; i++) {
+                        WeightsForm f = {.type = t, .rows = ANY(ns), .cols = i % 2 ? 2304 : ANY(ks), .offset = next() % 4};
+                        uint64_t ld = f.cols + next() % 3;
+                        Weights w;
+                        Pair y = pair_new(f.rows * ld * 4);
+                        LkDequantise a = {.y = (float *) (void *) y.host, .y_ld = ld};
+
+                        f.rotation = t == LK_I8 && (f.cols == 2304 || f.cols == 256) ? ANY(rotations) : 0;
+                        if (f.rows % 3 == 0)
+                                f.block_rows = f.rows / 3;
+                        w = weights_new(f);
+                        a.w = w.host;
+                        pair_sync(&y);
+                        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->dequantise(cpu, &a), 0);
+                        a.w = w.device;
+                        a.y = (float *) (void *) y.device;
+                        assert_int_equal(lk_cuda_ops()->dequantise(gpu, &a), 0);
+                        assert_pair_same(&y, "dequantise");
+                        pair_free(&y);
+                        weights_free(&w);
+                }
+}
+
+static void gemm_i8_one(uint64_t m, WeightsForm f, LkType y_type, bool odd) {
+        uint64_t x_ld = f.cols + (odd ? 3 : 0), y_ld = f.rows + (odd ? 5 : 0);
+        Weights w = weights_new(f);
+        Pair x = pair_filled(LK_I8, m * x_ld, 0), y = pair_new(m * y_ld * lk_type_size(y_type)), bias = pair_filled(LK_BF16, f.rows, 1),
+             scale = pair_filled(LK_F32, m, 0);
+        LkGemmI8 a = {.m = m, .x = (const int8_t *) x.host, .x_ld = x_ld, .x_scale = (const float *) (void *) scale.host, .w = w.host, .y = y.host,
+                .y_type = y_type, .y_ld = y_ld};
+        bool biased = next() % 2;
+        void *zeros = calloc(1, y.size);
+
+        assert_non_null(zeros);
+        if (biased)
+                a.bias = (LkVector){bias.host + 1, LK_BF16, f.rows};
+        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->gemm_i8(cpu, &a), 0);
+        a.x = (const int8_t *) x.device;
+        a.x_scale = (const float *) (void *) scale.device;
+        a.y = y.device;
+        a.w = w.device;
+        if (biased)
+                a.bias.data = bias.device + 1;
+        for (int own = 0; own < 2; own++) {
+                assert_int_equal(lk_cuda_ops()->upload(gpu, y.device, zeros, y.size), 0);
+                lk_cuda_product_set(gpu, own, 128);
+                assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &a), 0);
+                assert_pair_same(&y, own ? "gemm_i8, own" : "gemm_i8, library");
+        }
+        lk_cuda_product_set(gpu, false, 8192);
+        free(zeros);
+        pair_free(&x);
+        pair_free(&y);
+        pair_free(&bias);
+        pair_free(&scale);
+        weights_free(&w);
+}
+
+static void gemm_i8_same_bits_as_cpu(void **state) {
+        if (!gpu)
+                skip();
+        for (LkType y = LK_F32; y <= LK_BF16; y++) {
+                for (int i = 0; i < 12; i++)
+                        gemm_i8_one(ANY(ms), (WeightsForm){.type = LK_I8, .rows = ANY(ns), .cols = ANY(ks), .offset = next() % 3}, y, next() % 2);
+                gemm_i8_one(301, (WeightsForm){.type = LK_I8, .rows = 384, .cols = 1040, .block_rows = 128}, y, false);
+                gemm_i8_one(1000, (WeightsForm){.type = LK_I8, .rows = 512, .cols = 5376}, y, false);
+        }
+}
+
+/* The largest sums that int32 must hold, of one sign. */
+static void gemm_i8_extreme_exact(void **state) {
+        const uint64_t m = 3, n = 32, k = LK_GEMM_I8_K_MAX / 16 * 16;
+        Weights w;
+        Pair x, y, scale;
+        float *scales;
+
+        if (!gpu)
+                skip();
+        w = weights_new((WeightsForm){.type = LK_I8, .rows = n, .cols = k});
+        x = pair_new(m * k);
+        y = pair_new(m * n * 4);
+        scale = pair_new((m > n ? m : n) * 4);
+        scales = (float *) (void *) scale.host;
+        memset(w.data.host, 0x80, n * k);
+        memset(x.host, 0x80, m * k);
+        for (uint64_t i = 0; i < n; i++)
+                scales[i] = 1;
+        pair_sync(&w.data);
+        pair_sync(&x);
+        pair_sync(&scale);
+        w.device.quant.scale = scale.device;
+        for (int own = 0; own < 2; own++) {
+                const LkGemmI8 a = {.m = m, .x = (const int8_t *) x.device, .x_ld = k, .x_scale = (const float *) (void *) scale.device, .w = w.device,
+                        .y = y.device, .y_type = LK_F32, .y_ld = n};
+
+                lk_cuda_product_set(gpu, own, 0);
+                assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &a), 0);
+                for (uint64_t i = 0; i < m * n; i++)
+                        ((float *) (void *) y.host)[i] = (float) (k * 128 * 128);
+                assert_pair_same(&y, "extreme sums");
+        }
+        lk_cuda_product_set(gpu, false, 0);
+        pair_free(&x);
+        pair_free(&y);
+        pair_free(&scale);
+        weights_free(&w);
+}
+
+/* bf16 products against f64: at most 1.1 times the error of rounding the exact result once. */
+static void gemm_bf16_one(WeightsForm f, uint64_t m, bool own, bool odd) {
+        uint64_t x_ld = f.cols + (odd ? 3 : 0), y_ld = f.rows + (odd ? 5 : 0), k = f.cols;
+        Weights w = weights_new(f);
+        Pair x = pair_filled(LK_BF16, m * x_ld, 0), y = pair_new(m * y_ld * 2), bias = pair_filled(LK_F32, f.rows, 1), expanded = pair_new(f.rows * k * 4);
+        LkDequantise numbers = {.w = w.host, .y = (float *) (void *) expanded.host, .y_ld = k};
+        LkGemm a = {.m = m, .x = x.device, .x_type = LK_BF16, .x_ld = x_ld, .w = w.device, .y = y.device, .y_type = LK_BF16, .y_ld = y_ld};
+        bool biased = next() % 2;
+        double error = 0, rounding = 0;
+        uint8_t *got;
+
+        if (biased)
+                a.bias = (LkVector){bias.device + 1, LK_F32, f.rows};
+        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->dequantise(cpu, &numbers), 0);
+        pair_sync(&y);
+        lk_cuda_product_set(gpu, own, 0);
+        assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
+        lk_cuda_product_set(gpu, false, 0);
+        got = downloaded(&y);
+        for (uint64_t i = 0; i < m; i++)
+                for (uint64_t j = 0; j < y_ld; j++) {
+                        double sum = 0, r;
+                        uint16_t h;
+                        float b;
+
+                        memcpy(&h, got + (i * y_ld + j) * 2, 2);
+                        if (j >= f.rows) {
+                                assert_int_equal(h, 0);
+                                continue;
+                        }
+                        for (uint64_t l = 0; l < k; l++)
+                                sum += (double) of_bf16(((uint16_t *) (void *) x.host)[i * x_ld + l]) * (double) numbers.y[j * k + l];
+                        memcpy(&b, bias.host + 1 + j * 4, 4);
+                        sum += biased ? (double) b : 0;
+                        r = (double) of_bf16(bf16_of((float) sum));
+                        rounding += (r - sum) * (r - sum);
+                        error += ((double) of_bf16(h) - sum) * ((double) of_bf16(h) - sum);
+                }
+        if (!(sqrt(error) <= 1.1 * sqrt(rounding) + 1e-30))
+                fail_msg("type %d, %s, %llu x %llu x %llu: error %g, of one rounding %g", f.type, own ? "own" : "library", (unsigned long long) m,
+                        (unsigned long long) f.rows, (unsigned long long) k, sqrt(error), sqrt(rounding));
+        free(got);
+        pair_free(&x);
+        pair_free(&y);
+        pair_free(&bias);
+        pair_free(&expanded);
+        weights_free(&w);
+}
+
+static void gemm_bf16_error_of_one_rounding(void **state) {
+        static const LkType types[] = {LK_BF16, LK_F8_E4M3, LK_F8_E5M2, LK_NVFP4, LK_I8};
+
+        if (!gpu)
+                skip();
+        for (int own = 0; own < 2; own++)
+                for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++)
+                        for (int odd = 0; odd < 3; odd++) {
+                                WeightsForm f = {.type = types[i], .rows = odd == 1 ? 131 : 320, .cols = 1040, .offset = odd == 1 ? 2 : 0};
+
+                                if (odd == 2)
+                                        f.block_rows = 64;
+                                gemm_bf16_one(f, odd == 1 ? 97 : 200, own, odd == 1);
+                        }
+        gemm_bf16_one((WeightsForm){.type = LK_BF16, .rows = 40, .cols = 1043}, 50, false, false); /* k that no library takes */
+}
+
+/* Parts of a layer have the bits of the whole. */
+static void gemm_parts_one(uint64_t n, uint64_t k, LkType type, bool own) {
+        static const uint64_t rows[][2] = {{0, 1}, {1, 700}, {77, 200}, {128, 513}, {699, 2}}, cols[][2] = {{0, 128}, {128, 256}, {8, 104}};
+        const uint64_t m = 701;
+        Weights w = weights_new((WeightsForm){.type = type, .rows = n, .cols = k});
+        Pair x = pair_filled(LK_BF16, m * k, 0), y = pair_new(m * n * 2), part = pair_new(m * n * 2);
+        LkGemm a = {.m = m, .x = x.device, .x_type = LK_BF16, .x_ld = k, .w = w.device, .y = y.device, .y_type = LK_BF16, .y_ld = n};
+        uint8_t *whole;
+
+        lk_cuda_product_set(gpu, own, 0);
+        assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
+        whole = downloaded(&y);
+        for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+                for (size_t j = 0; j <= sizeof(cols) / sizeof(*cols); j++) {
+                        bool all = j == sizeof(cols) / sizeof(*cols);
+                        uint64_t c0 = all ? 0 : cols[j][0], c = all ? n : cols[j][1], r0 = rows[i][0], r = rows[i][1];
+
+                        a.m = r;
+                        a.x = x.device + r0 * k * 2;
+                        a.w = lk_matrix_rows(&w.device, c0, c);
+                        a.y = part.device;
+                        a.y_ld = c;
+                        memset(part.host, 0, part.size);
+                        pair_sync(&part);
+                        for (uint64_t l = 0; l < r; l++)
+                                memcpy(part.host + l * c * 2, whole + ((r0 + l) * n + c0) * 2, c * 2);
+                        assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
+                        assert_pair_same(&part, own ? "part, own" : "part, library");
+                }
+        lk_cuda_product_set(gpu, false, 0);
+        free(whole);
+        pair_free(&x);
+        pair_free(&y);
+        pair_free(&part);
+        weights_free(&w);
+}
+
+static void gemm_parts_have_the_bits_of_the_whole(void **state) {
+        if (!gpu)
+                skip();
+        for (int own = 0; own < 2; own++) {
+                gemm_parts_one(1536, 5376, LK_BF16, own);
+                gemm_parts_one(512, 14336, LK_BF16, own);
+                gemm_parts_one(384, 7168, LK_F8_E4M3, own);
+        }
+}
+
+static void gemm_nan_stays_in_its_row(void **state) {
+        const uint64_t m = 300, n = 384, k = 1024, row = 150;
+        const uint16_t nan = 0x7fc0;
+        Weights w;
+        Pair x, y;
+
+        if (!gpu)
+                skip();
+        w = weights_new((WeightsForm){.type = LK_BF16, .rows = n, .cols = k});
+        x = pair_filled(LK_BF16, m * k, 0);
+        y = pair_new(m * n * 2);
+        for (int own = 0; own < 2; own++) {
+                LkGemm a = {.m = m, .x = x.device, .x_type = LK_BF16, .x_ld = k, .w = w.device, .y = y.device, .y_type = LK_BF16, .y_ld = n};
+                uint8_t *clean, *got;
+
+                lk_cuda_product_set(gpu, own, 0);
+                pair_sync(&x);
+                assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
+                clean = downloaded(&y);
+                assert_int_equal(lk_cuda_ops()->upload(gpu, x.device + row * k * 2 + 2, &nan, 2), 0);
+                assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
+                got = downloaded(&y);
+                assert_memory_equal(got, clean, row * n * 2);
+                assert_memory_equal(got + (row + 1) * n * 2, clean + (row + 1) * n * 2, (m - row - 1) * n * 2);
+                for (uint64_t i = 0; i < n; i++)
+                        assert_true(isnan(of_bf16(((uint16_t *) (void *) got)[row * n + i])));
+                free(clean);
+                free(got);
+        }
+        lk_cuda_product_set(gpu, false, 0);
+        pair_free(&x);
+        pair_free(&y);
+        weights_free(&w);
+}
+
+/* More than 2^31 numbers of x: rows at both ends and around where a launch is cut. */
+static void gemm_huge_rows_right(void **state) {
+        const uint64_t m = 170000, n = 64, k = 14336, size = m * k * 2;
+        const uint64_t tops[] = {0, 149000, 149760, 169990};
+        const uint64_t few = 10;
+        Weights w;
+        Pair rows, y, part;
+        void *x;
+
+        if (!gpu)
+                skip();
+        if (lk_cuda_ops()->memory_new(gpu, size, &x) < 0)
+                skip();
+        w = weights_new((WeightsForm){.type = LK_BF16, .rows = n, .cols = k});
+        rows = pair_filled(LK_BF16, few * k, 0);
+        y = pair_new(m * n * 2);
+        part = pair_new(few * n * 2);
+        for (int own = 0; own < 2; own++) {
+                LkGemm a = {.m = m, .x = x, .x_type = LK_BF16, .x_ld = k, .w = w.device, .y = y.device, .y_type = LK_BF16, .y_ld = n};
+                uint8_t *got, *right;
+
+                lk_cuda_product_set(gpu, own, 0);
+                for (size_t i = 0; i < sizeof(tops) / sizeof(*tops); i++)
+                        assert_int_equal(lk_cuda_ops()->upload(gpu, (uint8_t *) x + tops[i] * k * 2, rows.host, few * k * 2), 0);
+                assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
+                got = downloaded(&y);
+                a.m = few;
+                a.x = rows.device;
+                a.y = part.device;
+                assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
+                right = downloaded(&part);
+                for (size_t i = 0; i < sizeof(tops) / sizeof(*tops); i++)
+                        assert_memory_equal(got + tops[i] * n * 2, right, few * n * 2);
+                free(got);
+                free(right);
+        }
+        lk_cuda_product_set(gpu, false, 0);
+        lk_cuda_ops()->memory_free(gpu, x);
+        pair_free(&rows);
+        pair_free(&y);
+        pair_free(&part);
+        weights_free(&w);
+}
+
+static void gemm_bad_arguments_refused(void **state) {
+        Weights w;
+        Pair x;
+
+        if (!gpu)
+                skip();
+        w = weights_new((WeightsForm){.type = LK_BF16, .rows = 8, .cols = 16});
+        x = pair_filled(LK_BF16, 64, 0);
+        LkGemm a = {.m = 2, .x = x.device, .x_type = LK_BF16, .x_ld = 15, .w = w.device, .y = x.device, .y_type = LK_BF16, .y_ld = 8};
+        LkGemmI8 b = {.m = 2, .x = (const int8_t *) x.device, .x_ld = 16, .x_scale = (const float *) (void *) x.device, .w = w.device, .y = x.device,
+                .y_type = LK_BF16, .y_ld = 8};
+
+        assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), -EINVAL); /* rows overlap */
+        a.x_ld = 16;
+        a.x_type = LK_F16;
+        assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), -EINVAL);
+        assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &b), -EINVAL); /* w is not int8 */
+        b.w.type = LK_I8;
+        assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &b), -EINVAL); /* no scale */
+        a.x_type = LK_BF16;
+        a.m = 0;
+        assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
+        pair_free(&x);
+        weights_free(&w);
+}
+
+static double attention_error(const Pair *x, const LkAttention *a, const uint8_t *o) {
+        const uint16_t *all = (const uint16_t *) (const void *) x->host, *got = (const uint16_t *) (const void *) o;
+        uint64_t width = (uint64_t) a->heads * 128, ld = a->q_ld;
+        double error = 0, length = 0, *p = calloc(a->n_k, sizeof(*p));
+
+        assert_non_null(p);
+        for (uint64_t i = 0; i < a->n_q; i += 17)
+                for (uint64_t h = 0; h < a->heads; h++) {
+                        double max = -1e300, sum = 0;
+
+                        for (uint64_t j = 0; j < a->n_k; j++) {
+                                p[j] = 0;
+                                for (uint64_t d = 0; d < 128; d++)
+                                        p[j] += (double) of_bf16(all[i * ld + h * 128 + d]) * (double) of_bf16(all[j * ld + width + h * 128 + d]);
+                                p[j] *= (double) a->scale;
+                                max = p[j] > max ? p[j] : max;
+                        }
+                        for (uint64_t j = 0; j < a->n_k; j++)
+                                sum += p[j] = exp(p[j] - max);
+                        for (uint64_t d = 0; d < 128; d++) {
+                                double right = 0, is = (double) of_bf16(got[i * a->o_ld + h * 128 + d]);
+
+                                for (uint64_t j = 0; j < a->n_k; j++)
+                                        right += p[j] / sum * (double) of_bf16(all[j * ld + 2 * width + h * 128 + d]);
+                                error += (is - right) * (is - right);
+                                length += right * right;
+                        }
+                }
+        free(p);
+        return sqrt(error / length);
+}
+
+/* [row, (q, k, v), head, dim]: right, and parts of heads and rows have the bits of the whole. */
+static void attention_cudnn_parts_have_the_bits_of_the_whole(void **state) {
+        const uint64_t n = 700, heads = 3, width = heads * 128, ld = 3 * width;
+        Pair x, o;
+        LkAttention a = {.type = LK_BF16, .n_q = n, .n_k = n, .heads = (uint32_t) heads, .head_dim = 128, .scale = 0.7f, .q_ld = ld, .k_ld = ld,
+                .v_ld = ld, .o_ld = width};
+        uint8_t *whole, *got;
+        int r;
+
+        if (!gpu)
+                skip();
+        x = pair_filled(LK_BF16, n * ld, 0);
+        o = pair_new(n * width * 2);
+        a.q = x.device;
+        a.k = x.device + width * 2;
+        a.v = x.device + 2 * width * 2;
+        a.o = o.device;
+        r = lk_cuda_attention_cudnn(gpu, &a);
+        if (r == -EOPNOTSUPP) {
+                print_message("# no cuDNN attention here\n");
+                skip();
+        }
+        assert_int_equal(r, 0);
+        whole = downloaded(&o);
+        assert_true(attention_error(&x, &a, whole) < 4e-3);
+
+        a.heads = 1;
+        for (uint64_t row = 0; row < 2; row++) {
+                uint64_t at = (row * 200 * width + 128) * 2;
+
+                a.n_q = row == 0 ? n : 257;
+                a.q = x.device + (row * 200 * ld + 128) * 2;
+                a.k = x.device + (width + 128) * 2;
+                a.v = x.device + (2 * width + 128) * 2;
+                a.o = o.device + at;
+                pair_sync(&o);
+                assert_int_equal(lk_cuda_attention_cudnn(gpu, &a), 0);
+                got = downloaded(&o);
+                for (uint64_t i = 0; i < a.n_q; i++)
+                        assert_memory_equal(got + at + i * width * 2, whole + at + i * width * 2, 256);
+                free(got);
+        }
+        a.causal = true;
+        assert_int_equal(lk_cuda_attention_cudnn(gpu, &a), -EOPNOTSUPP);
+        a.causal = false;
+        a.n_q = 3;
+        assert_int_equal(lk_cuda_attention_cudnn(gpu, &a), -EOPNOTSUPP);
+        a.n_q = 128;
+        a.head_dim = 64;
+        assert_int_equal(lk_cuda_attention_cudnn(gpu, &a), -EOPNOTSUPP);
+        free(whole);
+        pair_free(&x);
+        pair_free(&o);
+}
+
+/* After all products of this program: the libraries held what is expected of them. */
+static void describe_names_libraries(void **state) {
+        char text[1024], id[128];
+
+        if (!gpu)
+                skip();
+        assert_in_range(lk_cuda_describe(gpu, text, sizeof(text)), 1, sizeof(text) - 1);
+        assert_in_range(lk_cuda_numerics_id(gpu, id, sizeof(id)), 1, sizeof(id) - 1);
+        print_message("# %s\n%s", id, text);
+        assert_non_null(strstr(text, "self-test: nothing"));
+        assert_true(strncmp(id, "cuda-", 5) == 0);
+}
+
+static int setup(void **state) {
+        int r = lk_cuda_ops()->context_new(0, &gpu);
+
+        if (r < 0) {
+                gpu = NULL;
+                print_message("# no CUDA device: %s\n", strerror(-r));
+        }
+        return lk_cpu_ops(LK_CPU_AUTO)->context_new(0, &cpu);
+}
+
+static int teardown(void **state) {
+        lk_cuda_ops()->context_free(gpu);
+        lk_cpu_ops(LK_CPU_AUTO)->context_free(cpu);
+        return 0;
+}
+
+int main(void) {
+        const struct CMUnitTest tests[] = {
+                cmocka_unit_test(gemm_f32_same_bits_as_cpu),
+                cmocka_unit_test(dequantise_same_bits_as_cpu),
+                cmocka_unit_test(gemm_i8_same_bits_as_cpu),
+                cmocka_unit_test(gemm_i8_extreme_exact),
+                cmocka_unit_test(gemm_bf16_error_of_one_rounding),
+                cmocka_unit_test(gemm_parts_have_the_bits_of_the_whole),
+                cmocka_unit_test(gemm_nan_stays_in_its_row),
+                cmocka_unit_test(gemm_huge_rows_right),
+                cmocka_unit_test(gemm_bad_arguments_refused),
+                cmocka_unit_test(attention_cudnn_parts_have_the_bits_of_the_whole),
+                cmocka_unit_test(describe_names_libraries),
+        };
+
+        return cmocka_run_group_tests(tests, setup, teardown);
+}
