@@ -34,6 +34,8 @@ static inline int cuda_result(cudaError_t e) {
         }
 }
 
+#define ROW_BLOCKS_MAX 0x7fffffffu
+
 /* Blocks for m rows of ROW_LANES threads each; 0: more than one launch takes. */
 static inline unsigned row_blocks(uint64_t m) {
         const uint64_t rows = ROW_THREADS / ROW_LANES;
@@ -52,4 +54,6 @@ int lk_cuda_quantise(LkContext *c, const LkQuantise *a);
 int lk_cuda_layer_norm(LkContext *c, const LkLayerNorm *a);
 int lk_cuda_activate(LkContext *c, const LkActivate *a);
 int lk_cuda_attention(LkContext *c, const LkAttention *a);
+/* By cuDNN where it is there, allowed and has the bits of any part; else -EOPNOTSUPP. May be left out of a build. */
+__attribute__((weak)) int lk_cuda_attention_cudnn(LkContext *c, const LkAttention *a);
 }

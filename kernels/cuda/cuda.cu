@@ -66,10 +66,14 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.memory_free = memory_free;
         ops.upload = upload;
         ops.download = download;
+        ops.attention = lk_cuda_attention;
         ops.norm = lk_cuda_norm;
+        ops.layer_norm = lk_cuda_layer_norm;
         ops.qk_norm_rope = lk_cuda_qk_norm_rope;
         ops.residual = lk_cuda_residual;
         ops.swiglu = lk_cuda_swiglu;
+        ops.activate = lk_cuda_activate;
         ops.convert = lk_cuda_convert;
+        ops.quantise = lk_cuda_quantise;
         return &ops;
 }
