@@ -44,6 +44,8 @@ static inline int cuda_result(cudaError_t e) {
         }
 }
 
+#define ROW_BLOCKS_MAX 0x7fffffffu
+
 /* Blocks for m rows of ROW_LANES threads each; 0: more than one launch takes. */
 static inline unsigned row_blocks(uint64_t m) {
         const uint64_t rows = ROW_THREADS / ROW_LANES;

@@ -115,7 +115,7 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.join = join;
         ops.pin = cuda_pin;
         ops.unpin = cuda_unpin;
-        ops.attention = lk_cuda_attention_cudnn;
+        ops.attention = lk_cuda_attention;
         ops.norm = lk_cuda_norm;
         ops.layer_norm = lk_cuda_layer_norm;
         ops.qk_norm_rope = lk_cuda_qk_norm_rope;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The CUDA backend so far: memory and the row passes (norm, qk_norm_rope, residual, swiglu, convert), with the CPU backend's bits. The
- * products and attention are still NULL, so no worker uses this table yet. */
+/* The CUDA backend so far: memory, attention, and the row passes with the CPU backend's bits. The products are still NULL, so no
+ * worker uses this table yet. */
 
 #include "kernels/ops.h"
 

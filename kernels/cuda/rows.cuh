@@ -7,7 +7,6 @@
 #include "kernels/cuda/context.cuh"
 
 #define PIECE 8u /* numbers of bf16 */
-#define ROW_BLOCKS_MAX 0x7fffffffu
 
 static inline bool row_types(LkType t) {
         return t == LK_F32 || t == LK_BF16;

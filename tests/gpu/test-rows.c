@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The row passes of the CUDA backend against their CPU twins: the same bits, for odd sizes, both types, modulated and not, weights at
- * any byte. Needs a CUDA device; without one every test skips. */
+/* The row passes of the CUDA backend against their CPU twins: the same bits, for odd sizes, both types, modulated and not, fused and not,
+ * weights at any byte, numbers near the ends of the range. Needs a CUDA device; without one every test skips. */
 
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,7 +18,8 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
 
-static const uint64_t rows[] = { 1, 2, 7, 33, 407, 4099 }, widths[] = { 1, 8, 13, 96, 1024, 5376 };
+static const uint64_t rows[] = { 1, 2, 7, 33, 407, 4099 }, widths[] = { 1, 8, 13, 96, 264, 1024, 5376 };
+#define NUMBERS_MAX UINT64_C(2500000) /* of an array: keeps the test short */
 static LkContext *gpu, *cpu;
 static uint64_t seed = 42;
 
@@ -26,17 +28,54 @@ static uint32_t next(void) {
         return (uint32_t) (seed >> 32);
 }
 
-/* Numbers of all sizes, exponents -40 .. 20, now and then a zero or a large one. */
+static void put(void *p, LkType t, uint64_t i, uint32_t u) {
+        if (t == LK_F32)
+                memcpy((uint8_t *) p + i * 4, &u, 4);
+        else
+                memcpy((uint8_t *) p + i * 2, (uint8_t *) &u + 2, 2);
+}
+
+/* Numbers of all sizes, exponents -40 .. 20, now and then a zero. */
 static void fill(void *p, LkType t, uint64_t n) {
         for (uint64_t i = 0; i < n; i++) {
                 uint32_t u = (next() & 0x807fffffu) | (127u - 40u + next() % 60u) << 23;
 
                 if (next() % 50 == 0)
-                        u = 0;
-                if (t == LK_F32)
-                        memcpy((uint8_t *) p + i * 4, &u, 4);
+                        u &= 0x80000000u;
+                put(p, t, i, u);
+        }
+}
+
+/* Bell-shaped, as activations are: no row is all small but for one number. */
+static void fill_even(void *p, LkType t, uint64_t n, float size) {
+        for (uint64_t i = 0; i < n; i++) {
+                float f = 0;
+                uint32_t u;
+
+                for (int j = 0; j < 4; j++)
+                        f += (float) (next() >> 8) * 0x1p-24f - 0.5f;
+                f *= size;
+                memcpy(&u, &f, 4);
+                put(p, t, i, u);
+        }
+}
+
+/* Some rows of bf16 get what no row should have: infinities, no numbers, the largest and the smallest numbers. (f32 has more than one
+ * NaN, and which one comes out is not promised.) */
+static void spoil(void *p, LkType t, uint64_t m, uint64_t n) {
+        static const uint32_t odd[] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f7f0000u, 0xff7f0000u, 0x00010000u, 0x80400000u };
+
+        for (uint64_t i = 1; t == LK_BF16 && i < m; i += 3) {
+                uint64_t form = next() % 9;
+
+                if (form == 7)
+                        for (uint64_t j = 0; j < n; j++) /* near the smallest numbers */
+                                put(p, t, i * n + j, (next() & 0x807fffffu) | (next() % 30) << 23);
+                else if (form == 8)
+                        for (uint64_t j = 0; j < n; j++) /* near the largest */
+                                put(p, t, i * n + j, (next() & 0x807fffffu) | (225 + next() % 30) << 23);
                 else
-                        memcpy((uint8_t *) p + i * 2, (uint8_t *) &u + 2, 2);
+                        put(p, t, i * n + next() % n, odd[form]);
         }
 }
 
@@ -53,6 +92,20 @@ static Pair pair_new(LkType t, uint64_t n) {
         assert_non_null(p.host);
         fill(p.host, t, n);
         assert_int_equal(lk_cuda_ops()->memory_new(gpu, p.size, &p.device), 0);
+        assert_int_equal(lk_cuda_ops()->upload(gpu, p.device, p.host, p.size), 0);
+        return p;
+}
+
+static Pair pair_bytes(uint64_t size) {
+        return pair_new(LK_BF16, size / 2 + 1);
+}
+
+static Pair pair_spoilt(LkType t, uint64_t m, uint64_t n, bool even) {
+        Pair p = pair_new(t, m * n);
+
+        if (even)
+                fill_even(p.host, t, m * n, 4);
+        spoil(p.host, t, m, n);
         assert_int_equal(lk_cuda_ops()->upload(gpu, p.device, p.host, p.size), 0);
         return p;
 }
@@ -97,49 +150,116 @@ static void each(void (*f)(LkType t, uint64_t m, uint64_t n)) {
         for (LkType t = LK_F32; t <= LK_BF16; t++)
                 for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
                         for (size_t j = 0; j < sizeof(widths) / sizeof(widths[0]); j++)
-                                f(t, rows[i], widths[j]);
+                                if (rows[i] * widths[j] <= NUMBERS_MAX)
+                                        f(t, rows[i], widths[j]);
 }
 
+/* The largest rotation that divides n, or a smaller one, or none. */
+static uint32_t rotation_of(uint64_t n) {
+        uint32_t r = 256;
+
+        while (r > 1 && (n % r || next() % 3 == 0))
+                r /= 4;
+        return r == 1 ? 0 : r;
+}
+
+enum { MODULATED = 1, MODULATED_F32 = 2, ADDED = 4, GATED = 8, QUANTISED = 16, ONLY_QUANTISED = 32, ROUND_FIRST = 64, FORMS = 128 };
+
+static bool form_exists(int form) {
+        return !(form & MODULATED_F32 && !(form & MODULATED)) && !(form & GATED && !(form & ADDED)) &&
+               !(form & ONLY_QUANTISED && !(form & QUANTISED)) && !(form & ROUND_FIRST && form & MODULATED);
+}
+
+static void norm_form(LkType t, uint64_t m, uint64_t n, int form) {
+        LkType mt = form & MODULATED_F32 ? LK_F32 : t, wt = (LkType) (1 + next() % 3);
+        unsigned shift = (unsigned) (next() % 4); /* bytes */
+        Pair x = pair_spoilt(t, m, n, next() % 2), w = pair_new(LK_F32, n + 1), mod = pair_new(mt, 6 * 3 * n), y = pair_new(t, m * n);
+        Pair source = pair_spoilt(t, m, n, true), gates = pair_new(t, 6 * n), q = pair_bytes(m * n), scales = pair_new(LK_F32, m);
+        int32_t *device, *host = index_of(m, &device);
+        LkResidual add = { .type = t, .m = m, .n = n, .x = x.host, .x_ld = n, .y = source.host, .y_ld = n };
+        LkQuantise quantise = { .rotation = rotation_of(n), .q = q.host, .q_ld = n, .scale = scales.host };
+
+        fill_even((uint8_t *) w.host + shift, wt == LK_F32 ? LK_F32 : LK_BF16, n, 2); /* as f16: other numbers */
+        pair_sync(&w);
+        LkNorm a = { .type = t, .m = m, .n = n, .x = x.host, .x_ld = n, .eps = 1e-5f, .y = form & ONLY_QUANTISED ? NULL : y.host, .y_ld = n,
+                .weight = { (uint8_t *) w.host + shift, wt, n }, .round_first = form & ROUND_FIRST, .add = form & ADDED ? &add : NULL,
+                .quantise = form & QUANTISED ? &quantise : NULL };
+
+        if (form & MODULATED) {
+                a.mod = mod.host;
+                a.mod_type = mt;
+                a.mod_ld = 3 * n;
+                a.mod_index = host;
+                a.shift_at = n;
+                a.scale_at = 2 * n;
+        }
+        if (form & GATED) {
+                add.mod = gates.host;
+                add.mod_ld = n;
+                add.mod_index = host;
+        }
+        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->norm(cpu, &a), 0);
+        a.x = add.x = x.device;
+        a.y = a.y ? y.device : NULL;
+        a.weight.data = (uint8_t *) w.device + shift;
+        a.mod = a.mod ? mod.device : NULL;
+        a.mod_index = add.mod_index = device;
+        add.y = source.device;
+        add.mod = add.mod ? gates.device : NULL;
+        quantise.q = q.device;
+        quantise.scale = scales.device;
+        assert_int_equal(lk_cuda_ops()->norm(gpu, &a), 0);
+        assert_pair_same(&y, "norm", m, n);
+        assert_pair_same(&x, "residual before the norm", m, n);
+        assert_pair_same(&scales, "scales behind the norm", m, n);
+        assert_pair_same(&q, "int8 rows behind the norm", m, n);
+        lk_cuda_ops()->memory_free(gpu, device);
+        free(host);
+        pair_free(&x);
+        pair_free(&w);
+        pair_free(&mod);
+        pair_free(&y);
+        pair_free(&source);
+        pair_free(&gates);
+        pair_free(&q);
+        pair_free(&scales);
+}
+
+/* All forms of small rows, a few of large ones. */
 static void norm_one(LkType t, uint64_t m, uint64_t n) {
-        for (int form = 0; form < 4; form++) { /* bit 0: modulated, bit 1: modulation in f32 */
-                LkType mt = form & 2 ? LK_F32 : t;
-                unsigned shift = (unsigned) (next() % 4); /* bytes */
-                Pair x = pair_new(t, m * n), w = pair_new(LK_F32, n), mod = pair_new(mt, 6 * 3 * n), y = pair_new(t, m * n);
-                int32_t *device, *host = index_of(m, &device);
+        int step = m * n < 20000 ? 1 : m * n < 500000 ? 7 : 29, left = 0;
 
-                fill((uint8_t *) w.host + shift, LK_BF16, n);
-                pair_sync(&w);
-                LkNorm a = { .type = t, .m = m, .n = n, .x = x.host, .x_ld = n, .eps = 1e-5f, .y = y.host, .y_ld = n,
-                        .weight = { (uint8_t *) w.host + shift, LK_BF16, n } };
-
-                if (form & 1) {
-                        a.mod = mod.host;
-                        a.mod_type = mt;
-                        a.mod_ld = 3 * n;
-                        a.mod_index = host;
-                        a.shift_at = n;
-                        a.scale_at = 2 * n;
+        for (int form = 0; form < FORMS; form++)
+                if (form_exists(form) && left-- == 0) {
+                        norm_form(t, m, n, form);
+                        left = step - 1;
                 }
-                assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->norm(cpu, &a), 0);
+}
+
+static void quantise_one(LkType t, uint64_t m, uint64_t n) {
+        for (int gated = 0; gated < 2; gated++) {
+                Pair x = pair_spoilt(t, m, n, true), up = pair_spoilt(t, m, n, next() % 2), q = pair_bytes(m * n), scales = pair_new(LK_F32, m);
+                LkQuantise a = { .x_type = t, .m = m, .k = n, .x = x.host, .x_ld = n, .up = gated ? up.host : NULL, .up_ld = n,
+                        .rotation = rotation_of(n), .q = q.host, .q_ld = n, .scale = scales.host };
+
+                assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->quantise(cpu, &a), 0);
                 a.x = x.device;
-                a.y = y.device;
-                a.weight.data = (uint8_t *) w.device + shift;
-                a.mod = a.mod ? mod.device : NULL;
-                a.mod_index = device;
-                assert_int_equal(lk_cuda_ops()->norm(gpu, &a), 0);
-                assert_pair_same(&y, "norm", m, n);
-                lk_cuda_ops()->memory_free(gpu, device);
-                free(host);
+                a.up = gated ? up.device : NULL;
+                a.q = q.device;
+                a.scale = scales.device;
+                assert_int_equal(lk_cuda_ops()->quantise(gpu, &a), 0);
+                assert_pair_same(&scales, gated ? "gated scales" : "scales", m, n);
+                assert_pair_same(&q, gated ? "gated int8 rows" : "int8 rows", m, n);
                 pair_free(&x);
-                pair_free(&w);
-                pair_free(&mod);
-                pair_free(&y);
+                pair_free(&up);
+                pair_free(&q);
+                pair_free(&scales);
         }
 }
 
 static void residual_one(LkType t, uint64_t m, uint64_t n) {
         for (int gated = 0; gated < 2; gated++) {
-                Pair x = pair_new(t, m * n), y = pair_new(t, m * n), mod = pair_new(t, 6 * n);
+                Pair x = pair_spoilt(t, m, n, false), y = pair_spoilt(t, m, n, true), mod = pair_new(t, 6 * n);
                 int32_t *device, *host = index_of(m, &device);
                 LkResidual a = { .type = t, .m = m, .n = n, .x = x.host, .x_ld = n, .y = y.host, .y_ld = n };
 
@@ -165,7 +285,7 @@ static void residual_one(LkType t, uint64_t m, uint64_t n) {
 }
 
 static void swiglu_one(LkType t, uint64_t m, uint64_t n) {
-        Pair g = pair_new(t, m * n), u = pair_new(t, m * n), y = pair_new(t, m * n);
+        Pair g = pair_spoilt(t, m, n, next() % 2), u = pair_spoilt(t, m, n, true), y = pair_new(t, m * n);
         LkSwiglu a = { .type = t, .m = m, .n = n, .gate = g.host, .gate_ld = n, .up = u.host, .up_ld = n, .y = y.host, .y_ld = n };
 
         assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->swiglu(cpu, &a), 0);
@@ -193,12 +313,52 @@ static void convert_one(LkType t, uint64_t m, uint64_t n) {
         pair_free(&y);
 }
 
-static void qk_one(LkType t, uint64_t m, uint64_t n) {
-        const uint32_t dims[] = { 8, 64, 72, 128 };
-        uint32_t head_dim = dims[n % 4], heads = (uint32_t) (n % 9 + 1), pairs = head_dim * 3 / 8;
+static void layer_norm_one(LkType t, uint64_t m, uint64_t n) {
+        unsigned shift = (unsigned) (next() % 4);
+        Pair x = pair_spoilt(t, m, n, true), w = pair_new(LK_F32, n + 1), b = pair_new(LK_F32, n), y = pair_new(t, m * n);
+        fill_even((uint8_t *) w.host + shift, LK_BF16, n, 2); /* as f16: other numbers, but numbers */
+        pair_sync(&w);
+        LkLayerNorm a = { .type = t, .m = m, .n = n, .x = x.host, .x_ld = n, .eps = 1e-5f, .y = y.host, .y_ld = n,
+                .weight = { (uint8_t *) w.host + shift, LK_F16, n }, .bias = { b.host, LK_BF16, n } };
 
-        for (int rope = 0; rope < 2; rope++) {
-                Pair x = pair_new(t, m * heads * head_dim), w = pair_new(LK_F32, head_dim);
+        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->layer_norm(cpu, &a), 0);
+        a.x = x.device;
+        a.y = y.device;
+        a.weight.data = (uint8_t *) w.device + shift;
+        a.bias.data = b.device;
+        assert_int_equal(lk_cuda_ops()->layer_norm(gpu, &a), 0);
+        assert_pair_same(&y, "layer_norm", m, n);
+        pair_free(&x);
+        pair_free(&w);
+        pair_free(&b);
+        pair_free(&y);
+}
+
+static void activate_one(LkType t, uint64_t m, uint64_t n) {
+        for (LkFunction f = LK_SILU; f < _LK_FUNCTION_MAX; f++) {
+                Pair x = pair_spoilt(t, m, n, next() % 2), y = pair_new(t, m * n);
+                LkActivate a = { .type = t, .function = f, .m = m, .n = n, .x = x.host, .x_ld = n, .y = y.host, .y_ld = n };
+
+                assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->activate(cpu, &a), 0);
+                a.x = x.device;
+                a.y = y.device;
+                assert_int_equal(lk_cuda_ops()->activate(gpu, &a), 0);
+                assert_pair_same(&y, "activate", m, n);
+                pair_free(&x);
+                pair_free(&y);
+        }
+}
+
+static void qk_one(LkType t, uint64_t m, uint64_t n) {
+        static const uint32_t shapes[][2] = { { 8, 3 }, { 12, 6 }, { 64, 24 }, { 72, 36 }, { 128, 48 }, { 128, 64 }, { 256, 96 } };
+
+        for (unsigned i = 0; i < 2 * sizeof(shapes) / sizeof(shapes[0]); i++) {
+                uint32_t head_dim = shapes[i / 2][0], pairs = shapes[i / 2][1], heads = (uint32_t) (n % 9 + 1), rope = i % 2;
+
+                if (m * heads * head_dim > NUMBERS_MAX / 2)
+                        continue;
+
+                Pair x = pair_spoilt(t, m * heads, head_dim, next() % 2), w = pair_new(LK_F32, head_dim);
                 Pair c = pair_new(LK_F32, m * pairs), s = pair_new(LK_F32, m * pairs);
                 LkQkNormRope a = { .type = t, .m = m, .heads = heads, .head_dim = head_dim, .x = x.host,
                         .x_ld = (uint64_t) heads * head_dim, .weight = { w.host, LK_F32, head_dim }, .eps = 1e-5f, .rope_dims = pairs };
@@ -220,6 +380,54 @@ static void qk_one(LkType t, uint64_t m, uint64_t n) {
                 pair_free(&c);
                 pair_free(&s);
         }
+}
+
+/* silu of every bf16 number: its f32 bits show in the scale of a row of nothing else. */
+static void silu_of_every_number_same_bits_as_cpu(void **state) {
+        const uint64_t m = 65536, n = 16;
+
+        if (!gpu)
+                skip();
+
+        Pair g = pair_new(LK_BF16, m * n), u = pair_new(LK_BF16, m * n), q = pair_bytes(m * n), scales = pair_new(LK_F32, m), y = pair_new(LK_BF16, m * n);
+        LkQuantise a = { .x_type = LK_BF16, .m = m, .k = n, .x = g.host, .x_ld = n, .up = u.host, .up_ld = n, .q = q.host, .q_ld = n, .scale = scales.host };
+        LkSwiglu b = { .type = LK_BF16, .m = m, .n = n, .gate = g.host, .gate_ld = n, .up = u.host, .up_ld = n, .y = y.host, .y_ld = n };
+
+        for (uint64_t i = 0; i < m * n; i++) {
+                put(g.host, LK_BF16, i, (uint32_t) (i / n) << 16);
+                put(u.host, LK_BF16, i, 0x3f800000u);
+        }
+        pair_sync(&g);
+        pair_sync(&u);
+        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->quantise(cpu, &a), 0);
+        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->swiglu(cpu, &b), 0);
+        a.x = b.gate = g.device;
+        a.up = b.up = u.device;
+        a.q = q.device;
+        a.scale = scales.device;
+        b.y = y.device;
+        assert_int_equal(lk_cuda_ops()->quantise(gpu, &a), 0);
+        assert_int_equal(lk_cuda_ops()->swiglu(gpu, &b), 0);
+        assert_pair_same(&scales, "silu", m, n);
+        assert_pair_same(&q, "int8 of silu", m, n);
+        assert_pair_same(&y, "swiglu", m, n);
+        pair_free(&g);
+        pair_free(&u);
+        pair_free(&q);
+        pair_free(&scales);
+        pair_free(&y);
+}
+
+static void quantise_same_bits_as_cpu(void **state) {
+        each(quantise_one);
+}
+
+static void layer_norm_same_bits_as_cpu(void **state) {
+        each(layer_norm_one);
+}
+
+static void activate_same_bits_as_cpu(void **state) {
+        each(activate_one);
 }
 
 static void norm_same_bits_as_cpu(void **state) {
@@ -265,6 +473,10 @@ int main(void) {
                 cmocka_unit_test(swiglu_same_bits_as_cpu),
                 cmocka_unit_test(convert_same_bits_as_cpu),
                 cmocka_unit_test(qk_norm_rope_same_bits_as_cpu),
+                cmocka_unit_test(quantise_same_bits_as_cpu),
+                cmocka_unit_test(silu_of_every_number_same_bits_as_cpu),
+                cmocka_unit_test(layer_norm_same_bits_as_cpu),
+                cmocka_unit_test(activate_same_bits_as_cpu),
         };
 
         return cmocka_run_group_tests(tests, setup, teardown);

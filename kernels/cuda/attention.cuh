@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* What the parts of attention share. */
+
+#include "kernels/cuda/context.cuh"
+
+typedef struct Attention {
+        LkAttention a;
+        uint32_t group; /* query heads that share a key head */
+        float unit;     /* |scale| * log2(e) */
+        bool negative;  /* scale is */
+} Attention;
+
+/* By mma.sync; any multiple of 8 up to 256 as head size, rows of 16-byte pieces. */
+int attention_bf16(LkContext *c, const Attention *a);
+int attention_f16(LkContext *c, const Attention *a);
+
+/* Element i of an array of any of the types, naturally aligned. */
+static __device__ __forceinline__ float attention_number(const void *p, LkType type, uint64_t i) {
+        return number_get(p, type, i);
+}
