@@ -2,6 +2,7 @@
 /* Attention: which kernel, and the plain one, which takes every shape and has the bits of kernels/cpu/attention.c (f32, bf16). */
 
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/cuda.h"
 
 #include <math.h>
 
@@ -109,23 +110,30 @@ static bool attention_valid(const LkAttention *a) {
 
 extern "C" int lk_cuda_attention(LkContext *c, const LkAttention *a) {
         Attention b = {*a};
-        int r;
 
         if (!attention_valid(a))
                 return -EINVAL;
         if (a->n_q == 0 || a->heads == 0)
                 return 0;
 
-        r = lk_cuda_attention_cudnn ? lk_cuda_attention_cudnn(c, a) : -EOPNOTSUPP;
-        if (r != -EOPNOTSUPP)
-                return r;
-
         b.group = a->kv_heads > 0 ? a->heads / a->kv_heads : 1;
         b.unit = fabsf(a->scale) * 1.4426950408889634f;
         b.negative = a->scale < 0;
+#ifdef LK_CUDA_SM90
+        if (c->arch == 90 && !c->portable) {
+                int r = attention_sm90(c, &b);
+
+                if (r != -EOPNOTSUPP)
+                        return r;
+        }
+#endif
         if (has_pieces(a))
                 return a->type == LK_BF16 ? attention_bf16(c, &b) : attention_f16(c, &b);
 
         attention_plain<<<dim3((unsigned) a->n_q, a->heads), THREADS, 0, c->stream>>>(b);
         return cuda_result(cudaGetLastError());
+}
+
+extern "C" void lk_cuda_attention_set(LkContext *c, bool portable) {
+        c->portable = portable;
 }

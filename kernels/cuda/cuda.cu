@@ -37,13 +37,19 @@ static LkContext *context_free(LkContext *c) {
 
 /* The host's threads sleep while they wait for the device: this machine's cores are others', too. */
 static int make_queues(LkContext *c) {
-        int lowest, highest, r;
+        int lowest, highest, major, minor, r;
 
         r = cuda_result(cudaGetDevice(&c->device));
         if (r >= 0)
                 r = cuda_result(cudaInitDevice(c->device, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid));
         if (r >= 0)
                 r = cuda_result(cudaSetDevice(c->device));
+        if (r >= 0)
+                r = cuda_result(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device));
+        if (r >= 0)
+                r = cuda_result(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device));
+        if (r >= 0)
+                c->arch = 10 * major + minor;
         if (r >= 0)
                 r = cuda_result(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
         if (r >= 0)

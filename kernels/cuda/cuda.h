@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The CUDA backend so far: memory, attention, and the row passes with the CPU backend's bits. The products are still NULL, so no
- * worker uses this table yet. */
+/* The CUDA backend. Convolutions and what else only the VAEs want are still NULL. */
 
 #include "kernels/ops.h"
 
@@ -20,11 +19,10 @@ const LkOps *lk_cuda_ops(void);
 int lk_cuda_describe(LkContext *c, char *ret, size_t size);
 int lk_cuda_numerics_id(LkContext *c, char *ret, size_t size);
 
-/* Attention by cuDNN. -EOPNOTSUPP: not here, or not for this shape; nothing was launched. */
-int lk_cuda_attention_cudnn(LkContext *c, const LkAttention *a);
-
 /* For tests and measurements: products by own kernels only; rows of int32 sums at a time (0: as before). */
 void lk_cuda_product_set(LkContext *c, bool own_only, uint64_t i8_rows);
+/* Likewise: attention by the kernel that every card has. */
+void lk_cuda_attention_set(LkContext *c, bool portable);
 
 #ifdef __cplusplus
 }

@@ -8,12 +8,10 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/context.cuh"
-#include "kernels/cuda/dnn.h"
 #include "kernels/cuda/lt.h"
 
 struct CudaProduct {
         CudaLt *lt;   /* NULL: not on this device; own kernels then */
-        CudaDnn *dnn; /* NULL: no such library */
         int arch;     /* 80, 89, 90 .. */
         uint8_t *scratch;
         uint64_t scratch_size;

@@ -19,6 +19,12 @@
 #define TEST_COLUMNS UINT64_C(1536)
 #define TEST_ERROR 0.01 /* relative distance to the own kernel: another rounding, not another number */
 
+#ifdef LK_CUDA_SM90
+#define HOPPER_KERNELS 1
+#else
+#define HOPPER_KERNELS 0
+#endif
+
 typedef struct Layer Layer;
 struct Layer {
         Layer *next;
@@ -28,11 +34,11 @@ struct Layer {
         LayerPin pin;
 };
 
-/* A device class's int8 products and attention: 0 untried, 1 good, -1 bad. */
+/* A device class's int8 products: 0 untried, 1 good, -1 bad. */
 typedef struct Class Class;
 struct Class {
         Class *next;
-        int arch, i8, attention;
+        int arch, i8;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -334,92 +340,17 @@ bool library_i8(LkContext *c) {
         return good;
 }
 
-/* Two heads of 512 rows; one of them, and 128 of its rows from another place, alone. */
-static int try_attention(LkContext *c) {
-        const uint64_t rows = 512, dim = 128, width = 2 * dim, from = 192, n = 130;
-        Scratch s = scratch_begin(c->product);
-        uint16_t *q = (uint16_t *) scratch_take(&s, 3 * rows * width * 2), *o = (uint16_t *) scratch_take(&s, rows * width * 2),
-                 *host = (uint16_t *) malloc(2 * rows * width * 2), *part = host ? host + rows * width : NULL;
-        LkAttention a = {};
-        int r;
-
-        if (!q || !o || !host) {
-                free(host);
-                return -ENOMEM;
-        }
-        a.type = LK_BF16;
-        a.n_q = a.n_k = rows;
-        a.heads = 2;
-        a.head_dim = (uint32_t) dim;
-        a.scale = 1;
-        a.q = q;
-        a.k = q + rows * width;
-        a.v = q + 2 * rows * width;
-        a.o = o;
-        a.q_ld = a.k_ld = a.v_ld = a.o_ld = width;
-        r = fill(c, q, 3 * rows * width, 5, true);
-        if (r >= 0)
-                r = dnn_attention(c->product->dnn, c->stream, &a);
-        if (r >= 0)
-                r = to_host(c, host, o, rows * width * 2);
-
-        a.heads = 1;
-        a.n_q = n;
-        a.q = q + from * width + dim;
-        a.k = q + rows * width + dim;
-        a.v = q + 2 * rows * width + dim;
-        a.o = o + from * width + dim;
-        if (r >= 0)
-                r = cuda_result(cudaMemsetAsync(o, 0xff, rows * width * 2, c->stream));
-        if (r >= 0)
-                r = dnn_attention(c->product->dnn, c->stream, &a);
-        if (r >= 0)
-                r = to_host(c, part, o, rows * width * 2);
-        for (uint64_t i = from; r >= 0 && i < from + n; i++)
-                if (memcmp(host + i * width + dim, part + i * width + dim, dim * 2) != 0)
-                        break;
-                else
-                        r = i + 1 == from + n;
-        free(host);
-        return r;
-}
-
-extern "C" int lk_cuda_attention_cudnn(LkContext *c, const LkAttention *a) {
-        CudaProduct *p = c->product;
-        Class *k;
-        bool good;
-
-        if (!p->dnn || p->own_only || p->arch != 90 || a->type != LK_BF16 || a->head_dim != 128 || a->causal)
-                return -EOPNOTSUPP;
-        if (a->n_q == 0 || a->heads == 0)
-                return 0;
-        (void) pthread_mutex_lock(&lock);
-        k = class_of(p->arch);
-        if (k && k->attention == 0) {
-                k->attention = try_attention(c) > 0 ? 1 : -1;
-                if (k->attention < 0)
-                        p->refused = "cuDNN's attention gave other bits for a part of it, or none";
-        }
-        good = k && k->attention > 0;
-        (void) pthread_mutex_unlock(&lock);
-        return good ? dnn_attention(p->dnn, c->stream, a) : -EOPNOTSUPP;
-}
-
 int product_new(LkContext *c) {
         CudaProduct *p = (CudaProduct *) calloc(1, sizeof(*p));
-        int major, minor, r;
+        int r;
         size_t free_memory, memory;
 
         if (!p)
                 return -ENOMEM;
         c->product = p;
-        r = cuda_result(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device));
-        if (r >= 0)
-                r = cuda_result(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device));
-        if (r >= 0)
-                r = cuda_result(cudaMemGetInfo(&free_memory, &memory));
+        r = cuda_result(cudaMemGetInfo(&free_memory, &memory));
         if (r >= 0) {
-                p->arch = major * 10 + minor;
+                p->arch = c->arch;
                 p->i8_rows = 8192;
                 p->scratch_size = memory >= SCRATCH_LARGE_FROM ? SCRATCH_LARGE : SCRATCH_SMALL;
                 r = cuda_result(cudaMalloc((void **) &p->scratch, p->scratch_size));
@@ -430,11 +361,6 @@ int product_new(LkContext *c) {
                         p->lt = NULL;
                         r = 0;
                 }
-        }
-        if (r >= 0 && p->arch == 90) {
-                r = dnn_new(&p->dnn);
-                if (r == -EOPNOTSUPP)
-                        r = 0;
         }
         if (r < 0)
                 product_free(c);
@@ -447,7 +373,6 @@ void product_free(LkContext *c) {
         if (!p)
                 return;
         (void) lt_free(p->lt);
-        (void) dnn_free(p->dnn);
         (void) cuda_result(cudaFree(p->scratch));
         free(p);
         c->product = NULL;
@@ -476,21 +401,12 @@ static void layers_count(int arch, unsigned *ret_all, unsigned *ret_own) {
 extern "C" int lk_cuda_describe(LkContext *c, char *ret, size_t size) {
         const CudaProduct *p = c->product;
         size_t lt = lt_version();
-        char library[64] = "own (no cublasLt for this card)", attention[96] = "own";
+        char library[64] = "own (no cublasLt for this card)";
         unsigned all, own;
-        int64_t engine = -1;
-        int n;
 
         layers_count(p->arch, &all, &own);
         if (p->lt)
                 (void) snprintf(library, sizeof(library), "cublasLt %zu.%zu.%zu", lt / 10000, lt / 100 % 100, lt % 100);
-        if (p->dnn) {
-                bool asked = dnn_engine(p->dnn, &engine);
-
-                n = snprintf(attention, sizeof(attention), "cuDNN %zu", dnn_version(p->dnn));
-                if (asked)
-                        (void) snprintf(attention + n, sizeof(attention) - (size_t) n, ", engine %" PRId64, engine);
-        }
         return snprintf(ret, size,
                 "sm_%d\n"
                 "linears, bf16: %s, one algorithm for each layer (%u known, %u of them own mma.sync)\n"
@@ -498,13 +414,13 @@ extern "C" int lk_cuda_describe(LkContext *c, char *ret, size_t size) {
                 "linears, int8: %s, int32 sums, own last pass\n"
                 "linears, others: own fma, the CPU's bits\n"
                 "attention, bf16, head 128: %s\n"
+                "attention, others: own mma.sync; f32 the CPU's bits\n"
                 "refused by the self-test: %s\n",
-                p->arch, library, all, own, library, attention, p->refused ? p->refused : "nothing");
+                p->arch, library, all, own, library, HOPPER_KERNELS && p->arch == 90 ? "own wgmma" : "own mma.sync", p->refused ? p->refused : "nothing");
 }
 
 extern "C" int lk_cuda_numerics_id(LkContext *c, char *ret, size_t size) {
         const CudaProduct *p = c->product;
 
-        return snprintf(ret, size, "cuda-%d-sm%d-lt%zu-dnn%zu", LK_CUDA_KERNELS, p->arch, p->lt ? lt_version() : 0,
-                p->dnn ? dnn_version(p->dnn) : 0);
+        return snprintf(ret, size, "cuda-%d-sm%d-lt%zu", LK_CUDA_KERNELS, p->arch, p->lt ? lt_version() : 0);
 }

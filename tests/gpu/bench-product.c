@@ -247,42 +247,6 @@ static void bench_f32(void) {
         }
 }
 
-typedef struct Attention {
-        LkAttention a;
-        int r;
-} Attention;
-
-static void launch_attention(void *arg) {
-        Attention *a = arg;
-
-        if (a->r >= 0)
-                a->r = lk_cuda_attention_cudnn(gpu, &a->a);
-}
-
-static void bench_attention(void) {
-        static const uint64_t shapes[][3] = {{73686, 73686, 56}, {18432, 73686, 56}, {38010, 38010, 56}, {73686, 73686, 7}};
-        uint64_t width = 56 * 128;
-
-        fill_bf16(x, ROWS_MAX * K_MAX, 1, 2);
-        fill_bf16(y, ROWS_MAX * width, 1, 3);
-        for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
-                uint64_t n_q = shapes[i][0], n_k = shapes[i][1], heads = shapes[i][2];
-                Attention a = {.a = {.type = LK_BF16, .n_q = n_q, .n_k = n_k, .heads = (uint32_t) heads, .head_dim = 128, .scale = 0.0883883461f,
-                                       .q = x, .k = x + width * 2, .v = y, .o = y + ROWS_MAX * width * 2, .q_ld = 2 * width, .k_ld = 2 * width,
-                                       .v_ld = width, .o_ld = width}};
-                double begin = now(), first;
-                Rate r;
-
-                launch_attention(&a);
-                must(cudaDeviceSynchronize(), "first attention");
-                first = now() - begin;
-                r = rate_waited(launch_attention, &a, SECONDS);
-                printf("attention, cuDNN, %lu queries, %lu keys, %lu heads: status %d, %.2f ms (%.2f to %.2f, %u) %.0f TF %u MHz %u W, first %.0f ms\n",
-                        n_q, n_k, heads, a.r, r.usec / 1000, r.shortest / 1000, r.longest / 1000, r.samples,
-                        4e-6 * (double) heads * 128 * (double) n_q * (double) n_k / r.usec, r.mhz, r.watts, 1000 * first);
-        }
-}
-
 static void describe(void) {
         char text[1024];
 
@@ -296,7 +260,7 @@ int main(int argc, char **argv) {
         static const struct {
                 const char *name;
                 void (*run)(void);
-        } all[] = {{"bf16", bench_bf16}, {"int8", bench_int8}, {"own", bench_own}, {"f32", bench_f32}, {"attention", bench_attention}};
+        } all[] = {{"bf16", bench_bf16}, {"int8", bench_int8}, {"own", bench_own}, {"f32", bench_f32}};
         float *ones = malloc(ROWS_MAX * sizeof(*ones));
         double begin;
         int r;
