@@ -151,7 +151,7 @@ static int shut_in(Fault *f) {
         return 0;
 }
 
-static int filter_system_calls(Fault *f) {
+static int filter_system_calls(const Backend *b, Fault *f) {
         int r;
 
         if (!seccomp_is_supported()) {
@@ -160,7 +160,7 @@ static int filter_system_calls(Fault *f) {
                 return 0;
         }
 
-        r = seccomp_apply();
+        r = seccomp_apply(b->uses_driver);
         if (r == -EOPNOTSUPP) {
                 log_warning(
                         "This kernel has no seccomp: the worker runs without its filter of system calls.");
@@ -190,7 +190,7 @@ static int serve(const Backend *b, Fault *f) {
         if (r < 0)
                 return r;
 
-        r = filter_system_calls(f);
+        r = filter_system_calls(b, f);
         if (r < 0)
                 return r;
 
