@@ -14,7 +14,7 @@ typedef struct Backend {
         const char *program; /* "latent-worker-cpu" */
         const LkOps *ops;    /* complete once start() was there */
 
-        /* Makes the devices ready, from the main thread, before the filter of system calls is on. Fails with f where
+        /* Makes the devices ready, from the main thread, before the process is shut in. Fails with f where
          * this machine lacks what the backend needs: the worker says so and has no devices. NULL: nothing to do. */
         int (*start)(Fault *f);
 

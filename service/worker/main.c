@@ -173,11 +173,15 @@ static int filter_system_calls(const Backend *b, Fault *f) {
 }
 
 static int serve(const Backend *b, Fault *f) {
-        int r;
+        Fault why = {};
+        int r, started;
 
         r = take_socket(f);
         if (r < 0)
                 return r;
+
+        /* Before: a driver's library looks at this process in /proc, which is shut then. */
+        started = b->start ? b->start(&why) : 0;
 
         r = shut_in(f);
         if (r < 0)
@@ -186,7 +190,7 @@ static int serve(const Backend *b, Fault *f) {
         (void) signal(SIGPIPE, SIG_IGN); /* stderr may be a pipe whose reader is gone */
 
         (void) slice_make_short(); /* this thread only passes on; ranks have their own */
-        r = worker_start(b, LISTEN_FD, f);
+        r = worker_start(b, LISTEN_FD, started < 0 ? &why : NULL, f);
         if (r < 0)
                 return r;
 

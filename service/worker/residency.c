@@ -28,7 +28,7 @@ static bool is_at_work(const Residency *x, uint32_t rank) {
         return x->plan_ranks >> rank & 1;
 }
 
-static void note(Residency *x) {
+void residency_note(Residency *x) {
         uint64_t bytes = 0;
         uint32_t blocks = 0;
 
@@ -120,7 +120,7 @@ static void forget(Residency *x) {
         x->h3 = NULL;
         x->serial = 0;
         x->planned = false;
-        note(x);
+        residency_note(x);
 }
 
 void residency_clear(Residency *x, RankGroup *g) {
@@ -281,7 +281,7 @@ static int take_memory(Residency *x, const Backend *b, RankGroup *g, const Resid
 
         p.share = (room.bytes - bytes) / n;
         r = on_all_ranks(g, plan_rank, &p);
-        note(x);
+        residency_note(x);
         log_debug("A step takes %" PRIu64 " bytes of the device with %" PRIu32 " rows at a time, weights %" PRIu64 " of %" PRIu64
                   ", %" PRIu32 " blocks stay.",
                 bytes, x->piece_rows, x->device_bytes, room.whole, x->device_blocks);
@@ -364,7 +364,7 @@ bool residency_shrink(Residency *x, RankGroup *g) {
         if (!x->planned)
                 return false;
         (void) on_all_ranks(g, shrink_rank, &s);
-        note(x);
+        residency_note(x);
         if (!s.done && x->piece_rows > PIECE_LEAST) {
                 x->piece_rows /= 2;
                 x->piece_rows = x->piece_rows > PIECE_LEAST ? x->piece_rows : PIECE_LEAST;
@@ -400,7 +400,7 @@ uint64_t residency_rest(Residency *x, RankGroup *g) {
 
         (void) on_all_ranks(g, release_rank, x);
         x->planned = false;
-        note(x);
+        residency_note(x);
         log_info("Gave the device's memory back: no step came for %" PRIu64 " s.", x->limits.idle_usec / 1000000);
         return UINT64_MAX;
 }

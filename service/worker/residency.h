@@ -80,5 +80,8 @@ void residency_clear(Residency *x, RankGroup *g);
 /* There is nothing to do: lets go of what was closed, or lies idle. When to ask again (CLOCK_MONOTONIC). */
 uint64_t residency_rest(Residency *x, RankGroup *g);
 
+/* After steps: counts anew what the broker is told. */
+void residency_note(Residency *x);
+
 /* Lets go of everything, from any thread, when the ranks have ended what they did and still have their contexts. */
 void residency_done(Residency *x);

@@ -243,8 +243,10 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t 
                 return r;
         for (;;) {
                 r = try_compute(s, g, j, step, ret_bytes, f);
-                if (r != -ENOMEM || s->backend->ops->host_weights || j->cancelled || !residency_shrink(&s->residency, g))
+                if (r != -ENOMEM || s->backend->ops->host_weights || j->cancelled || !residency_shrink(&s->residency, g)) {
+                        residency_note(&s->residency);
                         return r;
+                }
                 *f = (Fault){};
         }
 }

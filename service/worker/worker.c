@@ -492,10 +492,9 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
         }
 }
 
-int worker_start(const Backend *backend, int socket, Fault *f) {
+int worker_start(const Backend *backend, int socket, const Fault *no_device, Fault *f) {
         Worker *w = &worker;
         WireMessage m;
-        Fault fault = {};
         int r;
 
         r = link_new(socket, &w->link);
@@ -517,12 +516,11 @@ int worker_start(const Backend *backend, int socket, Fault *f) {
 #endif
 
         /* A worker without a device says so and waits for its end: the broker shows why. */
-        if (backend->start && backend->start(&fault) < 0) {
-                wire_init(&m, WIRE_HELLO, 0, 0, 0);
-                (void) snprintf(m.hello.reason, sizeof(m.hello.reason), "%s", fault.text);
-                (void) log_error(0, "%s", fault.text);
+        wire_init(&m, WIRE_HELLO, 0, 0, 0);
+        if (no_device) {
+                (void) snprintf(m.hello.reason, sizeof(m.hello.reason), "%.511s", no_device->text);
+                (void) log_error(0, "%s", no_device->text);
         } else {
-                wire_init(&m, WIRE_HELLO, 0, 0, 0);
                 m.hello.n_devices = backend->devices(m.hello.devices);
                 (void) snprintf(m.hello.kernels, sizeof(m.hello.kernels), "%s", backend->kernels ? backend->kernels : "");
                 log_info("Version %s on %s (%s).", LATENTD_VERSION, m.hello.devices[0].name,
