@@ -22,6 +22,7 @@ static void text_cache_clear(TextCache *c) {
 
 void step_runner_done(StepRunner *s) {
         text_cache_clear(&s->text);
+        rope_cache_clear(&s->rope);
         merged_cache_clear(&s->merged);
         mod_cache_clear(&s->tables);
         encode_cache_clear(&s->encodes);
@@ -29,6 +30,7 @@ void step_runner_done(StepRunner *s) {
 }
 
 void step_runner_shrink(StepRunner *s) {
+        rope_cache_clear(&s->rope);
         mod_cache_clear(&s->tables);
         encode_cache_clear(&s->encodes);
 }
@@ -220,6 +222,7 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint6
         int r;
 
         job_step_input(j, step, &in);
+        in.rope = rope_cache_get(&s->rope, &job_model(j)->config, j->layout, j->compute);
         r = refine_text(s, g, j, &in.refined_text, f);
         if (r < 0)
                 return r;

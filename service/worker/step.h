@@ -13,6 +13,7 @@
 #include "service/worker/merged-model.h"
 #include "service/worker/mod-cache.h"
 #include "service/worker/residency.h"
+#include "service/worker/rope-cache.h"
 #include "service/worker/split.h"
 
 /* The refined text of the last prompt: it depends on the model, the compute type and the text alone, and
@@ -29,6 +30,7 @@ typedef struct StepRunner {
         const Backend *backend;
         Link *link; /* for PROGRESS and LORA_NOTES */
         TextCache text;
+        RopeCache rope;
         MergedCache merged; /* MODEL_CLOSE drops from it, on the link's thread */
         ModCache tables;    /* likewise */
         EncodeCache encodes; /* likewise */

@@ -220,7 +220,7 @@ static uint32_t devices(WireDevice *ret_devices) {
                 return 0;
 
         memset(d, 0, sizeof(*d));
-        (void) snprintf(d->name, sizeof(d->name), "%s", gpu.properties.name);
+        (void) snprintf(d->name, sizeof(d->name), "%.63s", gpu.properties.name);
         (void) snprintf(d->pci_address, sizeof(d->pci_address), "%s", gpu.pci_address);
         (void) snprintf(d->architecture, sizeof(d->architecture), "sm_%d%d", gpu.properties.major, gpu.properties.minor);
         print_uuid(&gpu.properties.uuid, d->uuid, sizeof(d->uuid));
