@@ -425,6 +425,9 @@ static const ConfigKey keys[] = {
         {"WorkerSocket", parse_path, offsetof(Config, worker_socket), 0,
                 sizeof(((struct sockaddr_un *) NULL)->sun_path) - 1,
                 "an absolute path of at most 107 bytes"},
+        {"WorkerCudaSocket", parse_path, offsetof(Config, worker_cuda_socket), 0,
+                sizeof(((struct sockaddr_un *) NULL)->sun_path) - 1,
+                "an absolute path of at most 107 bytes"},
         {"WorkerDirectory", parse_path, offsetof(Config, worker_directory), 0, 0,
                 "an absolute directory without \"..\""},
         {"WorkerRanks", parse_u32, offsetof(Config, worker_ranks), 0, 64,
@@ -463,8 +466,9 @@ int config_new(Config **ret) {
                 return -ENOMEM;
 
         c->worker_socket = strdup("/run/latentd/worker.sock");
+        c->worker_cuda_socket = strdup("/run/latentd/worker-cuda.sock");
         c->worker_directory = strdup(LATENTD_LIBEXECDIR);
-        if (!c->worker_socket || !c->worker_directory)
+        if (!c->worker_socket || !c->worker_cuda_socket || !c->worker_directory)
                 return -ENOMEM;
 
         c->cache_ram_reserve = percent_of(memory_total(), 10);
@@ -495,6 +499,7 @@ Config *config_free(Config *c) {
         free(c->allowed_users);
         free(c->private_socket);
         free(c->worker_socket);
+        free(c->worker_cuda_socket);
         free(c->worker_directory);
         free(c);
         return NULL;

@@ -48,6 +48,7 @@ typedef struct Config {
         WorkerBackend worker;       /* Worker=auto|cpu|cuda */
         WorkerStart worker_start;   /* WorkerStart=auto|socket|spawn */
         char *worker_socket;        /* WorkerSocket=, default /run/latentd/worker.sock */
+        char *worker_cuda_socket;   /* WorkerCudaSocket=, default /run/latentd/worker-cuda.sock */
         char *worker_directory;     /* WorkerDirectory=: where latent-worker-* are; default: libexecdir */
         uint32_t worker_ranks;      /* WorkerRanks=0..64: logical ranks per worker; 0: one per device */
         uint32_t worker_threads;    /* WorkerThreads=: CPU threads of a CPU worker; 0: all */

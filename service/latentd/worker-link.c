@@ -416,7 +416,7 @@ static void on_no_device(WorkerLink *w, const WireHello *m) {
 
         w->useless = true;
         /* a sentence that others make one of */
-        (void) snprintf(text, sizeof(text), "has no device: %.*s", (int) strcspn(w->no_device, "\n"), w->no_device);
+        (void) snprintf(text, sizeof(text), "has no device: %.180s", w->no_device);
         if (text[0] != '\0' && text[strlen(text) - 1] == '.')
                 text[strlen(text) - 1] = '\0';
         worker_link_drop(w, text);

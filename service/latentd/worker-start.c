@@ -33,15 +33,28 @@ typedef struct Child {
         pid_t parent;
 } Child;
 
-static int start_by_socket(const Config *c, WorkerProcess *ret, Fault *f) {
+/* A user's own instance sees the system's sockets but may not connect to them. */
+static bool is_our_socket(const char *path) {
+        struct stat st;
+
+        return path && stat(path, &st) >= 0 && S_ISSOCK(st.st_mode) && access(path, W_OK) >= 0;
+}
+
+static bool wants_cuda(const Config *c, bool no_cuda) {
+        return c->worker == WORKER_CUDA || (c->worker == WORKER_AUTO && !no_cuda && is_our_socket(c->worker_cuda_socket));
+}
+
+static int start_by_socket(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
+        bool cuda = wants_cuda(c, no_cuda);
+        const char *path = cuda ? c->worker_cuda_socket : c->worker_socket, *key = cuda ? "WorkerCudaSocket=" : "WorkerSocket=";
         struct sockaddr_un sa = { .sun_family = AF_UNIX };
         CLEANUP_CLOSE int fd = -EBADF;
-        size_t n = strlen(c->worker_socket);
+        size_t n = strlen(path);
 
         if (n >= sizeof(sa.sun_path))
                 return fault_set(f, -ENOENT, FAULT_NO_WORKER,
-                        "WorkerSocket= is too long for a socket address: \"%s\".", c->worker_socket);
-        memcpy(sa.sun_path, c->worker_socket, n + 1);
+                        "%s is too long for a socket address: \"%s\".", key, path);
+        memcpy(sa.sun_path, path, n + 1);
 
         fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0)
@@ -50,11 +63,10 @@ static int start_by_socket(const Config *c, WorkerProcess *ret, Fault *f) {
 
         if (connect(fd, (struct sockaddr *) &sa, sizeof(sa)) < 0)
                 return fault_set(f, -errno, FAULT_NO_WORKER,
-                        "The worker's socket \"%s\" (WorkerSocket=) does not answer: %s. Is "
-                        "latent-worker.socket started?",
-                        c->worker_socket, strerror(errno));
+                        "The worker's socket \"%s\" (%s) does not answer: %s. Is %s started?", path, key, strerror(errno),
+                        cuda ? "latent-worker-cuda.socket" : "latent-worker.socket");
 
-        *ret = (WorkerProcess){ .socket = STEAL_FD(fd), .pidfd = -EBADF };
+        *ret = (WorkerProcess){ .socket = STEAL_FD(fd), .pidfd = -EBADF, .cuda = cuda };
         return 0;
 }
 
@@ -308,17 +320,14 @@ static int start_by_spawn(const Config *c, bool no_cuda, WorkerProcess *ret, Fau
 }
 
 bool worker_start_by_socket(const Config *c) {
-        struct stat st;
-
         if (c->worker_start != WORKER_START_AUTO)
                 return c->worker_start == WORKER_START_SOCKET;
 
-        /* A user's own instance sees the system's socket but may not connect to it. */
-        return c->worker_socket && stat(c->worker_socket, &st) >= 0 && S_ISSOCK(st.st_mode) && access(c->worker_socket, W_OK) >= 0;
+        return is_our_socket(c->worker_socket) || (c->worker != WORKER_CPU && is_our_socket(c->worker_cuda_socket));
 }
 
 int worker_start(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
-        return worker_start_by_socket(c) ? start_by_socket(c, ret, f) : start_by_spawn(c, no_cuda, ret, f);
+        return worker_start_by_socket(c) ? start_by_socket(c, no_cuda, ret, f) : start_by_spawn(c, no_cuda, ret, f);
 }
 
 int worker_process_reap(int pidfd, char *ret_text, size_t size) {

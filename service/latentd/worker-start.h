@@ -14,7 +14,7 @@ typedef struct WorkerProcess {
         int socket; /* our end: SOCK_SEQPACKET, close-on-exec, non-blocking */
         int pidfd;  /* of the child; -EBADF for a worker of a socket unit, which is not ours to wait for */
         pid_t pid;  /* 0 likewise */
-        bool cuda;  /* spawned as latent-worker-cuda */
+        bool cuda;  /* it is latent-worker-cuda */
 } WorkerProcess;
 
 /* Whether the next one comes from its socket unit, and not from us: in a sandbox of its own. */

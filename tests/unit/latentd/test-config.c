@@ -146,6 +146,18 @@ static void config_read_parts_and_cache_of_encode(void **state) {
         assert_int_equal(s->config->evict_after_use, 0);
 }
 
+static void config_read_device_memory(void **state) {
+        State *s = *state;
+
+        assert_int_equal(s->config->vram_reserve, UINT64_C(1) << 30);
+        assert_int_equal(s->config->vram_limit, 0);
+        assert_int_equal(s->config->vram_idle_sec, 300);
+        assert_int_equal(read_text(s, "[latentd]\nVramReserve=0\nVramLimit=15G\nVramIdleSec=0\n"), 0);
+        assert_int_equal(s->config->vram_reserve, 0);
+        assert_int_equal(s->config->vram_limit, UINT64_C(15) << 30);
+        assert_int_equal(s->config->vram_idle_sec, 0);
+}
+
 static void config_read_percent_is_of_all_memory(void **state) {
         State *s = *state;
         uint64_t total = (uint64_t) sysconf(_SC_PHYS_PAGES) * (uint64_t) sysconf(_SC_PAGESIZE);
@@ -181,6 +193,9 @@ static void config_read_wrong_line_names_file_line_and_what_is_allowed(void **st
                 {"LockMemory=garbage", "yes, no or auto"},
                 {"LockMemory=2", "yes, no or auto"},
                 {"EncodeCacheMax=", "powers of 1024"},
+                {"VramReserve=10%", "powers of 1024"},
+                {"VramLimit=x", "powers of 1024"},
+                {"VramIdleSec=31536001", "0 (never) to 31536000"},
                 {"EncodeCacheMax=10%", "powers of 1024"},
                 {"EvictAfterUse=vae", "conditioner, video-vae, audio-vae, denoiser"},
                 {"EvictAfterUse=conditioner lora", "conditioner, video-vae, audio-vae, denoiser"},
@@ -360,6 +375,7 @@ int main(void) {
                 TEST(config_read_every_key_sets_its_field),
                 TEST(config_read_empty_value_clears_lists),
                 TEST(config_read_parts_and_cache_of_encode),
+                TEST(config_read_device_memory),
                 TEST(config_read_percent_is_of_all_memory),
                 TEST(config_read_wrong_line_names_file_line_and_what_is_allowed),
                 TEST(config_read_key_before_section_is_refused),

@@ -765,6 +765,7 @@ static int child_worker(void) {
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), LATENTD_VERSION);
         (void) snprintf(m.hello.backend, sizeof(m.hello.backend), "cpu");
         (void) snprintf(m.hello.numerics_id, sizeof(m.hello.numerics_id), "%s", child_problem());
+        m.hello.n_devices = 1;
         m.hello.pid = getpid();
         if (wire_send(3, &m, -EBADF) < 0)
                 return 1;

@@ -24,6 +24,8 @@
 
 #define FILTER_FAILED 99
 
+static bool driver; /* which filter */
+
 /* Runs fn in a filtered child: waitpid()'s status. */
 static int run_filtered(int (*fn)(void)) {
         int status;
@@ -35,7 +37,7 @@ static int run_filtered(int (*fn)(void)) {
         p = fork();
         assert_true(p >= 0);
         if (p == 0) {
-                if (seccomp_apply(false) < 0)
+                if (seccomp_apply(driver) < 0)
                         _exit(FILTER_FAILED);
                 _exit(fn());
         }
@@ -88,6 +90,28 @@ static int do_open_write(void) {
 }
 static int do_open_read_write(void) {
         return ERRNO_OF(open("/dev/null", O_RDWR | O_CLOEXEC));
+}
+static int do_ioctl(void) {
+        int r = ERRNO_OF(syscall(SYS_ioctl, -1, 0, 0));
+
+        return r == EBADF ? 0 : r;
+}
+static int do_eventfd(void) {
+        return ERRNO_OF(syscall(SYS_eventfd2, 0, 0));
+}
+static int do_memfd(void) {
+        return ERRNO_OF(memfd_create("test", MFD_CLOEXEC));
+}
+static int do_policy(void) {
+        int r = ERRNO_OF(syscall(SYS_get_mempolicy, NULL, NULL, 0, NULL, 0));
+
+        return r == ENOSYS ? 0 : r; /* a kernel without NUMA */
+}
+static int do_limits(void) {
+        return ERRNO_OF(syscall(SYS_prlimit64, 0, 0, NULL, NULL));
+}
+static int do_limits_of_parent(void) {
+        return ERRNO_OF(syscall(SYS_prlimit64, getppid(), 0, NULL, NULL));
 }
 static int do_open_create(void) {
         return ERRNO_OF(open("test-seccomp-file", O_RDONLY | O_CREAT | O_CLOEXEC, 0600));
@@ -220,6 +244,32 @@ static void seccomp_apply_hostile_calls_kill(void **state) {
         assert_deadly(do_bpf);
 }
 
+/* A driver's calls, and no others. */
+static void seccomp_apply_driver_calls_allowed_beside_it_alone(void **state) {
+        assert_refused(do_ioctl);
+        assert_refused(do_eventfd);
+        assert_refused(do_limits);
+
+        driver = true;
+        assert_allowed(do_ioctl);
+        assert_allowed(do_eventfd);
+        assert_allowed(do_memfd);
+        assert_allowed(do_policy);
+        assert_allowed(do_limits);
+        assert_allowed(do_open_read_write);
+        assert_allowed(do_thread);
+        assert_refused(do_open_create);
+        assert_refused(do_open_truncate);
+        assert_refused(do_limits_of_parent);
+        assert_refused(do_socket);
+        assert_refused(do_map_code);
+        assert_refused(do_fork);
+        assert_refused(do_kill_parent);
+        assert_deadly(do_execve);
+        assert_deadly(do_ptrace);
+        driver = false;
+}
+
 static void seccomp_apply_abort_is_abort(void **state) {
         int status = run_filtered(do_abort);
 
@@ -232,6 +282,7 @@ int main(void) {
                 cmocka_unit_test(seccomp_apply_needed_calls_allowed),
                 cmocka_unit_test(seccomp_apply_other_calls_refused),
                 cmocka_unit_test(seccomp_apply_hostile_calls_kill),
+                cmocka_unit_test(seccomp_apply_driver_calls_allowed_beside_it_alone),
                 cmocka_unit_test(seccomp_apply_abort_is_abort),
         };
 
