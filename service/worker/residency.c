@@ -318,7 +318,8 @@ int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const Reside
         x->plan_bytes = bytes;
         r = take_memory(x, b, g, use, f);
         if (r == -ENOMEM)
-                (void) fault_set(f, r, FAULT_DOES_NOT_FIT, "The device has no memory for the weights to pass through: others have taken it.");
+                (void) fault_set(f, r, FAULT_DOES_NOT_FIT,
+                        "The device has no memory for the weights to pass through: others have taken it.");
         if (r < 0)
                 return r;
         x->planned = true;

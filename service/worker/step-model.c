@@ -18,8 +18,8 @@ static bool needs_merge(const Job *j) {
         return false;
 }
 
-/* *ret_work: bytes that merging takes and gives back. There is no ENOMEM for memory that was promised and is touched later. Models that no job uses go first,
- * and tables. */
+/* *ret_work: bytes that merging takes and gives back. There is no ENOMEM for memory that was promised and is touched
+ * later. Models that no job uses go first, and tables. */
 static int admit_merge(StepRunner *s, RankGroup *g, const Job *j, const H3LoraUse *uses, uint64_t *ret_work, Fault *f) {
         uint64_t need, kept, have, held = merged_model_bytes(), limit = j->private_max;
         int r;

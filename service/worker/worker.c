@@ -60,6 +60,7 @@ static void report_memory(Worker *w) {
         m.memory.registered_bytes = x->registered_bytes;
 
         (void) pthread_mutex_lock(&w->memory_lock);
+        w->memory.header = m.memory.header;
         if (memcmp(&m.memory, &w->memory, sizeof(m.memory)) != 0) {
                 w->memory = m.memory;
                 link_send(w->link, &m);

@@ -519,7 +519,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
 
         backend = backend_get(&f);
         CHECK(backend && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
-        CHECK(worker_start(backend, pair[1], &f) == 0);
+        CHECK(worker_start(backend, pair[1], NULL, &f) == 0);
         send_all(pair[0], &x);
         CHECK(pthread_create(&reader, NULL, read_answers, &pair[0]) == 0);
 

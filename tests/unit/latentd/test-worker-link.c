@@ -172,8 +172,11 @@ static void start_missing_binary_is_no_worker(void **state) {
         assert_string_equal(j->fault.name, FAULT_NO_WORKER);
         assert_non_null(strstr(j->fault.text, "latent-worker-cuda"));
 
-        c->worker_start = WORKER_START_AUTO; /* the socket is there */
+        c->worker_start = WORKER_START_AUTO;
+        free(c->worker_cuda_socket);
+        c->worker_cuda_socket = strdup(c->worker_socket); /* it is there */
         assert_works(f, s);
+        assert_true(f->m->worker->process.cuda);
 }
 
 static void credits_are_never_exceeded(void **state) {
