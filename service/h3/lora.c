@@ -17,7 +17,6 @@
 #define TENSORS_MAX 16384u /* three for each module of fifty blocks are 1500 */
 
 DEFINE_CLEANUP(H3Lora *, h3_lora_free)
-DEFINE_CLEANUP(H3Model *, h3_model_free)
 DEFINE_CLEANUP(H3TensorSet *, h3_tensor_set_free)
 
 static int no_memory(Fault *f) {
