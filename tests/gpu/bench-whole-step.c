@@ -4,9 +4,10 @@
  *
  *     bench-whole-step MODEL CASE... [--compute auto|f32|bf16]        (the service: tests/with-latentd)
  *
- * Loads MODEL, opens a session with all cases in it and says {"ready": true, ...}. A line FRAMES on stdin runs one step of the case of so
- * many frames and prints one line of JSON: n (rows), s (seconds of the step by the worker), wall_s (from before the call until the result can be
- * read), queued_s, crc (of the velocities: equal steps, equal bits), rms of both, and every number of the job's result by its name. */
+ * Loads MODEL, opens a session with all cases in it and says {"ready": 1, ...}. A line FRAMES on stdin runs one step
+ * of the case of so many frames and prints one line of JSON: n (rows), s (seconds of the step by the worker), wall_s
+ * (from before the call until the result can be read), queued_s, crc (of the velocities: equal steps, equal bits), rms of
+ * both, and every number of the job's result by its name. */
 
 #include <errno.h>
 #include <getopt.h>
