@@ -39,6 +39,8 @@ static void check_service(Findings *f, latent_client *client) {
         check_headroom(f, status);
         check_stuck(f, get_uint(status, "StuckReads"));
         check_devices(f, devices);
+        check_device_reason(f, status);
+        check_kernels(f, devices);
         check_cache(f, regions);
         check_locked(f, regions);
         check_numa_applied(f, regions);

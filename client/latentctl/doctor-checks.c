@@ -232,6 +232,32 @@ void check_devices(Findings *f, const latent_value *devices) {
                         n_gone == n ? " (no worker drives it now)" : "");
 }
 
+void check_device_reason(Findings *f, const latent_value *status) {
+        const char *reason = get_string(status, "DeviceReason");
+
+        if (reason[0] != '\0')
+                finding_add(f, "GPU", LEVEL_WARNING,
+                        "See to what it says, then systemctl restart latentd; or set Worker=cpu in latentd.conf.", "%s", reason);
+}
+
+/* A line of the table each. */
+void check_kernels(Findings *f, const latent_value *devices) {
+        for (size_t i = 0; i < latent_value_count(devices); i++) {
+                const latent_value *d = latent_value_at(devices, i);
+                const char *line = get_string(d, "Kernels");
+
+                if (strcmp(get_string(d, "State"), "gone") == 0)
+                        continue;
+                while (*line != '\0') {
+                        int n = (int) strcspn(line, "\n");
+
+                        finding_add(f, "kernels", LEVEL_OK, "", "%.*s", n, line);
+                        line += n;
+                        line += *line == '\n';
+                }
+        }
+}
+
 void check_cache(Findings *f, const latent_value *regions) {
         uint64_t bytes = 0, huge = 0;
         char a[FORMAT_MAX], b[FORMAT_MAX];

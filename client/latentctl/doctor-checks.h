@@ -18,7 +18,7 @@ typedef struct Finding {
         char advice[512]; /* what to do; empty if nothing */
 } Finding;
 
-#define FINDINGS_MAX 24u
+#define FINDINGS_MAX 64u
 
 typedef struct Findings {
         size_t n;
@@ -41,6 +41,8 @@ void check_sandbox(Findings *f, const latent_value *status);
 void check_stuck(Findings *f, uint64_t n); /* StuckReads */
 void check_headroom(Findings *f, const latent_value *status);
 void check_devices(Findings *f, const latent_value *devices);
+void check_kernels(Findings *f, const latent_value *devices);
+void check_device_reason(Findings *f, const latent_value *status);
 void check_cache(Findings *f, const latent_value *regions);
 void check_locked(Findings *f, const latent_value *regions);
 void check_numa_applied(Findings *f, const latent_value *regions);

@@ -372,13 +372,28 @@ static int pack(const DitRun *run, const H3Model *m, const H3StepInput *in, floa
                                run->c->hidden);
 }
 
-static int upload_rope(const DitRun *run, const H3Layout *l) {
+/* Rows of a table that is there already. */
+static int upload_made_rope(const DitRun *run, const H3StepInput *in) {
+        uint64_t width = 3ull * run->c->rope_freqs, n = h3_range_size(run->rope) * width;
+        const float *cos = in->rope + run->rope.begin * width, *sin = cos + in->layout->rows * width;
+        int r;
+
+        dit_tap_host(run, "rope_cos", cos, h3_range_size(run->rope), width);
+        dit_tap_host(run, "rope_sin", sin, h3_range_size(run->rope), width);
+        r = run->ops->upload(run->context, run->cos, cos, n * sizeof(float));
+        return r < 0 ? r : run->ops->upload(run->context, run->sin, sin, n * sizeof(float));
+}
+
+static int upload_rope(const DitRun *run, const H3StepInput *in) {
+        const H3Layout *l = in->layout;
         uint64_t width = 3ull * run->c->rope_freqs, rows = h3_range_size(run->rope), n = rows * width;
         CLEANUP_FREE float *table = NULL;
         int r;
 
         if (rows == 0)
                 return 0;
+        if (in->rope)
+                return upload_made_rope(run, in);
         table = malloc(2 * n * sizeof(float));
         if (!table)
                 return -ENOMEM;
@@ -575,7 +590,7 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
 
         dit_timesteps(l, in->sigma_video, in->sigma_audio, &t);
         dit_tap_host(run, "timestep", t.t, t.n, 1);
-        r = upload_rope(run, l);
+        r = upload_rope(run, in);
         if (r >= 0)
                 r = dit_index_rows(run, l, &t);
         if (r >= 0 && !run->table)

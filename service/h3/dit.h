@@ -39,6 +39,8 @@ typedef struct H3StepInput {
         const float *video, *audio;           /* host latents, [24, T, H, W] and [32, 2, A] */
         const H3ConditionLatents *conditions; /* [layout->shape.n_conditions] */
         float sigma_video, sigma_audio;       /* in [0, 1] */
+        const float *rope; /* h3_rope_table() of all rows of the layout, all cosines before all sines, rounded as the compute
+                              type asks; NULL: made in the step */
         const H3ModTable *mod_table; /* of this model and a schedule that has these sigmas; NULL: the rows
                                         are computed in the step */
 } H3StepInput;

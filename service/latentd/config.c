@@ -434,6 +434,9 @@ static const ConfigKey keys[] = {
         {"CacheRamMax", parse_bytes, offsetof(Config, cache_ram_max), 0, 0, BYTES},
         {"CacheRamReserve", parse_bytes_or_percent, offsetof(Config, cache_ram_reserve), 0, 0,
                 BYTES ", or 0% to 100%"},
+        {"VramReserve", parse_bytes, offsetof(Config, vram_reserve), 0, 0, BYTES},
+        {"VramLimit", parse_bytes, offsetof(Config, vram_limit), 0, 0, BYTES},
+        {"VramIdleSec", parse_u32, offsetof(Config, vram_idle_sec), 0, 31536000, "a number of seconds, 0 (never) to 31536000"},
         {"LockMemory", parse_tristate, offsetof(Config, lock_memory), 0, 0, "yes, no or auto"},
         {"NumaPolicy", parse_numa_policy, offsetof(Config, numa_policy), 0, 0,
                 "auto, default, interleave or bind:NODE"},
@@ -467,6 +470,8 @@ int config_new(Config **ret) {
         c->cache_ram_reserve = percent_of(memory_total(), 10);
         c->arena_bytes_per_user = percent_of(memory_total(), 25);
         c->encode_cache_max = UINT64_C(256) << 20;
+        c->vram_reserve = UINT64_C(1) << 30;
+        c->vram_idle_sec = 300;
         c->lock_memory = TRISTATE_AUTO;
         c->sessions_per_user = 64;
         c->jobs_per_user = 256;

@@ -27,6 +27,7 @@ static int property_get_text(sd_bus *bus, const char *path, const char *interfac
                 { "Uuid",         d->info.uuid         },
                 { "PciAddress",   d->info.pci_address  },
                 { "Architecture", d->info.architecture },
+                { "Kernels",      d->kernels           },
                 { "State",        device_state(d)      },
         };
 
@@ -50,6 +51,7 @@ static const sd_bus_vtable device_vtable[] = {
         SD_BUS_PROPERTY("Uuid", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("PciAddress", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("Architecture", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Kernels", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("NumaNode", "i", NULL, offsetof(Device, info.numa_node), SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("MemoryTotal", "t", NULL, offsetof(Device, info.memory_total), SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("MemoryFree", "t", NULL, offsetof(Device, info.memory_free), 0),

@@ -410,7 +410,7 @@ static double device_share(const WireDevice *info) {
         return 1;
 }
 
-static int device_new(Manager *m, const char *kind, const WireDevice *info) {
+static int device_new(Manager *m, const WireHello *hello, const WireDevice *info) {
         Device *d;
 
         d = calloc(1, sizeof(*d));
@@ -423,7 +423,8 @@ static int device_new(Manager *m, const char *kind, const WireDevice *info) {
         d->share = device_share(info);
         d->present = true;
         d->announced_state = device_state(d);
-        (void) snprintf(d->kind, sizeof(d->kind), "%s", kind);
+        (void) snprintf(d->kind, sizeof(d->kind), "%s", hello->backend);
+        memcpy(d->kernels, hello->kernels, sizeof(d->kernels));
         TAILQ_INSERT_TAIL(&m->devices, d, entry);
         device_bus_announce(d);
         return 0;
@@ -440,13 +441,14 @@ void manager_devices_present(Manager *m, const WireHello *hello) {
                 d = device_find_absent(m, hello->backend, info);
                 if (d) {
                         d->info = *info;
+                        memcpy(d->kernels, hello->kernels, sizeof(d->kernels));
                         d->share = device_share(info);
                         d->present = true;
                         d->busy = false;
                         continue;
                 }
 
-                r = device_new(m, hello->backend, info);
+                r = device_new(m, hello, info);
                 if (r < 0)
                         log_warning_errno(r, "Cannot add device %s", info->name);
         }

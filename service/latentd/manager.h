@@ -37,6 +37,7 @@ struct Device {
         Manager *manager;
         WireDevice info;
         char kind[16];
+        char kernels[2048]; /* as in WireHello */
         double share; /* LATENTD_SHARE of its PCI function, else 1 */
         bool present, busy;
         const char *announced_state; /* what clients were told last */

@@ -10,6 +10,7 @@
 #include "service/latentd/job.h"
 #include "service/latentd/peer.h"
 #include "service/latentd/session.h"
+#include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 
@@ -255,10 +256,18 @@ static int property_get_region_bytes(sd_bus *bus, const char *path, const char *
         return sd_bus_message_append(reply, "t", bytes);
 }
 
-/* Of the workers, only those with a GPU pin, and none of this version says how much. */
-static int property_get_pinned(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+/* What the worker said last of the model whose weights are on its devices. */
+static int property_get_device(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
                                void *userdata, sd_bus_error *error) {
-        return sd_bus_message_append(reply, "t", UINT64_C(0));
+        const Model *m = userdata;
+        const WireMemory *w = worker_link_memory(m->manager->worker);
+        bool there = w->device_model == m->id;
+
+        if (strcmp(property, "DeviceBlocks") == 0)
+                return sd_bus_message_append(reply, "u", there ? w->device_blocks : 0);
+        if (strcmp(property, "DeviceBytes") == 0)
+                return sd_bus_message_append(reply, "t", there ? w->device_bytes : UINT64_C(0));
+        return sd_bus_message_append(reply, "t", there ? w->registered_bytes : UINT64_C(0)); /* PinnedBytes */
 }
 
 static int property_get_node_bytes(sd_bus *bus, const char *path, const char *interface, const char *property,
@@ -329,7 +338,9 @@ static const sd_bus_vtable model_vtable[] = {
         SD_BUS_PROPERTY("Bytes", "t", NULL, offsetof(Model, bytes), 0),
         SD_BUS_PROPERTY("ResidentBytes", "t", property_get_resident, 0, 0),
         SD_BUS_PROPERTY("LockedBytes", "t", property_get_region_bytes, 0, 0),
-        SD_BUS_PROPERTY("PinnedBytes", "t", property_get_pinned, 0, 0),
+        SD_BUS_PROPERTY("PinnedBytes", "t", property_get_device, 0, 0),
+        SD_BUS_PROPERTY("DeviceBytes", "t", property_get_device, 0, 0),
+        SD_BUS_PROPERTY("DeviceBlocks", "u", property_get_device, 0, 0),
         SD_BUS_PROPERTY("HugeBytes", "t", property_get_region_bytes, 0, 0),
         SD_BUS_PROPERTY("PrivateBytes", "t", NULL, offsetof(Model, info.private_bytes), 0),
         SD_BUS_PROPERTY("NodeBytes", "at", property_get_node_bytes, 0, 0),

@@ -646,6 +646,11 @@ void worker_feed_on_error(WorkerLink *w, const WireError *m) {
                 return;
         }
 
+        if (m->fatal) { /* as if it had died: the next worker goes on */
+                worker_link_drop(w, m->fault.text);
+                return;
+        }
+
         w->asked_job = 0;
         w->asked_step = false;
         if (STEAL(w->asked_open, false)) {

@@ -55,7 +55,9 @@ struct WorkerLink {
         bool greeted;             /* HELLO: it has said Hello */
         bool was_ready, was_busy; /* ENDING: when it began */
         char end_reason[200];     /* behind "the worker "; "" while not known */
+        char no_device[512];      /* why the last worker that should have some has no devices; "" it has, or nobody asked */
         WireHello hello;
+        WireMemory memory; /* as it said last */
         uint32_t ranks;
         sd_event_source *io, *child, *timer;
         uint64_t timer_usec; /* when it goes off; UINT64_MAX: off */

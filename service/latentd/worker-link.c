@@ -142,6 +142,18 @@ const char *worker_link_numerics_id(const WorkerLink *w) {
         return w->hello.numerics_id;
 }
 
+const char *worker_link_no_device(const WorkerLink *w) {
+        return w->no_device;
+}
+
+const char *worker_link_kernels(const WorkerLink *w) {
+        return w->hello.kernels;
+}
+
+const WireMemory *worker_link_memory(const WorkerLink *w) {
+        return &w->memory;
+}
+
 /* When the worker has been silent for too long; UINT64_MAX: it may be. */
 static uint64_t patience_ends(const WorkerLink *w) {
         uint64_t until = w->asked_job != 0 ? w->job_usec + w->patience_usec : UINT64_MAX;
@@ -272,6 +284,7 @@ static void gone(WorkerLink *w, bool was_ready, bool was_busy) {
         else
                 log_warning("The worker %s.", reason);
 
+        w->memory = (WireMemory){};
         if (was_ready) {
                 manager_devices_gone(w->manager);
                 worker_feed_on_gone(w, reason, !expected);
@@ -382,7 +395,31 @@ static void welcome(WorkerLink *w) {
         m.welcome.ranks = w->ranks;
         m.welcome.threads = c->worker_threads;
         m.welcome.encode_cache_bytes = c->encode_cache_max;
+        m.welcome.vram_reserve = c->vram_reserve;
+        m.welcome.vram_limit = c->vram_limit;
+        m.welcome.vram_idle_usec = (uint64_t) c->vram_idle_sec * SECOND;
         worker_send(w, &m, -EBADF);
+}
+
+/* It can compute nothing, and says why. */
+static void on_no_device(WorkerLink *w, const WireHello *m) {
+        char text[sizeof(w->end_reason)];
+
+        (void) snprintf(w->no_device, sizeof(w->no_device), "%s", m->reason[0] ? m->reason : "It found no device.");
+        if (w->process.cuda && w->manager->config->worker == WORKER_AUTO) {
+                log_info("Using the CPU: %s", w->no_device);
+                w->no_cuda = true;
+                w->expected = true;
+                end_worker(w, "has no device");
+                return;
+        }
+
+        w->useless = true;
+        /* a sentence that others make one of */
+        (void) snprintf(text, sizeof(text), "has no device: %.*s", (int) strcspn(w->no_device, "\n"), w->no_device);
+        if (text[0] != '\0' && text[strlen(text) - 1] == '.')
+                text[strlen(text) - 1] = '\0';
+        worker_link_drop(w, text);
 }
 
 static void on_hello(WorkerLink *w, const WireHello *m) {
@@ -402,16 +439,15 @@ static void on_hello(WorkerLink *w, const WireHello *m) {
                 return;
         }
 
-        if (m->n_devices == 0 && w->process.cuda && w->manager->config->worker == WORKER_AUTO) {
-                log_info("The CUDA worker found no device; using the CPU.");
-                w->no_cuda = true;
-                w->expected = true;
-                end_worker(w, "has no device");
+        if (m->n_devices == 0) {
+                on_no_device(w, m);
                 return;
         }
 
         w->hello = *m;
         w->greeted = true;
+        if (!w->no_cuda)
+                w->no_device[0] = '\0';
         log_info("A worker is there: %s, %" PRIu32 " devices, numerics %s, pid %" PRIi32 ".", m->backend,
                 m->n_devices, m->numerics_id, m->pid);
         welcome(w);
@@ -466,6 +502,7 @@ static void on_work_message(WorkerLink *w, const WireMessage *m) {
                         break;
                 }
                 w->manager->merged_bytes = m->memory.merged_bytes;
+                w->memory = m->memory;
                 manager_used_changed(w->manager);
                 break;
 

@@ -21,6 +21,9 @@ bool worker_link_is_ready(const WorkerLink *w);
 uint64_t worker_link_epoch(const WorkerLink *w);
 uint32_t worker_link_ranks(const WorkerLink *w); /* of the last worker that was welcomed; 0 before */
 uint64_t worker_link_starts(const WorkerLink *w);
+const char *worker_link_no_device(const WorkerLink *w); /* why there is no GPU worker: "" there is, or nobody asked for one */
+const char *worker_link_kernels(const WorkerLink *w);   /* as WireHello */
+const WireMemory *worker_link_memory(const WorkerLink *w); /* zeros without a worker */
 const char *worker_link_numerics_id(const WorkerLink *w); /* of the last worker that said Hello; "" before */
 
 /* Ends a worker that has nothing to do, so that it gives its devices back; the next job starts another.

@@ -247,6 +247,8 @@ static void normalise(WireMessage *m) {
                 TERMINATE(m->hello.build_id);
                 TERMINATE(m->hello.backend);
                 TERMINATE(m->hello.numerics_id);
+                TERMINATE(m->hello.reason);
+                TERMINATE(m->hello.kernels);
                 for (size_t i = 0; i < WIRE_DEVICES_MAX; i++) {
                         WireDevice *d = &m->hello.devices[i];
 
@@ -278,6 +280,10 @@ static void normalise(WireMessage *m) {
                 m->step_done.reserved = 0;
                 break;
 
+        case WIRE_MEMORY:
+                m->memory.reserved = 0;
+                break;
+
         case WIRE_LORA_NOTES:
                 for (size_t i = 0; i < WIRE_LORA_NOTES_MAX; i++) {
                         TERMINATE(m->lora_notes.notes[i].name);
@@ -289,6 +295,7 @@ static void normalise(WireMessage *m) {
         case WIRE_ERROR:
                 TERMINATE(m->error.fault.name);
                 TERMINATE(m->error.fault.text);
+                m->error.reserved = 0;
                 break;
 
         case WIRE_MODEL_OPEN:

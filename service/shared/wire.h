@@ -114,8 +114,10 @@ typedef struct WireHello {
         char backend[16];  /* "cpu", "cuda" */
         char numerics_id[128];
         int32_t pid; /* SO_PEERCRED shows the listener when systemd started the worker */
-        uint32_t n_devices;
+        uint32_t n_devices; /* 0: it can compute nothing, and waits to be ended */
         WireDevice devices[WIRE_DEVICES_MAX];
+        char reason[512];   /* without devices: why, for people; else "" */
+        char kernels[2048]; /* which kernel does what on the devices, in lines; "" with one set of kernels for all */
 } WireHello;
 
 typedef struct WireWelcome {
@@ -123,6 +125,9 @@ typedef struct WireWelcome {
         uint32_t ranks;    /* logical ranks this worker runs, 1 .. WIRE_RANKS_MAX */
         uint32_t threads;  /* CPU threads over all ranks, 0 = all */
         uint64_t encode_cache_bytes; /* what ENCODE may keep of its results; 0: nothing */
+        /* Of a worker whose devices have memory of their own, bytes of each: what others shall find free; what it may take, 0: all.
+         * What it holds goes when no step came for so long; 0: never. */
+        uint64_t vram_reserve, vram_limit, vram_idle_usec;
 } WireWelcome;
 
 /* wire_init() sets acks to 1. */
@@ -478,6 +483,10 @@ typedef struct WireStepDone {
 typedef struct WireMemory {
         WireHeader header;
         uint64_t merged_bytes; /* of all merged matrices, in use or kept */
+        uint64_t device_model; /* whose weights are in device memory, 0: none */
+        uint64_t device_bytes; /* of device memory that they take, over all ranks */
+        uint32_t device_blocks, reserved; /* of the model that stay there, on the rank that has most of them */
+        uint64_t registered_bytes; /* of host memory, with the devices */
 } WireMemory;
 
 /* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a
@@ -485,6 +494,9 @@ typedef struct WireMemory {
 typedef struct WireError {
         WireHeader header;
         Fault fault;
+        uint32_t fatal; /* not 0: the worker has lost its device and ends; what was asked goes on in the next one. The text goes
+                           behind "the worker " */
+        uint32_t reserved;
 } WireError;
 
 typedef struct WireJobClose {

@@ -4,6 +4,7 @@
 /* What makes a worker program a CPU or a CUDA worker. Exactly one file of each program (worker-cpu.c,
  * worker-cuda.c) defines backend_get(); everything else in this folder is the same source for both. */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kernels/ops.h"
@@ -11,16 +12,33 @@
 
 typedef struct Backend {
         const char *program; /* "latent-worker-cpu" */
-        const LkOps *ops;
+        const LkOps *ops;    /* complete once start() was there */
+
+        /* Makes the devices ready, from the main thread, before the process is shut in. Fails with f where
+         * this machine lacks what the backend needs: the worker says so and has no devices. NULL: nothing to do. */
+        int (*start)(Fault *f);
 
         /* Fills up to WIRE_DEVICES_MAX descriptions for HELLO and returns how many. Reads /proc: call it
          * before the filter of system calls is on. */
         uint32_t (*devices)(WireDevice *ret_devices);
 
-        /* Bytes that a step could take from its device now; 0 where that is not known. */
+        /* Bytes of host memory that a step could take now; 0 where that is not known. */
         uint64_t (*memory_available)(void);
+
+        /* The rest is of a backend with memory of its own (!ops->host_weights), else NULL. */
+
+        /* Of the device. Any thread. */
+        int (*device_memory)(uint64_t *ret_free, uint64_t *ret_total);
+        /* In words what is wrong with it, after an operation failed. Any thread. */
+        void (*device_error)(char *ret, size_t size);
+        /* Which kernel does what, in lines. */
+        const char *kernels;
+
+        /* A denoiser in bf16 is all that it runs. */
+        bool denoiser_only;
+        bool uses_driver; /* of a device, whose library makes more system calls (seccomp.h) */
 } Backend;
 
-/* The program's backend, made at the first call (from main(), before there are threads); NULL with f if this
- * machine lacks what the backend needs. */
+/* The program's backend, the same at each call; quick, the devices are not looked at. NULL with f: no op of it runs on
+ * this machine. */
 const Backend *backend_get(Fault *f);

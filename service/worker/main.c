@@ -151,7 +151,7 @@ static int shut_in(Fault *f) {
         return 0;
 }
 
-static int filter_system_calls(Fault *f) {
+static int filter_system_calls(const Backend *b, Fault *f) {
         int r;
 
         if (!seccomp_is_supported()) {
@@ -160,7 +160,7 @@ static int filter_system_calls(Fault *f) {
                 return 0;
         }
 
-        r = seccomp_apply();
+        r = seccomp_apply(b->uses_driver);
         if (r == -EOPNOTSUPP) {
                 log_warning(
                         "This kernel has no seccomp: the worker runs without its filter of system calls.");
@@ -173,11 +173,15 @@ static int filter_system_calls(Fault *f) {
 }
 
 static int serve(const Backend *b, Fault *f) {
-        int r;
+        Fault why = {};
+        int r, started;
 
         r = take_socket(f);
         if (r < 0)
                 return r;
+
+        /* Before: a driver's library looks at this process in /proc, which is shut then. */
+        started = b->start ? b->start(&why) : 0;
 
         r = shut_in(f);
         if (r < 0)
@@ -186,11 +190,11 @@ static int serve(const Backend *b, Fault *f) {
         (void) signal(SIGPIPE, SIG_IGN); /* stderr may be a pipe whose reader is gone */
 
         (void) slice_make_short(); /* this thread only passes on; ranks have their own */
-        r = worker_start(b, LISTEN_FD, f);
+        r = worker_start(b, LISTEN_FD, started < 0 ? &why : NULL, f);
         if (r < 0)
                 return r;
 
-        r = filter_system_calls(f);
+        r = filter_system_calls(b, f);
         if (r < 0)
                 return r;
 

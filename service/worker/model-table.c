@@ -30,8 +30,11 @@ ModelEntry *model_entry_unref(ModelEntry *m) {
         (void) h3_tokenizer_free(m->tokenizer);
         (void) h3_video_vae_free(m->video_vae);
         (void) h3_audio_vae_free(m->audio_vae);
-        for (uint32_t i = 0; i < m->n_regions; i++)
+        for (uint32_t i = 0; i < m->n_regions; i++) {
+                if (m->ops && !m->ops->host_weights && m->regions[i].map)
+                        m->ops->unpin(m->regions[i].map, m->regions[i].region_size);
                 region_done(&m->regions[i]);
+        }
         free(m->regions);
         free(m);
         return NULL;
@@ -431,6 +434,7 @@ int model_table_commit(ModelTable *t, uint64_t id, const LkOps *ops, WireModelRe
         if (is_committed(*slot))
                 return fault_set(f, -EPROTO, FAULT_INTERNAL, "Model %" PRIu64 " was committed twice.", id);
 
+        (*slot)->ops = ops;
         r = open_files(*slot, ops, f);
         if (r < 0) {
                 *slot = model_entry_unref(*slot);

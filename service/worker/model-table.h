@@ -37,6 +37,7 @@ typedef struct ModelEntry {
         char partition[16];
         uint32_t n_files, n_regions;
         Region *regions;    /* [n_files], n_regions filled */
+        const LkOps *ops;   /* that the regions may be registered with; NULL before the commit */
         /* One of them, by kind; none before the commit. They point into the regions. */
         H3ModelSummary summary;
         H3Model *h3;

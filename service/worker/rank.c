@@ -34,8 +34,12 @@ struct RankGroup {
         pthread_t steps;
         bool steps_running;
 
+        uint64_t idle_usec; /* the steps' thread's: when idle() is called next */
+
         pthread_mutex_t lock; /* of all below */
         pthread_cond_t changed;
+        RankIdle idle; /* NULL: none */
+        bool poked;
         Task tasks[STEPS_QUEUED_MAX]; /* ring */
         unsigned first, n_tasks;
         bool stop;          /* no more steps */
@@ -50,17 +54,33 @@ struct RankGroup {
         Rank ranks[RANKS_MAX];
 };
 
+/* Under the lock, which is given up meanwhile. */
+static void wait_for_task(RankGroup *g) {
+        struct timespec until = {.tv_sec = (time_t) (g->idle_usec / 1000000), .tv_nsec = (long) (g->idle_usec % 1000000) * 1000};
+
+        if (g->idle && (g->poked || g->idle_usec <= clock_usec())) {
+                g->poked = false;
+                (void) pthread_mutex_unlock(&g->lock);
+                g->idle_usec = g->idle(g->userdata, g);
+                (void) pthread_mutex_lock(&g->lock);
+        } else if (g->idle && g->idle_usec != UINT64_MAX)
+                (void) pthread_cond_timedwait(&g->changed, &g->lock, &until);
+        else
+                (void) pthread_cond_wait(&g->changed, &g->lock);
+}
+
 static bool next_task(RankGroup *g, Task *ret) {
         bool found;
 
         (void) pthread_mutex_lock(&g->lock);
         while (!g->stop && g->n_tasks == 0)
-                (void) pthread_cond_wait(&g->changed, &g->lock);
+                wait_for_task(g);
         found = !g->stop;
         if (found) {
                 *ret = g->tasks[g->first];
                 g->first = (g->first + 1) % STEPS_QUEUED_MAX;
                 g->n_tasks--;
+                g->poked = true;
         }
         (void) pthread_mutex_unlock(&g->lock);
         return found;
@@ -196,6 +216,7 @@ int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc 
         g->func = func;
         g->userdata = userdata;
         g->n_ranks = ranks;
+        g->idle_usec = UINT64_MAX;
         g->threads_per_rank = threads_of_rank(ranks, threads);
         r = init_locks(g);
         if (r >= 0)
@@ -238,6 +259,19 @@ RankGroup *rank_group_free(RankGroup *g) {
         (void) pthread_mutex_destroy(&g->lock);
         free(g);
         return NULL;
+}
+
+void rank_group_set_idle(RankGroup *g, RankIdle idle) {
+        (void) pthread_mutex_lock(&g->lock);
+        g->idle = idle;
+        (void) pthread_mutex_unlock(&g->lock);
+}
+
+void rank_group_poke(RankGroup *g) {
+        (void) pthread_mutex_lock(&g->lock);
+        g->poked = true;
+        (void) pthread_mutex_unlock(&g->lock);
+        (void) pthread_cond_broadcast(&g->changed);
 }
 
 uint32_t rank_group_size(const RankGroup *g) {

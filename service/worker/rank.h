@@ -24,6 +24,16 @@ typedef void (*RankFunc)(void *userdata, RankGroup *g, Job *j, uint32_t step);
 int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc func, void *userdata,
         RankGroup **ret, Fault *f);
 
+/* Called on the steps' thread when it has nothing to do: after the last queued step, after a poke, and at the time
+ * (CLOCK_MONOTONIC, usec; UINT64_MAX: none) that the call before returned. May give the ranks work. */
+typedef uint64_t (*RankIdle)(void *userdata, RankGroup *g);
+
+/* Before anything is queued. */
+void rank_group_set_idle(RankGroup *g, RankIdle idle);
+
+/* Any thread. */
+void rank_group_poke(RankGroup *g);
+
 /* Waits for a running step; queued ones are dropped. */
 RankGroup *rank_group_free(RankGroup *g);
 

@@ -47,7 +47,7 @@ bool seccomp_is_supported(void) {
 #define PR_SET_VMA 0x53564d41
 #endif
 
-#define FILTER_MAX 320
+#define FILTER_MAX 512
 
 typedef struct Filter {
         struct sock_filter code[FILTER_MAX];
@@ -109,6 +109,65 @@ static const int allowed[] = {
         SYS_pause,
         SYS_poll,
         SYS_time,
+#endif
+};
+
+/* The same beside a driver of NVIDIA (580, CUDA 13): its devices, what its threads wait on, where its memory lies,
+ * questions about the machine. None of them reaches another process, the network, or makes a file. */
+static const int allowed_driver[] = {
+        SYS_ioctl,
+        /* files that are open */
+        SYS_dup,
+        SYS_dup3,
+        SYS_eventfd2,
+        SYS_faccessat,
+        SYS_flock,
+        SYS_ftruncate, /* of a memfd */
+        SYS_getdents64,
+        SYS_memfd_create,
+        SYS_pipe2,
+        SYS_pwrite64,
+        SYS_readlinkat,
+        SYS_statfs,
+        SYS_epoll_create1,
+        SYS_epoll_ctl,
+        SYS_epoll_pwait,
+        SYS_pselect6,
+        /* memory */
+        SYS_get_mempolicy,
+        SYS_mbind,
+        SYS_mincore,
+        SYS_mlock,
+        SYS_msync,
+        SYS_munlock,
+        SYS_set_mempolicy,
+        /* threads, time, who we are */
+        SYS_getegid,
+        SYS_geteuid,
+        SYS_getgid,
+        SYS_getpgid,
+        SYS_getppid,
+        SYS_getpriority,
+        SYS_getrusage,
+        SYS_getuid,
+        SYS_sched_get_priority_max,
+        SYS_sched_get_priority_min,
+        SYS_sched_getparam,
+        SYS_sched_getscheduler,
+        SYS_sched_setaffinity,
+        SYS_set_tid_address,
+        SYS_timerfd_create,
+        SYS_timerfd_settime,
+        SYS_times,
+#ifdef __x86_64__
+        SYS_access,
+        SYS_dup2,
+        SYS_epoll_wait,
+        SYS_getpgrp,
+        SYS_lstat,
+        SYS_readlink,
+        SYS_select,
+        SYS_stat,
 #endif
 };
 
@@ -197,9 +256,9 @@ static void allow_either(Filter *p, int call, unsigned i, uint32_t a, uint32_t b
         answer(p, SECCOMP_RET_ALLOW);
 }
 
-static void make_filter(Filter *p) {
-        const uint32_t writes =
-                O_WRONLY | O_RDWR | O_CREAT | O_TRUNC | O_APPEND | (O_TMPFILE & ~O_DIRECTORY);
+static void make_filter(Filter *p, bool driver) {
+        const uint32_t makes = O_CREAT | O_TRUNC | O_APPEND | (O_TMPFILE & ~O_DIRECTORY);
+        const uint32_t writes = O_WRONLY | O_RDWR | makes;
         uint32_t self = (uint32_t) getpid();
 
         load(p, offsetof(struct seccomp_data, arch));
@@ -213,6 +272,8 @@ static void make_filter(Filter *p) {
 
         for (size_t i = 0; i < ELEMENTSOF(allowed); i++)
                 on_call(p, allowed[i], SECCOMP_RET_ALLOW);
+        for (size_t i = 0; driver && i < ELEMENTSOF(allowed_driver); i++)
+                on_call(p, allowed_driver[i], SECCOMP_RET_ALLOW);
         for (size_t i = 0; i < ELEMENTSOF(deadly); i++)
                 on_call(p, deadly[i], SECCOMP_RET_KILL_PROCESS);
 
@@ -225,11 +286,14 @@ static void make_filter(Filter *p) {
         allow_without(p, SYS_mmap, 2, PROT_EXEC);
         allow_without(p, SYS_mprotect, 2, PROT_EXEC);
 
-        /* /proc/meminfo and the like. */
-        allow_without(p, SYS_openat, 2, writes);
+        /* /proc/meminfo and the like; the nodes of devices are opened to read and write. A filter sees no path: which
+         * files those can be is up to the sandbox. */
+        allow_without(p, SYS_openat, 2, driver ? makes : writes);
 #ifdef __x86_64__
-        allow_without(p, SYS_open, 1, writes);
+        allow_without(p, SYS_open, 1, driver ? makes : writes);
 #endif
+        if (driver) /* questions about our own limits, none about others' */
+                allow_either(p, SYS_prlimit64, 0, 0, self);
 
         allow_either(p, SYS_prctl, 0, PR_SET_NAME, PR_SET_VMA);
         /* abort() and the reaper: this process alone. */
@@ -242,15 +306,15 @@ static void make_filter(Filter *p) {
         answer(p, SECCOMP_RET_ERRNO | EPERM);
 }
 
-int seccomp_apply(void) {
-        static Filter filter; /* 2.5 KiB; static, since there is one for the whole process */
+int seccomp_apply(bool driver) {
+        static Filter filter; /* 4 KiB; static, since there is one for the whole process */
         struct sock_fprog program;
 
         if (!seccomp_is_supported())
                 return -EOPNOTSUPP;
 
         filter.n = 0;
-        make_filter(&filter);
+        make_filter(&filter, driver);
         if (filter.full)
                 return -E2BIG;
 
@@ -266,7 +330,7 @@ int seccomp_apply(void) {
 
 #else
 
-int seccomp_apply(void) {
+int seccomp_apply(bool driver) {
         return -EOPNOTSUPP;
 }
 

@@ -11,6 +11,8 @@
 bool seccomp_is_supported(void);
 
 /* Filters the calling thread and the threads it starts from now on, for good; sets no_new_privs. Call it
- * before there are others. -EOPNOTSUPP: this build or this machine's architecture has no filter, or the
+ * before there are others of ours. driver: the process also uses a GPU's driver through the vendor's library,
+ * whose own threads may be there already and stay as they are: calls to open devices, and to open more of
+ * them. -EOPNOTSUPP: this build or this machine's architecture has no filter, or the
  * kernel knows none. Other negative errno. */
-int seccomp_apply(void);
+int seccomp_apply(bool driver);

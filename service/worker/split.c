@@ -43,7 +43,7 @@ static int work(void *userdata, uint32_t index, LkContext *context) {
         Split *x = userdata;
         const SplitStep *s = x->step;
         const H3StepHooks hooks = {.on_block = on_block, .userdata = x->parts + index};
-        const H3Rank rank = {
+        H3Rank rank = {
                 .index = index,
                 .ops = s->ops,
                 .context = context,
@@ -51,7 +51,15 @@ static int work(void *userdata, uint32_t index, LkContext *context) {
                 .exchange = x->exchange ? exchange_interface(x->exchange) : NULL,
         };
 
+        int r;
+
         x->parts[index] = (Part){x, index};
+        r = s->on_begin ? s->on_begin(s->userdata, index, &rank) : 0;
+        if (r < 0) {
+                if (rank.exchange) /* others wait for it */
+                        rank.exchange->fail(rank.exchange, index, r, NULL);
+                return r;
+        }
         return h3_step(&rank, s->model, s->in, &hooks, s->video, s->audio, x->faults + index);
 }
 
@@ -113,11 +121,11 @@ static int first_error(const Split *x, int r, Fault *f) {
         return first < 0 ? first : r;
 }
 
-int split_memory(const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute compute, uint64_t *ret) {
+int split_memory(const LkOps *ops, const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute compute, uint64_t *ret) {
         const ExchangeStep sizes = {m, p, compute};
         uint64_t sum = exchange_memory(p, (ExchangeSize){exchange_step_message, &sizes});
 
-        for (uint32_t i = 0; i < p->ranks; i++) {
+        for (uint32_t i = 0; ops->host_weights && i < p->ranks; i++) {
                 uint64_t bytes;
                 int r;
 

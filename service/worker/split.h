@@ -20,12 +20,16 @@ typedef struct SplitStep {
         void (*on_stuck)(void *userdata, const Fault *f);
         void *userdata;
 
+        /* On each rank's thread, before the step: completes what the rank is given. NULL: nothing to do. */
+        int (*on_begin)(void *userdata, uint32_t rank, H3Rank *to);
+
         ExchangeHook hook;      /* for tests */
         uint64_t deadline_usec; /* for tests; 0: from the size of the step */
 } SplitStep;
 
-/* Bytes that the step takes over all ranks, with what lies between them. */
-int split_memory(const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute compute, uint64_t *ret);
+/* Bytes of host memory that the step takes over all ranks, with what lies between them; the latter alone where the
+ * ranks' own are on a device. */
+int split_memory(const LkOps *ops, const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute compute, uint64_t *ret);
 
 /* How long a rank may be waited for that multiplies rows by weights: the sum of its rows times their bytes. */
 uint64_t split_deadline(const LkOps *ops, double row_bytes);

@@ -18,9 +18,9 @@ static bool needs_merge(const Job *j) {
         return false;
 }
 
-/* There is no ENOMEM for memory that was promised and is touched later. Models that no job uses go first,
+/* *ret_work: bytes that merging takes and gives back. There is no ENOMEM for memory that was promised and is touched later. Models that no job uses go first,
  * and tables. */
-static int admit_merge(StepRunner *s, const Job *j, const H3LoraUse *uses, Fault *f) {
+static int admit_merge(StepRunner *s, RankGroup *g, const Job *j, const H3LoraUse *uses, uint64_t *ret_work, Fault *f) {
         uint64_t need, kept, have, held = merged_model_bytes(), limit = j->private_max;
         int r;
 
@@ -32,6 +32,7 @@ static int admit_merge(StepRunner *s, const Job *j, const H3LoraUse *uses, Fault
         if ((have > 0 && need > have) || (limit > 0 && need > limit)) {
                 merged_cache_clear(&s->merged);
                 mod_cache_clear(&s->tables);
+                (void) residency_rest(&s->residency, g); /* it may be the last to have one */
                 have = s->backend->memory_available();
                 limit += limit > 0 ? held - merged_model_bytes() : 0; /* nobody else merges */
         }
@@ -47,11 +48,12 @@ static int admit_merge(StepRunner *s, const Job *j, const H3LoraUse *uses, Fault
                         " bytes of memory for merged copies, of which %" PRIu64 " stay; %" PRIu64
                         " are free.",
                         j->n_loras, need, kept, have);
+        *ret_work = need - kept;
         return 0;
 }
 
 typedef struct Merge {
-        const LkOps *ops;
+        StepRunner *runner;
         const Job *job;
         H3LoraUse uses[WIRE_LORAS_MAX];
         H3Model *h3;
@@ -62,22 +64,29 @@ typedef struct Merge {
 static int merge_on_rank(void *userdata, uint32_t rank, LkContext *context) {
         Merge *x = userdata;
         const Job *j = x->job;
+        H3Rank to = {};
+        int r;
 
-        return h3_model_with_loras(j->model->h3, x->uses, j->n_loras, j->compute, x->ops, context, NULL, &x->h3,
-                &x->report, x->fault);
+        r = residency_begin(&x->runner->residency, rank, RESIDENCY_ANY_ORDER, &to);
+        if (r < 0)
+                return r;
+        return h3_model_with_loras(j->model->h3, x->uses, j->n_loras, j->compute, x->runner->backend->ops, context, to.weights,
+                &x->h3, &x->report, x->fault);
 }
 
 static int merge(StepRunner *s, RankGroup *g, Job *j, const MergedKey *key, Fault *f) {
-        Merge x = {.ops = s->backend->ops, .job = j, .fault = f};
+        Merge x = {.runner = s, .job = j, .fault = f};
+        ResidencyUse use = {.job = j, .base = true};
         int r;
 
         for (uint32_t i = 0; i < j->n_loras; i++)
                 x.uses[i] = (H3LoraUse){.lora = j->loras[i]->lora, .strength = j->strengths[i]};
 
-        r = admit_merge(s, j, x.uses, f);
-        if (r < 0)
-                return r;
-        r = rank_group_run(g, &(RankOrder){.ranks = 1, .work = merge_on_rank, .userdata = &x});
+        r = admit_merge(s, g, j, x.uses, &use.bytes, f);
+        if (r >= 0)
+                r = residency_prepare(&s->residency, s->backend, g, &use, f);
+        if (r >= 0)
+                r = rank_group_run(g, &(RankOrder){.ranks = 1, .work = merge_on_rank, .userdata = &x});
         if (r < 0)
                 return r;
 

@@ -62,12 +62,12 @@ static bool has_memory(const StepRunner *s, const Job *j, uint64_t bytes) {
 
         if (have == 0)
                 return true; /* not known */
-        return split_memory(job_model(j), j->layout, &j->plan->h3, j->compute, &need) >= 0 && need <= have &&
+        return split_memory(s->backend->ops, job_model(j), j->layout, &j->plan->h3, j->compute, &need) >= 0 && need <= have &&
                bytes <= have - need;
 }
 
 typedef struct Making {
-        const LkOps *ops;
+        StepRunner *runner;
         Job *job;
         H3ModSchedule schedule;
         H3ModTable *table;
@@ -83,15 +83,20 @@ static int on_block(void *userdata, uint32_t done, uint32_t total) {
 
 static int make_on_rank(void *userdata, uint32_t rank, LkContext *context) {
         Making *x = userdata;
-        const H3Rank first = {.ops = x->ops, .context = context};
+        H3Rank first = {.ops = x->runner->backend->ops, .context = context};
         const H3StepHooks hooks = {.on_block = on_block, .userdata = x};
 
+        int r;
+
+        r = residency_begin(&x->runner->residency, rank, H3_PASS_TABLE, &first);
+        if (r < 0)
+                return r;
         return h3_mod_table_new(
                 &first, job_model(x->job), &x->schedule, x->job->compute, &hooks, &x->table, &x->fault);
 }
 
 static int make(StepRunner *s, RankGroup *g, Job *j, const H3ModSchedule *schedule, ModTable **ret, Fault *f) {
-        Making x = {.ops = s->backend->ops, .job = j, .schedule = *schedule};
+        Making x = {.runner = s, .job = j, .schedule = *schedule};
         uint64_t bytes;
         int r;
 

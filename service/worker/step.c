@@ -22,12 +22,15 @@ static void text_cache_clear(TextCache *c) {
 
 void step_runner_done(StepRunner *s) {
         text_cache_clear(&s->text);
+        rope_cache_clear(&s->rope);
         merged_cache_clear(&s->merged);
         mod_cache_clear(&s->tables);
         encode_cache_clear(&s->encodes);
+        residency_done(&s->residency);
 }
 
 void step_runner_shrink(StepRunner *s) {
+        rope_cache_clear(&s->rope);
         mod_cache_clear(&s->tables);
         encode_cache_clear(&s->encodes);
 }
@@ -48,8 +51,12 @@ typedef struct Refine {
 /* On rank 0's thread: the text is the same for all, and small. */
 static int refine(void *userdata, uint32_t index, LkContext *context) {
         Refine *x = userdata;
-        const H3Rank rank = {.ops = x->runner->backend->ops, .context = context};
+        H3Rank rank = {.ops = x->runner->backend->ops, .context = context};
+        int r;
 
+        r = residency_begin(&x->runner->residency, index, H3_PASS_TEXT, &rank);
+        if (r < 0)
+                return r;
         return h3_refine_text(
                 &rank, job_model(x->job), x->job->compute, x->text, x->job->text_rows, &x->refined, x->fault);
 }
@@ -91,6 +98,7 @@ typedef struct Run {
         StepRunner *runner;
         Job *job;
         uint32_t step;
+        H3Pass pass;
 } Run;
 
 void step_tell(StepRunner *s, Job *j, uint32_t step, uint32_t done, uint32_t total) {
@@ -145,8 +153,15 @@ static int check_state(const Job *j, uint32_t step, Fault *f) {
         return 0;
 }
 
-static int step_memory(const Job *j, uint64_t *ret) {
-        return split_memory(job_model(j), j->layout, &j->plan->h3, j->compute, ret);
+/* On each rank's thread. */
+static int on_begin(void *userdata, uint32_t rank, H3Rank *to) {
+        const Run *run = userdata;
+
+        return residency_begin(&run->runner->residency, rank, run->pass, to);
+}
+
+static int step_memory(const StepRunner *s, const Job *j, uint64_t *ret) {
+        return split_memory(s->backend->ops, job_model(j), j->layout, &j->plan->h3, j->compute, ret);
 }
 
 static void on_stuck(void *userdata, const Fault *f) {
@@ -165,7 +180,7 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
         if (j->plan_admitted)
                 return 0;
 
-        r = step_memory(j, &need);
+        r = step_memory(s, j, &need);
         if (r < 0)
                 return fault_set(f, r, FAULT_DOES_NOT_FIT,
                         "The memory of a step of %" PRIu64 " rows cannot be counted: %s.", j->layout->rows,
@@ -186,7 +201,7 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
         return 0;
 }
 
-static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t *ret_bytes, Fault *f) {
+static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t *ret_bytes, Fault *f) {
         CLEANUP(mod_table_unrefp) ModTable *table = NULL;
         Run run = {.runner = s, .job = j, .step = step};
         H3StepInput in;
@@ -198,6 +213,7 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t 
                 .video = j->velocity.video,
                 .audio = j->velocity.audio,
                 .on_block = on_block,
+                .on_begin = on_begin,
                 .on_stuck = on_stuck,
                 .userdata = &run,
                 .hook = s->hook,
@@ -206,6 +222,7 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t 
         int r;
 
         job_step_input(j, step, &in);
+        in.rope = rope_cache_get(&s->rope, &job_model(j)->config, j->layout, j->compute);
         r = refine_text(s, g, j, &in.refined_text, f);
         if (r < 0)
                 return r;
@@ -214,8 +231,27 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t 
         if (r < 0)
                 return r;
         in.mod_table = table ? table->h3 : NULL;
+        run.pass = table ? H3_PASS_STEP_TABLE : H3_PASS_STEP;
 
         return split_run(g, &split, ret_bytes, f);
+}
+
+/* Others may take memory of the device between the plan and the step: the model keeps less of it then. */
+static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t *ret_bytes, Fault *f) {
+        const ResidencyUse use = {.job = j, .plan = &j->plan->h3};
+        int r;
+
+        r = residency_prepare(&s->residency, s->backend, g, &use, f);
+        if (r < 0)
+                return r;
+        for (;;) {
+                r = try_compute(s, g, j, step, ret_bytes, f);
+                if (r != -ENOMEM || s->backend->ops->host_weights || j->cancelled || !residency_shrink(&s->residency, g)) {
+                        residency_note(&s->residency);
+                        return r;
+                }
+                *f = (Fault){};
+        }
 }
 
 /* From the velocities to what the job commits, which must be finite: a state with NaN would end a run that
@@ -237,7 +273,7 @@ static int update(Job *j, uint32_t step, const Latents **ret, Fault *f) {
 }
 
 /* A failure in the words of the protocol. */
-static int explain(const Job *j, int error, Fault *f) {
+static int explain(const StepRunner *s, const Job *j, int error, Fault *f) {
         uint64_t need = 0;
 
         if (error == -ECANCELED) {
@@ -246,7 +282,7 @@ static int explain(const Job *j, int error, Fault *f) {
         }
         if (error == -ENOMEM && strcmp(f->name, FAULT_DOES_NOT_FIT) != 0 && j->layout) {
                 *f = (Fault){};
-                (void) step_memory(j, &need);
+                (void) step_memory(s, j, &need);
                 return fault_set(f, error, FAULT_DOES_NOT_FIT,
                         "There is no memory for a step of %" PRIu64 " rows: it needs %" PRIu64 " bytes.",
                         j->layout->rows, need);
@@ -269,12 +305,12 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
         if (j->coder) {
                 r = coder_step(s, g, j, step, ret, f);
                 ret->usec = clock_usec() - begin;
-                return r < 0 ? explain(j, r, f) : 0;
+                return r < 0 ? explain(s, j, r, f) : 0;
         }
 
         r = step_choose_model(s, g, j, f);
         if (r < 0)
-                return explain(j, r, f);
+                return explain(s, j, r, f);
 
         if (j->kind == WIRE_JOB_MERGE) {
                 step_send_notes(s, j);
@@ -290,7 +326,7 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
         job_show(j);
         r = compute(s, g, j, step, &bytes, f);
         if (r < 0)
-                return explain(j, r, f);
+                return explain(s, j, r, f);
 
         r = update(j, step, &result, f);
         if (r < 0)
@@ -298,7 +334,7 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
 
         r = job_commit(j, result);
         if (r < 0)
-                return explain(j, r, f);
+                return explain(s, j, r, f);
 
         if (result == &j->next) {
                 Latents old = j->state;

@@ -12,6 +12,8 @@
 #include "service/worker/link.h"
 #include "service/worker/merged-model.h"
 #include "service/worker/mod-cache.h"
+#include "service/worker/residency.h"
+#include "service/worker/rope-cache.h"
 #include "service/worker/split.h"
 
 /* The refined text of the last prompt: it depends on the model, the compute type and the text alone, and
@@ -28,9 +30,11 @@ typedef struct StepRunner {
         const Backend *backend;
         Link *link; /* for PROGRESS and LORA_NOTES */
         TextCache text;
+        RopeCache rope;
         MergedCache merged; /* MODEL_CLOSE drops from it, on the link's thread */
         ModCache tables;    /* likewise */
         EncodeCache encodes; /* likewise */
+        Residency residency; /* its limits are set when the worker starts */
         /* A rank of the step does not end: f says which. A worker answers and ends its process; a test may
          * let go of the rank, then the step goes on waiting. */
         void (*on_stuck)(void *userdata, const Job *j, uint32_t step, const Fault *f);
@@ -62,5 +66,5 @@ void step_tell(StepRunner *s, Job *j, uint32_t step, uint32_t done, uint32_t tot
 /* Runs step `step` of j, which must be the next one, and commits it; that of a MERGE sends what applies of
  * its adapters instead. On failure f is filled and the job's state is as it was: -ECANCELED (Cancelled),
  * -ENOMEM (DoesNotFit), -EINVAL (also InvalidTensor: a result that is not finite; InvalidModel: adapters),
- * -ETIMEDOUT, device errors. */
+ * -ETIMEDOUT, device errors (-EIO, -ENODEV). */
 int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f);

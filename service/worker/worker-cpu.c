@@ -3,61 +3,12 @@
 
 #include "service/worker/backend.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 #include "service/shared/cleanup.h"
-
-static inline void fclosep(FILE **f) {
-        if (*f)
-                (void) fclose(*f);
-}
-
-/* The value of the first "key : value" line of a /proc file. */
-static int read_field(const char *path, const char *key, char *ret, size_t n) {
-        CLEANUP(fclosep) FILE *file = NULL;
-        char line[512];
-
-        file = fopen(path, "re");
-        if (!file)
-                return -errno;
-
-        while (fgets(line, sizeof(line), file)) {
-                char *value;
-
-                if (strncmp(line, key, strlen(key)) != 0)
-                        continue;
-
-                value = line + strlen(key);
-                value += strspn(value, " \t");
-                if (*value != ':')
-                        continue;
-
-                value++;
-                value += strspn(value, " \t");
-                value[strcspn(value, "\n")] = '\0';
-                (void) snprintf(ret, n, "%.*s", (int) n - 1, value);
-                return 0;
-        }
-        return -ENOENT;
-}
-
-static uint64_t read_meminfo(const char *key) {
-        char value[64];
-        uint64_t kib;
-
-        if (read_field("/proc/meminfo", key, value, sizeof(value)) < 0 ||
-                sscanf(value, "%" SCNu64 " kB", &kib) != 1 || kib > UINT64_MAX / 1024)
-                return 0;
-
-        return kib * 1024;
-}
-
-static uint64_t memory_available(void) {
-        return read_meminfo("MemAvailable");
-}
+#include "service/worker/meminfo.h"
 
 static const char *architecture(const LkOps *ops) {
 #if defined(__x86_64__)
@@ -84,11 +35,11 @@ static uint32_t devices(WireDevice *ret_devices) {
 
         memset(d, 0, sizeof(*d));
         (void) snprintf(d->architecture, sizeof(d->architecture), "%s", architecture(cpu_ops));
-        if (read_field("/proc/cpuinfo", "model name", d->name, sizeof(d->name)) <
+        if (meminfo_field("/proc/cpuinfo", "model name", d->name, sizeof(d->name)) <
                 0) /* e.g. aarch64 has no such line */
                 (void) snprintf(d->name, sizeof(d->name), "CPU (%s)", d->architecture);
-        d->memory_total = read_meminfo("MemTotal");
-        d->memory_free = memory_available();
+        d->memory_total = meminfo_read("MemTotal");
+        d->memory_free = meminfo_available();
         d->numa_node = -1;
         return 1;
 }
@@ -97,7 +48,7 @@ const Backend *backend_get(Fault *f) {
         static Backend backend = {
                 .program = "latent-worker-cpu",
                 .devices = devices,
-                .memory_available = memory_available,
+                .memory_available = meminfo_available,
         };
 
         if (!backend.ops) {

@@ -30,10 +30,11 @@ typedef struct Worker {
         ArenaPair *arenas[SESSIONS_MAX];
         Job *jobs[JOBS_MAX];
         size_t jobs_end; /* behind the last one */
-        _Atomic uint64_t merged_bytes; /* as the broker knows them */
+        pthread_mutex_t memory_lock;
+        WireMemory memory; /* as the broker knows it */
 } Worker;
 
-static Worker worker;
+static Worker worker = {.memory_lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void reply_error(Worker *w, uint64_t id, uint32_t step, int error, const Fault *f) {
         WireMessage m;
@@ -48,15 +49,22 @@ static void reply_error(Worker *w, uint64_t id, uint32_t step, int error, const 
 
 /* The broker counts what it does not see being taken. Any thread. */
 static void report_memory(Worker *w) {
-        uint64_t bytes = merged_model_bytes();
+        const Residency *x = &w->steps.residency;
         WireMessage m;
 
-        if (atomic_exchange(&w->merged_bytes, bytes) == bytes)
-                return;
-
         wire_init(&m, WIRE_MEMORY, link_epoch(w->link), 0, 0);
-        m.memory.merged_bytes = bytes;
-        link_send(w->link, &m);
+        m.memory.merged_bytes = merged_model_bytes();
+        m.memory.device_model = x->device_model;
+        m.memory.device_bytes = x->device_bytes;
+        m.memory.device_blocks = x->device_blocks;
+        m.memory.registered_bytes = x->registered_bytes;
+
+        (void) pthread_mutex_lock(&w->memory_lock);
+        if (memcmp(&m.memory, &w->memory, sizeof(m.memory)) != 0) {
+                w->memory = m.memory;
+                link_send(w->link, &m);
+        }
+        (void) pthread_mutex_unlock(&w->memory_lock);
 }
 
 static ArenaPair **find_arenas(Worker *w, uint64_t session) {
@@ -73,6 +81,35 @@ static Job **find_job(Worker *w, uint64_t id) {
         return NULL;
 }
 
+/* A device's error stays with the process (and what else is of it may be wrong, too). */
+static bool device_is_lost(const Worker *w, int error) {
+        return !w->backend->ops->host_weights && (error == -EIO || error == -ENODEV);
+}
+
+static void end_without_device(Worker *w, const Job *j, uint32_t step) {
+        char text[sizeof(((Fault *) NULL)->text) - 64] = "its device failed";
+        WireMessage m;
+
+        if (w->backend->device_error)
+                w->backend->device_error(text, sizeof(text));
+        wire_init(&m, WIRE_ERROR, j->epoch, j->id, step);
+        (void) fault_set(&m.error.fault, -EIO, FAULT_WORKER_CRASHED, "lost its device: %s", text);
+        m.error.fatal = 1;
+        (void) log_error(0, "The worker %s. It ends.", m.error.fault.text);
+        link_send(w->link, &m);
+        link_flush(w->link);
+        reaper_kill_process();
+}
+
+/* Likewise: what nobody needs leaves the devices. */
+static uint64_t on_idle(void *userdata, RankGroup *g) {
+        Worker *w = userdata;
+        uint64_t next = residency_rest(&w->steps.residency, g);
+
+        report_memory(w);
+        return next;
+}
+
 /* On the steps' thread, as the next one. */
 static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         Worker *w = userdata;
@@ -87,6 +124,8 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         j->n_pending--;
 
         report_memory(w);
+        if (r < 0 && device_is_lost(w, r))
+                end_without_device(w, j, step);
         if (r < 0) {
                 reply_error(w, j->id, step, r, &f);
                 return;
@@ -113,6 +152,7 @@ static void on_stuck(void *userdata, const Job *j, uint32_t step, const Fault *f
 
 static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
         uint64_t epoch = m->header.epoch;
+        int r;
 
         /* The commit word has 32 bits for it; 0 stands for "none yet". */
         if (epoch == 0 || epoch > UINT32_MAX)
@@ -120,8 +160,22 @@ static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
 
         link_set_epoch(w->link, epoch);
         encode_cache_set_limit(&w->steps.encodes, m->welcome.encode_cache_bytes);
-        return rank_group_new(
-                w->backend->ops, m->welcome.ranks, m->welcome.threads, on_step, w, &w->ranks, f);
+        w->steps.residency.limits = (ResidencyLimits){
+                .reserve = m->welcome.vram_reserve,
+                .limit = m->welcome.vram_limit,
+                .idle_usec = m->welcome.vram_idle_usec,
+        };
+        r = rank_group_new(w->backend->ops, m->welcome.ranks, m->welcome.threads, on_step, w, &w->ranks, f);
+        if (r >= 0 && !w->backend->ops->host_weights)
+                rank_group_set_idle(w->ranks, on_idle);
+        return r;
+}
+
+static void warn_of_backend(const Worker *w, WireModelReady *m) {
+        if (w->backend->denoiser_only && m->kind != WIRE_MODEL_DENOISER && m->kind != WIRE_MODEL_LORA)
+                (void) snprintf(m->warning, sizeof(m->warning),
+                        "The %s worker of this version runs denoisers only: set Worker=cpu to use this model.",
+                        w->backend->ops->backend);
 }
 
 static int on_model_commit(Worker *w, const WireMessage *m, Fault *f) {
@@ -138,8 +192,10 @@ static int on_model_commit(Worker *w, const WireMessage *m, Fault *f) {
 
         if (r < 0)
                 reply_error(w, m->header.job, m->header.step, r, &fault);
-        else
+        else {
+                warn_of_backend(w, &reply.model_ready);
                 link_send(w->link, &reply);
+        }
         return 0;
 }
 
@@ -152,6 +208,7 @@ static void on_model_close(Worker *w, const WireMessage *m) {
                 return;
         merged_cache_drop(&w->steps.merged, serial);
         mod_cache_drop(&w->steps.tables, serial);
+        rank_group_poke(w->ranks);
 }
 
 static int on_arena(Worker *w, const WireMessage *m, int fd, Fault *f) {
@@ -194,9 +251,27 @@ static void on_arena_close(Worker *w, const WireMessage *m) {
         *slot = arena_pair_unref(*slot);
 }
 
+/* What this backend cannot do, told from what is wrong: another worker can. */
+static int check_backend(const Worker *w, const WireJobOpen *open, Fault *f) {
+        const char *name = w->backend->ops->backend;
+
+        if (!w->backend->denoiser_only)
+                return 0;
+        if (wire_job_is_coding(open->kind) && open->kind != WIRE_JOB_TOKENIZE)
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "The %s worker of this version runs the denoiser only, no conditioner and no VAE: set Worker=cpu for "
+                        "Encode, EncodeMedia and Decode.",
+                        name);
+        if (!wire_job_is_coding(open->kind) && open->compute == WIRE_COMPUTE_F32)
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "The %s worker computes in bf16: leave compute out or say bf16; f32 needs Worker=cpu.", name);
+        return 0;
+}
+
 static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
         ArenaPair **arenas = find_arenas(w, open->session);
         JobParts parts = {.model = model_table_find(&w->models, open->model)};
+        int r;
 
         if (!slot)
                 return fault_set(
@@ -215,6 +290,10 @@ static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
                                 " as an adapter, which the worker does not hold.",
                                 open->loras[i].model);
         }
+
+        r = check_backend(w, open, f);
+        if (r < 0)
+                return r;
 
         if (open->numerics[0] != '\0' && strcmp(open->numerics, w->backend->ops->numerics_id) != 0)
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
@@ -400,6 +479,7 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
                 merged_cache_clear(&w->steps.merged);
                 mod_cache_clear(&w->steps.tables);
                 encode_cache_clear(&w->steps.encodes);
+                rank_group_poke(w->ranks);
                 report_memory(w);
                 return 0;
 
@@ -412,7 +492,7 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
         }
 }
 
-int worker_start(const Backend *backend, int socket, Fault *f) {
+int worker_start(const Backend *backend, int socket, const Fault *no_device, Fault *f) {
         Worker *w = &worker;
         WireMessage m;
         int r;
@@ -435,14 +515,21 @@ int worker_start(const Backend *backend, int socket, Fault *f) {
         exchange_test_read(&w->steps.hook, &w->steps.deadline_usec);
 #endif
 
+        /* A worker without a device says so and waits for its end: the broker shows why. */
         wire_init(&m, WIRE_HELLO, 0, 0, 0);
+        if (no_device) {
+                (void) snprintf(m.hello.reason, sizeof(m.hello.reason), "%.511s", no_device->text);
+                (void) log_error(0, "%s", no_device->text);
+        } else {
+                m.hello.n_devices = backend->devices(m.hello.devices);
+                (void) snprintf(m.hello.kernels, sizeof(m.hello.kernels), "%s", backend->kernels ? backend->kernels : "");
+                log_info("Version %s on %s (%s).", LATENTD_VERSION, m.hello.devices[0].name,
+                        m.hello.devices[0].architecture);
+        }
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", LATENTD_VERSION);
         (void) snprintf(m.hello.backend, sizeof(m.hello.backend), "%s", backend->ops->backend);
         (void) snprintf(m.hello.numerics_id, sizeof(m.hello.numerics_id), "%s", backend->ops->numerics_id);
         m.hello.pid = getpid();
-        m.hello.n_devices = backend->devices(m.hello.devices);
-        log_info("Version %s on %s (%s).", LATENTD_VERSION, m.hello.devices[0].name,
-                m.hello.devices[0].architecture);
         link_send(w->link, &m);
         return 0;
 }

@@ -84,6 +84,7 @@ struct Fake {
         WirePlan plan;
         uint32_t ranks; /* of WELCOME */
         const char *build_id, *numerics_id;
+        const char *no_device; /* why it has none; NULL: it has one */
         bool silent;             /* no HELLO */
         bool all_loras;          /* every model but the first is an adapter */
         uint64_t step_order[64]; /* job of each step that ran */
@@ -434,7 +435,8 @@ static inline void fake_hello(Fake *f) {
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", f->build_id);
         (void) snprintf(m.hello.backend, sizeof(m.hello.backend), "cpu");
         (void) snprintf(m.hello.numerics_id, sizeof(m.hello.numerics_id), "%s", f->numerics_id);
-        m.hello.n_devices = 1;
+        m.hello.n_devices = f->no_device ? 0 : 1;
+        (void) snprintf(m.hello.reason, sizeof(m.hello.reason), "%s", f->no_device ? f->no_device : "");
         (void) snprintf(m.hello.devices[0].name, sizeof(m.hello.devices[0].name), "fake");
         fake_send(f, &m);
 }

@@ -60,6 +60,63 @@ static void welcome_that_cannot_be_followed_is_no_worker(void **state) {
         assert_int_equal(f->n_starts, 3);
 }
 
+/* As when no GPU is there; trying again would not change that. */
+static void hello_without_device_says_why(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        Job *j;
+
+        f->no_device = "There is no NVIDIA driver.";
+        j = fake_submit(f, s, WIRE_JOB_SAMPLE, 3, 0);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_string_equal(j->fault.name, FAULT_NO_WORKER);
+        assert_non_null(strstr(j->fault.text, "has no device: There is no NVIDIA driver."));
+        assert_string_equal(worker_link_no_device(f->m->worker), "There is no NVIDIA driver.");
+        assert_int_equal(f->n_starts, 1);
+
+        f->no_device = NULL;
+        assert_works(f, s);
+        assert_string_equal(worker_link_no_device(f->m->worker), "");
+}
+
+static unsigned devices_lost;
+
+static bool lose_device(Fake *f, const WireMessage *m) {
+        WireMessage e;
+
+        if (m->header.type != WIRE_STEP || devices_lost >= 2)
+                return false;
+        devices_lost++;
+        wire_init(&e, WIRE_ERROR, f->epoch, m->header.job, m->header.step);
+        (void) snprintf(e.error.fault.name, sizeof(e.error.fault.name), FAULT_WORKER_CRASHED);
+        (void) snprintf(e.error.fault.text, sizeof(e.error.fault.text), "lost its device: the GPU fell off");
+        e.error.fatal = 1;
+        fake_send(f, &e);
+        return true;
+}
+
+/* It goes on in the next worker; a step that loses two of them is to blame. */
+static void error_lost_device_job_goes_on(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        Job *j;
+
+        devices_lost = 1; /* once */
+        f->hook = lose_device;
+        j = fake_submit(f, s, WIRE_JOB_SAMPLE, 3, 0);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_result(s, j, START, 3);
+        assert_int_equal(f->n_starts, 2);
+        assert_int_equal(devices_lost, 2);
+
+        devices_lost = 0;
+        j = fake_submit(f, s, WIRE_JOB_SAMPLE, 3, 0);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_string_equal(j->fault.name, FAULT_WORKER_CRASHED);
+        assert_non_null(strstr(j->fault.text, "lost its device: the GPU fell off"));
+        assert_works(f, s);
+}
+
 static void hello_late_worker_is_dropped(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
@@ -806,6 +863,8 @@ int main(int argc, char **argv) {
         const struct CMUnitTest tests[] = {
                 TEST(hello_other_version_is_a_clear_error),
                 TEST(welcome_that_cannot_be_followed_is_no_worker),
+                TEST(hello_without_device_says_why),
+                TEST(error_lost_device_job_goes_on),
                 TEST(hello_late_worker_is_dropped),
                 TEST(start_three_failures_degrade),
                 TEST(start_missing_binary_is_no_worker),

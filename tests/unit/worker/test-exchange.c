@@ -755,7 +755,7 @@ static void split_memory_counts_arenas_and_what_lies_between(void **state) {
                 assert_int_equal(h3_step_memory(&b.toy->model, b.step->layout, &b.plan->h3, i, H3_COMPUTE_BF16, 0, &bytes), 0);
                 sum += bytes;
         }
-        assert_int_equal(split_memory(&b.toy->model, b.step->layout, &b.plan->h3, H3_COMPUTE_BF16, &bytes), 0);
+        assert_int_equal(split_memory(&ops, &b.toy->model, b.step->layout, &b.plan->h3, H3_COMPUTE_BF16, &bytes), 0);
         /* K and V of all rows, and the places' own bookkeeping */
         assert_true(bytes >= sum + 57 * 2 * 448 * 2 && bytes < sum + 57 * 2 * 448 * 2 + 10000);
         bench_done(&b);

@@ -35,7 +35,7 @@ static int run_filtered(int (*fn)(void)) {
         p = fork();
         assert_true(p >= 0);
         if (p == 0) {
-                if (seccomp_apply() < 0)
+                if (seccomp_apply(false) < 0)
                         _exit(FILTER_FAILED);
                 _exit(fn());
         }

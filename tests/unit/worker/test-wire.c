@@ -203,6 +203,8 @@ static void wire_receive_strings_without_end_are_ended(void **state) {
                         assert_int_equal(strlen(got.hello.build_id), sizeof(got.hello.build_id) - 1);
                         assert_int_equal(strlen(got.hello.backend), sizeof(got.hello.backend) - 1);
                         assert_int_equal(strlen(got.hello.numerics_id), sizeof(got.hello.numerics_id) - 1);
+                        assert_int_equal(strlen(got.hello.reason), sizeof(got.hello.reason) - 1);
+                        assert_int_equal(strlen(got.hello.kernels), sizeof(got.hello.kernels) - 1);
                         for (size_t d = 0; d < WIRE_DEVICES_MAX; d++) {
                                 const WireDevice *x = &got.hello.devices[d];
 

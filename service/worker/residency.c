@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/worker/residency.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
+#include "service/shared/log.h"
+
+/* Rows that an MLP is made for at a time, where there is memory: more read weights less often. With int8 products
+ * what is between them stays in the cache with fewer. */
+static const uint32_t pieces[] = {24576, 16384, 8192, 4096, 2048, 1024};
+#define PIECE_INT8 8192u
+#define PIECE_LEAST 1024u
+#define PIECE_MODEST 4096u /* below a model's own share of a small device */
+
+/* Of the memory that is planned with: what allocations are rounded up by. */
+#define SLACK 64
+
+static pthread_mutex_t protection = PTHREAD_MUTEX_INITIALIZER; /* of the regions' maps */
+
+static bool is_at_work(const Residency *x, uint32_t rank) {
+        return x->plan_ranks >> rank & 1;
+}
+
+void residency_note(Residency *x) {
+        uint64_t bytes = 0;
+        uint32_t blocks = 0;
+
+        for (uint32_t i = 0; i < RANKS_MAX; i++) {
+                DeviceWeightsState s;
+
+                if (!x->ranks[i].weights)
+                        continue;
+                device_weights_state(model_weights_device(x->ranks[i].weights), &s);
+                bytes += s.bytes;
+                if (s.resident / 2 > blocks)
+                        blocks = s.resident / 2; /* two parts each, behind the ends */
+        }
+        x->device_model = x->base ? x->base->id : 0;
+        x->device_bytes = bytes;
+        x->device_blocks = blocks;
+        x->registered_bytes = x->ranks[0].pinned;
+}
+
+/* The region that memory of the model lies in; NULL: it is a merged matrix. */
+static const Region *region_of(const ModelEntry *m, const void *host) {
+        for (uint32_t i = 0; i < m->n_regions; i++) {
+                const Region *x = m->regions + i;
+
+                if ((const uint8_t *) host >= (uint8_t *) x->map && (const uint8_t *) host < (uint8_t *) x->map + x->region_size)
+                        return x;
+        }
+        return NULL;
+}
+
+static int protect(const void *host, uint64_t size, int protection_bits) {
+        uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE), begin = (uintptr_t) host & ~(page - 1);
+        uintptr_t end = ((uintptr_t) host + size + page - 1) & ~(page - 1);
+
+        return mprotect((void *) begin, end - begin, protection_bits) < 0 ? -errno : 0;
+}
+
+/* On the rank's thread. Regions are mapped to be read, and written only by a driver that registers them. */
+static int pin(void *userdata, LkContext *c, const void *host, uint64_t size) {
+        ResidencyRank *rank = userdata;
+        Residency *x = rank->all;
+        const Region *region = region_of(x->base, host);
+        int r = 0;
+
+        (void) pthread_mutex_lock(&protection);
+        if (region)
+                r = protect(host, size, PROT_READ | PROT_WRITE);
+        if (r >= 0)
+                r = x->ops->pin(c, host, size);
+        if (region)
+                (void) protect(host, size, PROT_READ);
+        if (r < 0 && !x->warned) {
+                x->warned = true;
+                log_warning("The weights cannot be registered with the device (%s): copies to it are slower. Is "
+                            "LimitMEMLOCK= large enough?",
+                        strerror(-r));
+        }
+        (void) pthread_mutex_unlock(&protection);
+        if (r >= 0)
+                rank->pinned += size;
+        return r;
+}
+
+static int free_on_rank(void *userdata, uint32_t rank, LkContext *context) {
+        Residency *x = userdata;
+
+        x->ranks[rank].weights = model_weights_free(x->ranks[rank].weights);
+        x->ranks[rank].pinned = 0;
+        x->ops->memory_trim(context);
+        return 0;
+}
+
+static void ignore_stuck(void *userdata, uint32_t rank) {
+        /* the broker sees that nothing comes any more */
+}
+
+/* On every rank that the group has, one that never worked included: what its context keeps goes, too. */
+static int on_all_ranks(RankGroup *g, RankWork work, void *userdata) {
+        uint32_t n = rank_group_size(g);
+
+        return rank_group_run(g,
+                &(RankOrder){.ranks = n < 64 ? (UINT64_C(1) << n) - 1 : UINT64_MAX, .work = work, .userdata = userdata,
+                        .deadline_usec = UINT64_C(600000000), .stuck = ignore_stuck});
+}
+
+static void forget(Residency *x) {
+        x->merged = merged_model_unref(x->merged);
+        x->base = model_entry_unref(x->base);
+        x->h3 = NULL;
+        x->serial = 0;
+        x->planned = false;
+        residency_note(x);
+}
+
+void residency_clear(Residency *x, RankGroup *g) {
+        if (!x->base)
+                return;
+        (void) on_all_ranks(g, free_on_rank, x);
+        forget(x);
+}
+
+void residency_done(Residency *x) {
+        for (uint32_t i = 0; i < RANKS_MAX; i++)
+                x->ranks[i].weights = model_weights_free(x->ranks[i].weights);
+        forget(x);
+}
+
+static void take_model(Residency *x, RankGroup *g, const LkOps *ops, const ResidencyUse *use) {
+        const Job *j = use->job;
+        MergedModel *merged = use->base ? NULL : j->merged;
+        uint64_t serial = merged ? merged->serial : j->model->serial;
+
+        if (x->base && x->serial == serial)
+                return;
+        residency_clear(x, g);
+        x->ops = ops;
+        x->base = model_entry_ref(j->model);
+        x->merged = merged ? merged_model_ref(merged) : NULL;
+        x->h3 = merged ? merged->h3 : j->model->h3;
+        x->serial = serial;
+}
+
+/* What is only kept of other steps goes, and the model with it where the rank has no part. */
+static int clean_rank(void *userdata, uint32_t rank, LkContext *context) {
+        Residency *x = userdata;
+        ResidencyRank *own = x->ranks + rank;
+        const DeviceWeightsConfig config = {.ops = x->ops, .context = context, .pin = pin, .userdata = own};
+        int r = 0;
+
+        own->all = x;
+        if (!is_at_work(x, rank))
+                own->weights = model_weights_free(own->weights);
+        else if (!own->weights)
+                r = model_weights_new(x->h3, &config, &own->weights);
+        if (r >= 0 && own->weights && device_weights_plan(model_weights_device(own->weights), 0, false, &own->least) != -ENOSPC)
+                own->least = 0;
+        x->ops->memory_trim(context);
+        return r;
+}
+
+typedef struct Room {
+        uint64_t bytes;        /* for everything */
+        uint64_t least, whole; /* of the weights, over all ranks: with a ring alone, with all of them there */
+} Room;
+
+/* After clean_rank(): the weights are all that we have on the device. */
+static int measure_room(const Residency *x, const Backend *b, Room *ret) {
+        uint64_t n_free, total, limit = x->limits.limit;
+        int r;
+
+        r = b->device_memory(&n_free, &total);
+        if (r < 0)
+                return r;
+        *ret = (Room){.bytes = n_free};
+        for (uint32_t i = 0; i < RANKS_MAX; i++) {
+                DeviceWeightsState s;
+
+                if (!x->ranks[i].weights)
+                        continue;
+                device_weights_state(model_weights_device(x->ranks[i].weights), &s);
+                ret->bytes += s.bytes;
+                ret->whole += s.all_bytes;
+                ret->least += x->ranks[i].least < s.all_bytes ? x->ranks[i].least : s.all_bytes;
+        }
+
+        ret->bytes -= ret->bytes > x->limits.reserve ? x->limits.reserve : ret->bytes;
+        if (limit > 0) {
+                limit -= limit > RESIDENCY_OVERHEAD ? RESIDENCY_OVERHEAD : limit;
+                ret->bytes = limit < ret->bytes ? limit : ret->bytes;
+        }
+        ret->bytes -= ret->bytes / SLACK;
+        return 0;
+}
+
+/* Of device memory beside the weights, over all ranks. */
+static int bytes_of_use(const Residency *x, const ResidencyUse *use, uint32_t piece, uint64_t *ret) {
+        uint64_t sum = use->bytes, bytes;
+        int r;
+
+        for (uint32_t i = 0; use->plan && i < use->plan->ranks; i++) {
+                r = h3_step_memory(x->h3, use->job->layout, use->plan, i, use->job->compute, piece, &bytes);
+                if (r < 0)
+                        return r;
+                if (__builtin_add_overflow(sum, bytes, &sum))
+                        return -EOVERFLOW;
+        }
+        *ret = sum;
+        return 0;
+}
+
+/* The most rows at a time that leave room for all weights; else for half of them or a modest number of rows; else that
+ * fit at all. *ret_bytes: what the use takes then. */
+static int choose_piece(const Residency *x, const ResidencyUse *use, const Room *room, uint32_t *ret, uint64_t *ret_bytes) {
+        for (unsigned round = 0; round < 3; round++)
+                for (size_t i = 0; i < ELEMENTSOF(pieces); i++) {
+                        uint64_t bytes, want = room->bytes;
+                        int r;
+
+                        if (x->h3->int8_cols > 0 && pieces[i] > PIECE_INT8)
+                                continue;
+                        r = bytes_of_use(x, use, pieces[i], &bytes);
+                        if (r < 0)
+                                return r;
+                        *ret = pieces[i];
+                        *ret_bytes = bytes;
+                        if (round == 1 && pieces[i] > PIECE_MODEST)
+                                want /= 2;
+                        if (bytes <= want && (round == 0 ? room->whole : room->least) <= want - bytes)
+                                return 0;
+                }
+        return -ENOMEM;
+}
+
+typedef struct Planning {
+        Residency *all;
+        uint64_t share; /* bytes of a rank's weights */
+} Planning;
+
+static int plan_rank(void *userdata, uint32_t rank, LkContext *context) {
+        const Planning *p = userdata;
+        ResidencyRank *own = p->all->ranks + rank;
+        uint64_t least;
+
+        return own->weights ? device_weights_plan(model_weights_device(own->weights), p->share, true, &least) : 0;
+}
+
+static int does_not_fit(const Residency *x, const Room *room, uint64_t bytes, Fault *f) {
+        return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
+                "The step needs %" PRIu64 " bytes of device memory, and %" PRIu64 " for weights to pass through; %" PRIu64
+                " may be taken%s. Make the film smaller or shorter, or give the worker more of the device.",
+                bytes, room->least, room->bytes, x->limits.limit > 0 ? " (VramLimit=, VramReserve=)" : " (VramReserve=)");
+}
+
+static int take_memory(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f) {
+        uint64_t bytes = 0, n = (uint64_t) __builtin_popcountll(x->plan_ranks);
+        Planning p = {.all = x};
+        Room room;
+        int r;
+
+        r = on_all_ranks(g, clean_rank, x);
+        if (r >= 0)
+                r = measure_room(x, b, &room);
+        if (r < 0)
+                return r;
+        r = choose_piece(x, use, &room, &x->piece_rows, &bytes);
+        if (r == -ENOMEM)
+                return does_not_fit(x, &room, bytes, f);
+        if (r < 0)
+                return r;
+
+        p.share = (room.bytes - bytes) / n;
+        r = on_all_ranks(g, plan_rank, &p);
+        residency_note(x);
+        log_debug("A step takes %" PRIu64 " bytes of the device with %" PRIu32 " rows at a time, weights %" PRIu64 " of %" PRIu64
+                  ", %" PRIu32 " blocks stay.",
+                bytes, x->piece_rows, x->device_bytes, room.whole, x->device_blocks);
+        return r == -ENOSPC ? does_not_fit(x, &room, bytes, f) : r;
+}
+
+static uint64_t ranks_of(const H3Plan *plan) {
+        uint64_t ranks = 1; /* the first one does what is not split */
+
+        for (uint32_t i = 0; plan && i < plan->ranks; i++)
+                if (!h3_plan_is_idle(plan, i))
+                        ranks |= UINT64_C(1) << i;
+        return ranks;
+}
+
+int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f) {
+        uint64_t ranks, bytes;
+        int r;
+
+        if (b->ops->host_weights)
+                return 0;
+
+        x->used_usec = clock_usec();
+        take_model(x, g, b->ops, use);
+        ranks = ranks_of(use->plan);
+        r = bytes_of_use(x, use, PIECE_LEAST, &bytes);
+        if (r < 0)
+                return r;
+        if (x->planned && x->plan_ranks == ranks && x->plan_bytes == bytes)
+                return 0;
+
+        x->planned = false;
+        x->plan_ranks = ranks;
+        x->plan_bytes = bytes;
+        r = take_memory(x, b, g, use, f);
+        if (r == -ENOMEM)
+                (void) fault_set(f, r, FAULT_DOES_NOT_FIT, "The device has no memory for the weights to pass through: others have taken it.");
+        if (r < 0)
+                return r;
+        x->planned = true;
+        return 0;
+}
+
+int residency_begin(Residency *x, uint32_t rank, H3Pass pass, H3Rank *to) {
+        ModelWeights *w = x->ranks[rank].weights;
+        int r;
+
+        if (!w)
+                return 0;
+        r = pass == RESIDENCY_ANY_ORDER ? device_weights_begin(model_weights_device(w), NULL, 0) : model_weights_begin(w, pass);
+        if (r < 0)
+                return r;
+        to->weights = model_weights_interface(w);
+        to->piece_rows = x->piece_rows;
+        return 0;
+}
+
+typedef struct Shrinking {
+        Residency *all;
+        atomic_bool done;
+} Shrinking;
+
+static int shrink_rank(void *userdata, uint32_t rank, LkContext *context) {
+        Shrinking *s = userdata;
+        ModelWeights *w = s->all->ranks[rank].weights;
+        DeviceWeightsState state;
+
+        if (!w)
+                return 0;
+        device_weights_state(model_weights_device(w), &state);
+        if (state.resident > 0 && device_weights_shrink(model_weights_device(w), state.bytes / 8 + 1) >= 0)
+                s->done = true;
+        s->all->ops->memory_trim(context);
+        return 0;
+}
+
+bool residency_shrink(Residency *x, RankGroup *g) {
+        Shrinking s = {.all = x};
+
+        if (!x->planned)
+                return false;
+        (void) on_all_ranks(g, shrink_rank, &s);
+        residency_note(x);
+        if (!s.done && x->piece_rows > PIECE_LEAST) {
+                x->piece_rows /= 2;
+                x->piece_rows = x->piece_rows > PIECE_LEAST ? x->piece_rows : PIECE_LEAST;
+                s.done = true;
+        }
+        if (s.done)
+                log_notice("The device has less memory than it said: %" PRIu32 " blocks stay there now, %" PRIu32
+                           " rows are taken at a time.",
+                        x->device_blocks, x->piece_rows);
+        return s.done;
+}
+
+static int release_rank(void *userdata, uint32_t rank, LkContext *context) {
+        Residency *x = userdata;
+
+        if (x->ranks[rank].weights)
+                device_weights_release(model_weights_device(x->ranks[rank].weights));
+        x->ops->memory_trim(context);
+        return 0;
+}
+
+uint64_t residency_rest(Residency *x, RankGroup *g) {
+        uint64_t end;
+
+        /* The job that it was made for is gone, and the cache of merged models has let go of it. */
+        if (x->base && (x->base->closed || (x->merged && x->merged->n_ref == 1)))
+                residency_clear(x, g);
+        if (!x->planned || x->limits.idle_usec == 0)
+                return UINT64_MAX;
+        end = x->used_usec + x->limits.idle_usec;
+        if (clock_usec() < end)
+                return end;
+
+        (void) on_all_ranks(g, release_rank, x);
+        x->planned = false;
+        residency_note(x);
+        log_info("Gave the device's memory back: no step came for %" PRIu64 " s.", x->limits.idle_usec / 1000000);
+        return UINT64_MAX;
+}

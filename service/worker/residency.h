@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Which model's weights are on the ranks' devices and how much memory they get there, beside what a step takes.
+ * One model at a time: it stays between steps and jobs, until another one's step comes, it is closed, or no step
+ * came for a while. With weights that are read where they are (LkOps.host_weights) nothing here does anything.
+ *
+ * On the steps' thread unless stated. A new one is all zeros. */
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "service/h3/weights.h"
+#include "service/worker/backend.h"
+#include "service/worker/job-context.h"
+#include "service/worker/model-weights.h"
+#include "service/worker/rank.h"
+
+/* What CUDA takes of a device for itself: context, modules, the products' scratch. */
+#define RESIDENCY_OVERHEAD (UINT64_C(1) << 30)
+
+typedef struct ResidencyLimits {
+        uint64_t reserve;   /* bytes of the device that others shall find free */
+        uint64_t limit;     /* bytes of the device that the worker may take, its overhead included; 0: all */
+        uint64_t idle_usec; /* without a step; then device memory is given back. 0: never */
+} ResidencyLimits;
+
+typedef struct ResidencyRank {
+        struct Residency *all;
+        uint32_t index;
+        ModelWeights *weights; /* NULL: none */
+        uint64_t pinned;       /* bytes that were registered for them, or found registered */
+        uint64_t least;        /* bytes of a ring for all of them */
+} ResidencyRank;
+
+typedef struct Residency {
+        ResidencyLimits limits;
+        const LkOps *ops;
+        ModelEntry *base;    /* counted; NULL: no model */
+        MergedModel *merged; /* counted; NULL: the base itself */
+        const H3Model *h3;   /* of them */
+        uint64_t serial;
+        ResidencyRank ranks[RANKS_MAX];
+
+        bool planned;         /* memory is taken for the following */
+        uint64_t plan_ranks;  /* bits */
+        uint64_t plan_bytes;  /* of all ranks with the fewest rows at a time: what uses differ by */
+        uint32_t piece_rows;  /* H3Rank */
+        uint64_t used_usec;   /* when a step began last */
+        bool warned;          /* that memory cannot be registered */
+
+        /* for the broker; any thread */
+        _Atomic uint64_t device_model, device_bytes, registered_bytes;
+        _Atomic uint32_t device_blocks;
+} Residency;
+
+typedef struct ResidencyUse {
+        const Job *job;         /* whose model */
+        bool base;              /* not what its adapters make of it */
+        const H3Plan *plan;     /* NULL: rank 0 works alone, and takes */
+        uint64_t bytes;         /* of device memory beside the weights */
+} ResidencyUse;
+
+/* Has the model on the devices as far as there is memory beside what the use takes. 0; -ENOMEM (DoesNotFit, with the
+ * numbers); device errors. */
+int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f);
+
+/* For `pass`: parts are taken in no order that is known. */
+#define RESIDENCY_ANY_ORDER _H3_PASS_MAX
+
+/* On a rank's thread: what `to` needs for a pass of the prepared model. */
+int residency_begin(Residency *x, uint32_t rank, H3Pass pass, H3Rank *to);
+
+/* After -ENOMEM: the model keeps less, or fewer rows are taken at a time. False: that is not possible any more. */
+bool residency_shrink(Residency *x, RankGroup *g);
+
+/* Lets go of the model. */
+void residency_clear(Residency *x, RankGroup *g);
+
+/* There is nothing to do: lets go of what was closed, or lies idle. When to ask again (CLOCK_MONOTONIC). */
+uint64_t residency_rest(Residency *x, RankGroup *g);
+
+/* After steps: counts anew what the broker is told. */
+void residency_note(Residency *x);
+
+/* Lets go of everything, from any thread, when the ranks have ended what they did and still have their contexts. */
+void residency_done(Residency *x);

@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Steps on a device with memory of its own, played by the CPU backend: what stays there, for how long, and what happens
+ * where there is less of it than was said. */
+#include "service/worker/residency.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
+#include "service/worker/step.h"
+#include "tests/unit/worker/device-ops.h"
+#include "tests/unit/worker/fixture.h"
+
+#define PLENTY (UINT64_C(1) << 32)
+
+static uint64_t said_more; /* than the device has */
+static bool device_gone;
+
+static uint64_t memory_available(void) {
+        return 0;
+}
+
+static int device_memory(uint64_t *ret_free, uint64_t *ret_total) {
+        if (device_gone)
+                return -ENODEV;
+        *ret_total = device_sim.limit + said_more;
+        *ret_free = device_sim.limit - device_sim.used + said_more;
+        return 0;
+}
+
+typedef struct Bench {
+        Fixture *x;
+        int sockets[2];
+        Link *link;
+        LkOps ops;
+        Backend backend;
+        RankGroup *ranks;
+        StepRunner runner;
+} Bench;
+
+static void no_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
+}
+
+static void start(Bench *b, const LkOps *ops) {
+        Fault f = {};
+
+        b->ops = *ops;
+        b->backend = (Backend){.program = "test", .ops = &b->ops, .memory_available = memory_available, .device_memory = device_memory};
+        assert_int_equal(rank_group_new(&b->ops, 1, 1, no_step, NULL, &b->ranks, &f), 0);
+        b->runner = (StepRunner){.backend = &b->backend, .link = b->link, .merged = MERGED_CACHE_INIT, .tables = MOD_CACHE_INIT};
+}
+
+static void stop(Bench *b) {
+        step_runner_done(&b->runner);
+        b->ranks = rank_group_free(b->ranks);
+}
+
+static Bench *bench_new(uint64_t limit) {
+        Bench *b = calloc(1, sizeof(*b));
+
+        assert_non_null(b);
+        b->x = fixture_new();
+        fixture_model(b->x)->ops = device_ops();
+        assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, b->sockets), 0);
+        assert_int_equal(link_new(b->sockets[0], &b->link), 0);
+        device_sim.limit = limit;
+        said_more = 0;
+        device_gone = false;
+        start(b, device_ops());
+        device_sim.limit = limit;
+        return b;
+}
+
+static void bench_free(Bench *b) {
+        stop(b);
+        device_ops_done();
+        (void) link_free(b->link);
+        (void) close(b->sockets[0]);
+        (void) close(b->sockets[1]);
+        (void) fixture_free(b->x);
+        free(b);
+}
+
+static Job *new_job(Bench *b, uint64_t id) {
+        Job *j = fixture_job(b->x, id);
+        WireMessage m;
+        Fault f = {};
+
+        wire_init(&m, WIRE_PLAN, 1, id, 0);
+        m.plan.ranks = m.plan.row_tile = m.plan.chunks = 1;
+        m.plan.kind = WIRE_PLAN_HIDDEN_GATHER;
+        m.plan.exchange = WIRE_EXCHANGE_HOST;
+        m.plan.rows[0].end = j->layout->rows;
+        m.plan.heads[0].end = 8;
+        assert_int_equal(plan_new(&m.plan, j->layout->rows, 8, 1, &j->plan, &f), 0);
+        return j;
+}
+
+static int try_step(Bench *b, Job *j, Fault *f) {
+        StepResult result;
+
+        *f = (Fault){};
+        return step_run(&b->runner, b->ranks, j, j->committed, &result, f);
+}
+
+static void run_to_end(Bench *b, Job *j) {
+        while (j->committed < j->steps) {
+                Fault f;
+
+                if (try_step(b, j, &f) < 0)
+                        fail_msg("%s", f.text);
+        }
+}
+
+/* The last state of a whole run with weights where they are. */
+static float *expected(void) {
+        Bench b = {.x = fixture_new()};
+        float *video;
+        Job *j;
+
+        assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, b.sockets), 0);
+        assert_int_equal(link_new(b.sockets[0], &b.link), 0);
+        (void) device_ops(); /* so that there is a CPU's */
+        start(&b, device_ops_cpu());
+        j = new_job(&b, 5);
+        run_to_end(&b, j);
+        video = malloc(j->slot_stride);
+        assert_non_null(video);
+        memcpy(video, j->state.slot, j->slot_stride);
+        (void) job_unref(j);
+        stop(&b);
+        (void) link_free(b.link);
+        (void) close(b.sockets[0]);
+        (void) close(b.sockets[1]);
+        (void) fixture_free(b.x);
+        return video;
+}
+
+static void assert_same(const Job *j, const float *want) {
+        assert_int_equal(j->committed, j->steps);
+        assert_memory_equal(j->state.slot, want, j->slot_stride);
+}
+
+/* With room for all, for a ring alone and between: the same bits, and never more than there is. */
+static void step_any_memory_same_bits(void **state) {
+        CLEANUP_FREE float *want = expected();
+        uint64_t whole = 0, least = 0;
+
+        for (unsigned i = 0; i < 4; i++) {
+                Bench *b;
+                Job *j;
+
+                b = bench_new(i == 0 ? PLENTY : least + (whole - least) * (i - 1) / 3);
+                j = new_job(b, 5);
+                run_to_end(b, j);
+                assert_same(j, want);
+                if (i == 0) {
+                        whole = device_sim.peak + device_sim.peak / 32;
+                        assert_true(b->runner.residency.device_blocks > 0);
+                        assert_int_equal(b->runner.residency.device_model, 1);
+                } else if (i == 1)
+                        assert_true(b->runner.residency.device_blocks < fixture_model(b->x)->h3->config.layers);
+                (void) job_unref(j);
+                bench_free(b);
+
+                /* The least that a step takes. */
+                for (least = i == 0 ? whole / 64 : least; i == 0; least += whole / 64) {
+                        Fault f;
+                        int r;
+
+                        b = bench_new(least);
+                        j = new_job(b, 5);
+                        r = try_step(b, j, &f);
+                        (void) job_unref(j);
+                        bench_free(b);
+                        if (r >= 0)
+                                break;
+                        assert_int_equal(r, -ENOMEM);
+                        assert_string_equal(f.name, FAULT_DOES_NOT_FIT);
+                }
+                assert_true(least < whole);
+        }
+}
+
+/* Between steps and jobs. */
+static void step_model_stays(void **state) {
+        Bench *b = bench_new(PLENTY);
+        uint64_t fetched, used;
+        uint32_t blocks;
+        Job *j = new_job(b, 5);
+
+        run_to_end(b, j);
+        (void) job_unref(j);
+        fetched = device_sim.fetched_bytes;
+        used = device_sim.used;
+        blocks = b->runner.residency.device_blocks;
+        assert_int_equal(blocks, fixture_model(b->x)->h3->config.layers);
+        for (unsigned i = 0; i < 10; i++) {
+                j = new_job(b, 6 + i);
+                run_to_end(b, j);
+                (void) job_unref(j);
+                assert_int_equal(b->runner.residency.device_blocks, blocks);
+                assert_int_equal(device_sim.used, used);
+        }
+        /* parts of a prompt and a schedule pass, and their results are kept */
+        assert_true(device_sim.fetched_bytes - fetched < fetched / 4);
+        bench_free(b);
+}
+
+static void step_limit_is_kept(void **state) {
+        CLEANUP_FREE float *want = expected();
+        Bench *b = bench_new(PLENTY);
+        uint64_t peak;
+        Job *j = new_job(b, 5);
+
+        run_to_end(b, j);
+        (void) job_unref(j);
+        peak = device_sim.peak;
+        bench_free(b);
+
+        b = bench_new(PLENTY);
+        b->runner.residency.limits.limit = RESIDENCY_OVERHEAD + peak / 4 * 3;
+        j = new_job(b, 5);
+        run_to_end(b, j);
+        assert_same(j, want);
+        assert_true(device_sim.peak <= peak / 4 * 3);
+        (void) job_unref(j);
+        bench_free(b);
+
+        b = bench_new(peak);
+        b->runner.residency.limits.reserve = peak / 4;
+        j = new_job(b, 5);
+        run_to_end(b, j);
+        assert_same(j, want);
+        assert_true(device_sim.peak <= peak / 4 * 3);
+        (void) job_unref(j);
+        bench_free(b);
+}
+
+/* Others took memory after it was counted. */
+static void step_less_memory_than_said_goes_on(void **state) {
+        CLEANUP_FREE float *want = expected();
+        Bench *b = bench_new(PLENTY);
+        uint64_t peak;
+        Job *j = new_job(b, 5);
+
+        run_to_end(b, j);
+        (void) job_unref(j);
+        peak = device_sim.peak;
+        bench_free(b);
+
+        for (unsigned i = 1; i < 4; i++) {
+                b = bench_new(peak - peak / 16 * i);
+                said_more = peak;
+                j = new_job(b, 5);
+                run_to_end(b, j);
+                assert_same(j, want);
+                (void) job_unref(j);
+                bench_free(b);
+        }
+}
+
+static void step_does_not_fit_says_numbers(void **state) {
+        Bench *b = bench_new(10000);
+        Job *j = new_job(b, 5);
+        Fault f;
+
+        assert_int_equal(try_step(b, j, &f), -ENOMEM);
+        assert_string_equal(f.name, FAULT_DOES_NOT_FIT);
+        assert_non_null(strstr(f.text, "bytes of device memory"));
+        assert_non_null(strstr(f.text, "9844 may be taken"));
+        assert_int_equal(j->committed, 0);
+
+        device_sim.limit = PLENTY;
+        assert_int_equal(try_step(b, j, &f), 0);
+        (void) job_unref(j);
+        bench_free(b);
+}
+
+static void rest_closed_model_is_let_go(void **state) {
+        Bench *b = bench_new(PLENTY);
+        Job *j = new_job(b, 5);
+
+        run_to_end(b, j);
+        assert_int_equal(residency_rest(&b->runner.residency, b->ranks), UINT64_MAX);
+        assert_true(device_sim.used > 0);
+        (void) job_unref(j);
+        assert_true(model_table_close(&b->x->models, 1) > 0);
+        assert_int_equal(residency_rest(&b->runner.residency, b->ranks), UINT64_MAX);
+        assert_int_equal(device_sim.used, 0);
+        assert_int_equal(b->runner.residency.device_bytes, 0);
+        assert_int_equal(b->runner.residency.device_model, 0);
+        bench_free(b);
+}
+
+static void rest_idle_model_is_let_go(void **state) {
+        CLEANUP_FREE float *want = expected();
+        Bench *b = bench_new(PLENTY);
+        Job *j = new_job(b, 5);
+        uint64_t next;
+        Fault f;
+
+        b->runner.residency.limits.idle_usec = UINT64_C(3600000000);
+        assert_int_equal(try_step(b, j, &f), 0);
+        next = residency_rest(&b->runner.residency, b->ranks);
+        assert_true(next > clock_usec() + UINT64_C(3500000000) && next < clock_usec() + UINT64_C(3700000000));
+        assert_true(device_sim.used > 0);
+
+        b->runner.residency.limits.idle_usec = 1;
+        assert_int_equal(residency_rest(&b->runner.residency, b->ranks), UINT64_MAX);
+        assert_int_equal(device_sim.used, 0);
+        assert_int_equal(b->runner.residency.device_bytes, 0);
+
+        run_to_end(b, j);
+        assert_same(j, want);
+        (void) job_unref(j);
+        bench_free(b);
+}
+
+/* The device fails in the middle; another process's device takes the job up. */
+static void step_device_error_job_goes_on(void **state) {
+        CLEANUP_FREE float *want = expected();
+        Bench *b = bench_new(PLENTY);
+        Job *j = new_job(b, 5);
+        uint32_t committed;
+        uint64_t all;
+        Fault f;
+
+        b->runner.residency.limits.limit = 0;
+        assert_int_equal(try_step(b, j, &f), 0);
+        all = device_sim.fetches;
+        assert_true(all > 8);
+        b->runner.residency.limits.idle_usec = 1;
+        (void) residency_rest(&b->runner.residency, b->ranks); /* so that there is something to fetch */
+
+        for (unsigned i = 0; i < 2 && j->committed < j->steps; i++) {
+                committed = j->committed;
+                device_sim.fetches_left = (int64_t) (all / 4 * i);
+                assert_int_equal(try_step(b, j, &f), -EIO);
+                assert_int_equal(j->committed, committed);
+                stop(b);
+                start(b, device_ops());
+                device_sim.limit = PLENTY;
+                assert_int_equal(try_step(b, j, &f), 0);
+                b->runner.residency.limits.idle_usec = 1;
+                (void) residency_rest(&b->runner.residency, b->ranks);
+        }
+        run_to_end(b, j);
+        assert_same(j, want);
+        (void) job_unref(j);
+        bench_free(b);
+}
+
+static void step_device_gone_is_an_error(void **state) {
+        Bench *b = bench_new(PLENTY);
+        Job *j = new_job(b, 5);
+        Fault f;
+
+        device_gone = true;
+        assert_int_equal(try_step(b, j, &f), -ENODEV);
+        assert_int_equal(j->committed, 0);
+        (void) job_unref(j);
+        bench_free(b);
+}
+
+static unsigned n_pins, n_refused;
+
+/* The kernel writes where the process may. */
+static bool is_writable(const void *p) {
+        char byte = *(const char *) p;
+        int pair[2];
+        bool yes;
+
+        assert_int_equal(pipe(pair), 0);
+        assert_int_equal(write(pair[1], &byte, 1), 1);
+        yes = read(pair[0], (void *) p, 1) == 1;
+        (void) close(pair[0]);
+        (void) close(pair[1]);
+        return yes;
+}
+
+static int counting_pin(LkContext *c, const void *host, uint64_t size) {
+        n_pins++;
+        n_refused += !is_writable(host) || !is_writable((const uint8_t *) host + size - 1);
+        return 0;
+}
+
+/* A driver wants memory that it registers to be writable; nobody else may write to it. */
+static void step_regions_are_writable_to_the_driver_alone(void **state) {
+        Bench *b = bench_new(PLENTY);
+        const Region *region = fixture_model(b->x)->regions;
+        Job *j = new_job(b, 5);
+
+        n_pins = n_refused = 0;
+        b->ops.pin = counting_pin;
+        run_to_end(b, j);
+        assert_true(n_pins > 0);
+        assert_int_equal(n_refused, 0);
+        assert_true(b->runner.residency.registered_bytes > 0);
+        for (uint64_t at = 0; at < region->region_size; at += 4096)
+                assert_false(is_writable((const uint8_t *) region->map + at));
+        (void) job_unref(j);
+        bench_free(b);
+}
+
+/* Memory that cannot be registered is fetched from all the same. */
+static void step_without_registration_same_bits(void **state) {
+        CLEANUP_FREE float *want = expected();
+        Bench *b = bench_new(PLENTY);
+        Job *j = new_job(b, 5);
+
+        device_sim.pin_fails = true;
+        run_to_end(b, j);
+        assert_same(j, want);
+        assert_int_equal(b->runner.residency.registered_bytes, 0);
+        (void) job_unref(j);
+        bench_free(b);
+}
+
+int main(void) {
+        const struct CMUnitTest tests[] = {
+                cmocka_unit_test(step_any_memory_same_bits),
+                cmocka_unit_test(step_model_stays),
+                cmocka_unit_test(step_limit_is_kept),
+                cmocka_unit_test(step_less_memory_than_said_goes_on),
+                cmocka_unit_test(step_does_not_fit_says_numbers),
+                cmocka_unit_test(rest_closed_model_is_let_go),
+                cmocka_unit_test(rest_idle_model_is_let_go),
+                cmocka_unit_test(step_device_error_job_goes_on),
+                cmocka_unit_test(step_device_gone_is_an_error),
+                cmocka_unit_test(step_regions_are_writable_to_the_driver_alone),
+                cmocka_unit_test(step_without_registration_same_bits),
+        };
+
+        return cmocka_run_group_tests(tests, NULL, NULL);
+}
