@@ -1,25 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* RMS norm of rows, optionally modulated, with a residual before and int8 rows after: kernels/cpu/norm.c, the same bits.
  *
- * The sum of squares is eight chains of as many steps as a row has pieces, so a warp runs those of four rows at once: thread 4l + r has
- * lane l of row r, brought there by transposing loads from shared memory. A block keeps four rows there; a thread has the same columns
- * of all rows, so that weight and modulation stay in registers. */
+ * The sum of squares is eight chains of as many steps as a row has pieces, longer than anything else of a row takes. So a warp of its own
+ * has them for all rows of a batch at once: thread 4l + r has lane l of row r, brought there by transposing loads from shared memory. The
+ * others, 16 numbers a thread, meanwhile finish the batch before and copy the one behind it to shared memory. Their columns are the same in
+ * all rows, so modulation stays in registers. */
 
 #include "kernels/cuda/quantise-rows.cuh"
 
-#define ROWS 4u
-#define THREADS_MOST 352u /* 88 registers a thread at two blocks */
-#define WIDTH_MAX (THREADS_MOST * 2u * PIECE)
+#define EACH 16u         /* numbers a thread */
+#define ROWS_MOST 2u     /* of a batch */
+#define WORKERS_MOST 352u
+#define THREADS_MOST (WORKERS_MOST + 32u) /* 80 registers a thread at two blocks */
+#define WIDTH_MAX (WORKERS_MOST * EACH)
 
 typedef struct Neighbours {
         LkNorm norm;
-        LkResidual add;     /* if ADD */
+        LkResidual add;      /* if ADD */
         LkQuantise quantise; /* if QUANTISE */
         int stages;
+        uint32_t rows;    /* of a batch */
+        uint32_t workers; /* threads; one more warp sums */
 } Neighbours;
 
 static inline __host__ __device__ uint32_t row_pitch(uint64_t n) {
-        return (uint32_t) ((n * 2 + 127) / 128 * 128 + 32); /* four rows start in different banks */
+        return (uint32_t) ((n * 2 + 127) / 128 * 128 + 32); /* rows start in different banks */
+}
+
+/* Bytes of a weight in shared memory: bf16 as it is, others as f32. */
+static inline __host__ __device__ uint32_t weight_bytes(LkType t) {
+        return t == LK_BF16 ? 2 : 4;
+}
+
+/* Shared memory: two batches; what is added to one; weights; an exchange for each warp. */
+typedef struct Places {
+        uint32_t rows, add, weights, exchange, size;
+} Places;
+
+static inline __host__ __device__ Places places(const Neighbours &a, bool adds, bool quantises) {
+        const uint32_t batch = a.rows * row_pitch(a.norm.n), add = 2 * batch, weights = add + (adds ? batch : 0);
+        const uint32_t exchange = weights + a.workers * EACH * weight_bytes(a.norm.weight.type);
+
+        return {0, add, weights, exchange, exchange + (quantises ? a.workers / 32 * SHARE_BYTES(EACH) : 0)};
 }
 
 /* A modulation row's shift and scale, kept until another row is asked for. */
@@ -28,25 +50,34 @@ typedef struct Kept {
         uint4 shift[2], scale[2];
 } Kept;
 
-/* Sums of squares of four rows by one warp, in the order of ops.h; every thread gets that of row `thread % 4`. */
-__device__ static inline float four_sums(uint32_t rows, uint32_t pitch, uint32_t pieces) {
+/* Eight lanes of eight pieces of up to four rows, each thread its own. */
+__device__ static inline void pieces_load(uint32_t (&v)[4], uint32_t at) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                     : "r"(at)
+                     : "memory");
+}
+
+/* Sums of squares of a batch's rows by one warp, in the order of ops.h; every thread gets that of row `thread % 4`, if there is one. */
+__device__ static inline float batch_sums(uint32_t at, uint32_t rows, uint32_t pitch, uint32_t pieces) {
         const unsigned lane = threadIdx.x % 32;
-        uint32_t at = rows + lane % 8 / 2 * pitch + (lane / 8 * 2 + lane % 2) * 16;
+        uint32_t v[4];
         float sum = 0;
 
-        for (uint32_t i = 0; i < pieces; i += 8, at += 128) {
-                uint32_t v[4];
+        at += lane % 8 / 2 % rows * pitch + (lane / 8 * 2 + lane % 2) * 16;
+        pieces_load(v, at);
+        for (uint32_t i = 0; i < pieces; i += 8) {
+                uint32_t next[4];
 
-                asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                             : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                             : "r"(at)
-                             : "memory");
+                at += 128; /* behind the last ones lies something else, but shared memory */
+                pieces_load(next, at);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                         float a = bf16_low(v[j]), b = bf16_high(v[j]);
 
                         sum = __fmaf_rn(a, a, sum);
                         sum = __fmaf_rn(b, b, sum);
+                        v[j] = next[j];
                 }
         }
         sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 16));
@@ -55,92 +86,117 @@ __device__ static inline float four_sums(uint32_t rows, uint32_t pitch, uint32_t
 }
 
 /* Which piece of a row is the thread's j-th. */
-template <bool QUANTISE> __device__ static inline uint32_t piece_of(unsigned j) {
-        return QUANTISE ? 2 * threadIdx.x + j : threadIdx.x + j * blockDim.x;
+template <bool QUANTISE> __device__ static inline uint32_t piece_of(const Neighbours &a, unsigned j) {
+        return QUANTISE ? 2 * threadIdx.x + j : threadIdx.x + j * a.workers;
 }
 
 /* A part of a modulation row: the thread's pieces of it. */
 template <bool QUANTISE>
-__device__ static inline void part_load(uint4 (&to)[2], const void *mod, uint64_t ld, uint64_t part, int32_t row, uint32_t pieces) {
+__device__ static inline void part_load(const Neighbours &a, uint4 (&to)[2], const void *mod, uint64_t ld, uint64_t part, int32_t row) {
         const void *p = row_at(row_at(mod, LK_BF16, (uint64_t) row, ld), LK_BF16, 1, part);
 
 #pragma unroll
         for (unsigned j = 0; j < 2; j++)
-                if (piece_of<QUANTISE>(j) < pieces)
-                        to[j] = piece_load(p, piece_of<QUANTISE>(j));
+                if (piece_of<QUANTISE>(a, j) < a.norm.n / PIECE)
+                        to[j] = piece_load(p, piece_of<QUANTISE>(a, j));
 }
 
-/* Rows from `first` on to shared memory, after the residual. */
-template <bool ADD>
-__device__ static inline void rows_load(const Neighbours &a, uint8_t *rows, uint32_t pitch, uint64_t first) {
-        const uint32_t pieces = (uint32_t) (a.norm.n / PIECE);
+__device__ static inline void piece_copy(uint32_t to, const void *row, uint32_t piece) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + piece * 16), "l"((const uint4 *) row + piece) : "memory");
+}
+
+/* The thread's pieces of the rows from `first` on are on their way to shared memory. */
+template <bool ADD, bool QUANTISE> __device__ static inline void batch_copy(const Neighbours &a, uint32_t first, uint32_t x, uint32_t y) {
+        const uint32_t pitch = row_pitch(a.norm.n);
+
+        for (uint32_t r = 0; r < a.rows && first + r < a.norm.m; r++)
+#pragma unroll
+                for (unsigned j = 0; j < 2; j++) {
+                        const uint32_t piece = piece_of<QUANTISE>(a, j);
+
+                        if (piece >= a.norm.n / PIECE)
+                                continue;
+                        piece_copy(x + r * pitch, row_at(a.norm.x, LK_BF16, first + r, a.norm.x_ld), piece);
+                        if (ADD)
+                                piece_copy(y + r * pitch, row_at(a.add.y, LK_BF16, first + r, a.add.y_ld), piece);
+                }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+__device__ static inline void copies_wait(void) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* x += gate * y of the thread's pieces in shared memory, also to memory. */
+template <bool QUANTISE>
+__device__ static inline void batch_add(const Neighbours &a, uint32_t first, const int32_t *gates, uint8_t *x, const uint8_t *y) {
+        const uint32_t pitch = row_pitch(a.norm.n);
         int32_t gate_row = -1;
         uint4 gate[2] = {};
 
 #pragma unroll
-        for (unsigned r = 0; r < ROWS; r += 2) {
-                uint4 x[2][2] = {}, y[2][2] = {};
-
-#pragma unroll
-                for (unsigned i = 0; i < 4; i++) {
-                        const uint64_t row = first + r + i / 2;
-                        const uint32_t piece = piece_of<false>(i % 2);
-
-                        if (row < a.norm.m && piece < pieces) {
-                                x[i / 2][i % 2] = piece_load(row_at(a.norm.x, LK_BF16, row, a.norm.x_ld), piece);
-                                if (ADD)
-                                        y[i / 2][i % 2] = piece_load(row_at(a.add.y, LK_BF16, row, a.add.y_ld), piece);
-                        }
+        for (unsigned r = 0; r < ROWS_MOST; r++) {
+                if (r >= a.rows || first + r >= a.norm.m)
+                        continue;
+                if (a.add.mod && gates[r] != gate_row) {
+                        gate_row = gates[r];
+                        part_load<QUANTISE>(a, gate, a.add.mod, a.add.mod_ld, a.add.gate_at, gate_row);
                 }
+                if (r == 0)
+                        copies_wait();
 #pragma unroll
-                for (unsigned i = 0; i < 4; i++) {
-                        const uint64_t row = first + r + i / 2;
-                        const uint32_t piece = piece_of<false>(i % 2);
-                        uint4 u = x[i / 2][i % 2], v = y[i / 2][i % 2];
+                for (unsigned j = 0; j < 2; j++) {
+                        const uint32_t piece = piece_of<QUANTISE>(a, j);
+                        uint4 u, v;
 
-                        if (row >= a.norm.m || piece >= pieces)
+                        if (piece >= a.norm.n / PIECE)
                                 continue;
-                        if (ADD) {
-                                if (a.add.mod && a.add.mod_index[row] != gate_row) {
-                                        gate_row = a.add.mod_index[row];
-                                        part_load<false>(gate, a.add.mod, a.add.mod_ld, a.add.gate_at, gate_row, pieces);
-                                }
-                                if (a.add.mod)
-                                        v = piece_mul(gate[i % 2], v);
-                                u = piece_settled(piece_add(u, v));
-                                piece_store(row_at_mutable(a.add.x, LK_BF16, row, a.norm.x_ld), piece, u);
-                        }
-                        piece_store(rows + (r + i / 2) * pitch, piece, u);
+                        u = piece_load(x + r * pitch, piece);
+                        v = piece_load(y + r * pitch, piece);
+                        if (a.add.mod)
+                                v = piece_mul(gate[j], v);
+                        u = piece_settled(piece_add(u, v));
+                        piece_store(row_at_mutable(a.add.x, LK_BF16, first + r, a.norm.x_ld), piece, u);
+                        piece_store(x + r * pitch, piece, u);
                 }
         }
 }
 
-/* The rows of the block's next turn come nearer meanwhile. */
-template <bool ADD> __device__ static inline void rows_prefetch(const Neighbours &a, uint64_t first) {
-        const uint32_t lines = (uint32_t) ((a.norm.n + 63) / 64);
+/* The thread's weights, of any type, at any byte, to places of its own: piece by piece, one behind the other of all threads. */
+template <bool QUANTISE> __device__ static inline void weights_load(const Neighbours &a, uint8_t *w) {
+        const LkVector &from = a.norm.weight;
 
-        for (unsigned r = 0; r < ROWS && first + r < a.norm.m; r++)
-                for (uint32_t i = threadIdx.x; i < lines; i += blockDim.x) {
-                        row_prefetch((const uint8_t *) row_at(a.norm.x, LK_BF16, first + r, a.norm.x_ld) + i * 128);
-                        if (ADD)
-                                row_prefetch((const uint8_t *) row_at(a.add.y, LK_BF16, first + r, a.add.y_ld) + i * 128);
-                }
+        for (unsigned i = 0; i < EACH; i++) {
+                const uint64_t at = (uint64_t) piece_of<QUANTISE>(a, i / PIECE) * PIECE + i % PIECE;
+                const float f = at < a.norm.n ? weight_get(from.data, from.type, at) : 0;
+
+                if (from.type == LK_BF16)
+                        ((uint16_t *) w)[(i / PIECE * a.workers + threadIdx.x) * PIECE + i % PIECE] = bf16_from_f32(f);
+                else
+                        ((float *) w)[(i / 4 * a.workers + threadIdx.x) * 4 + i % 4] = f;
+        }
 }
 
-/* The thread's weights, of any type, at any byte, to places of its own. */
-template <bool QUANTISE> __device__ static inline void weights_load(const LkNorm &a, float4 *w) {
-        for (unsigned i = 0; i < 2 * PIECE; i++) {
-                uint64_t at = (uint64_t) piece_of<QUANTISE>(i / PIECE) * PIECE + i % PIECE;
+__device__ static inline void weights_get(const Neighbours &a, const uint8_t *w, unsigned j, float (&ret)[PIECE]) {
+        if (a.norm.weight.type == LK_BF16) {
+                piece_floats(piece_load(w, j * a.workers + threadIdx.x), ret);
+                return;
+        }
 
-                ((float *) (w + i / 4 * blockDim.x + threadIdx.x))[i % 4] = at < a.n ? weight_get(a.weight.data, a.weight.type, at) : 0;
+#pragma unroll
+        for (unsigned i = 0; i < 2; i++) {
+                const float4 four = ((const float4 *) w)[(j * 2 + i) * a.workers + threadIdx.x];
+
+                ret[4 * i] = four.x;
+                ret[4 * i + 1] = four.y;
+                ret[4 * i + 2] = four.z;
+                ret[4 * i + 3] = four.w;
         }
 }
 
 /* A normed, modulated piece; what is no number is not settled. */
 __device__ static inline uint4 piece_norm(
-        uint4 x, const float4 *w, float factor, bool round_first, bool modulated, const uint4 &shift, const uint4 &scale) {
-        const float4 w0 = w[threadIdx.x], w1 = w[blockDim.x + threadIdx.x];
-        const float weight[PIECE] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
+        uint4 x, const float (&weight)[PIECE], float factor, bool round_first, bool modulated, const uint4 &shift, const uint4 &scale) {
         float v[PIECE], s[PIECE], t[PIECE];
 
         piece_floats(x, v);
@@ -165,113 +221,178 @@ __device__ static inline uint4 piece_norm(
         return piece_round(v);
 }
 
-/* A row that lies in shared memory, by all threads. */
+/* The thread's pieces of a row, x to y, and to memory if wanted there. */
 template <bool QUANTISE>
-__device__ static inline void row_norm(const Neighbours &a, uint8_t *x, uint64_t row, float factor, const float4 *w, Kept &kept,
-        float *exchange, Share *ret) {
+__device__ static inline void row_norm(
+        const Neighbours &a, uint4 (&x)[2], uint32_t row, int32_t index, float factor, const uint8_t *w, Kept &kept) {
         const LkNorm &n = a.norm;
-        const uint32_t pieces = (uint32_t) (n.n / PIECE);
-        uint4 y[2] = {};
 
-        if (n.mod && n.mod_index[row] != kept.row) {
-                kept.row = n.mod_index[row];
-                part_load<QUANTISE>(kept.shift, n.mod, n.mod_ld, n.shift_at, kept.row, pieces);
-                part_load<QUANTISE>(kept.scale, n.mod, n.mod_ld, n.scale_at, kept.row, pieces);
+        if (n.mod && index != kept.row) {
+                kept.row = index;
+                part_load<QUANTISE>(a, kept.shift, n.mod, n.mod_ld, n.shift_at, kept.row);
+                part_load<QUANTISE>(a, kept.scale, n.mod, n.mod_ld, n.scale_at, kept.row);
         }
 #pragma unroll
-        for (unsigned j = 0; j < 2; j++)
-                if (piece_of<QUANTISE>(j) < pieces)
-                        y[j] = piece_norm(piece_load(x, piece_of<QUANTISE>(j)), w + j * 2 * blockDim.x, factor, n.round_first, n.mod != NULL,
-                                kept.shift[j], kept.scale[j]);
-        if (!QUANTISE || n.y)
-#pragma unroll
-                for (unsigned j = 0; j < 2; j++)
-                        if (piece_of<QUANTISE>(j) < pieces)
-                                piece_store(row_at_mutable(n.y, LK_BF16, row, n.y_ld), piece_of<QUANTISE>(j), piece_settled(y[j]));
-        if (QUANTISE)
-                *ret = share_make(
-                        [&](float (&v)[SHARE]) {
-                                piece_floats(y[0], v);
-                                piece_floats(y[1], v + PIECE);
-                        },
-                        a.stages, exchange);
+        for (unsigned j = 0; j < 2; j++) {
+                float weight[PIECE];
+
+                weights_get(a, w, j, weight);
+                x[j] = piece_norm(x[j], weight, factor, n.round_first, n.mod != NULL, kept.shift[j], kept.scale[j]);
+                if (piece_of<QUANTISE>(a, j) >= n.n / PIECE)
+                        x[j] = make_uint4(0, 0, 0, 0);
+                else if (!QUANTISE || n.y)
+                        piece_store(row_at_mutable(n.y, LK_BF16, row, n.y_ld), piece_of<QUANTISE>(a, j), piece_settled(x[j]));
+        }
 }
 
-/* The rotated rows in shared memory to int8. */
-__device__ static inline void rows_quantise(const Neighbours &a, uint8_t *rows, uint32_t pitch, uint64_t first,
-        const uint32_t (&most)[ROWS][THREADS_MOST / 32], uint32_t exact, float *exchange) {
-        const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32;
-        const bool mine = threadIdx.x < a.norm.n / SHARE;
+/* Number i of a row that is normed the plain way. */
+__device__ static float plain_norm(const LkNorm &a, LkType mod_type, uint64_t row, uint64_t i, float factor) {
+        float h = __fmul_rn(number_get(row_at(a.x, a.type, row, a.x_ld), a.type, i), factor);
 
-#pragma unroll 1
-        for (unsigned r = 0; r < ROWS && first + r < a.norm.m; r++) {
-                float s = share_scale(__uint_as_float(__reduce_max_sync(0xffffffffu, lane < warps ? most[r][lane] : 0)));
-                uint4 low = {}, high = {};
+        h = __fmul_rn(a.round_first ? number_round(h, a.type) : h, weight_get(a.weight.data, a.weight.type, i));
+        if (a.mod) {
+                const void *mod = row_at(a.mod, mod_type, (uint64_t) a.mod_index[row], a.mod_ld);
 
+                h = __fmaf_rn(number_round(h, a.type), __fadd_rn(1.0f, number_get(row_at(mod, mod_type, 1, a.scale_at), mod_type, i)),
+                        number_get(row_at(mod, mod_type, 1, a.shift_at), mod_type, i));
+        }
+        return number_round(h, a.type);
+}
+
+/* What a block's threads share. */
+typedef struct Shared {
+        float factors[2][ROWS_MOST]; /* of the rows of two batches, as are their modulation rows */
+        int32_t mods[2][ROWS_MOST], gates[2][ROWS_MOST];
+        uint32_t most[ROWS_MOST][WORKERS_MOST / 32], plain_most;
+} Shared;
+
+/* By the warp that sums: what the batch is normed with, and what the next one is added with. */
+template <bool ADD> __device__ static inline void batch_sum(const Neighbours &a, uint32_t first, uint32_t next, Shared &s, unsigned odd, uint32_t at) {
+        const unsigned r = threadIdx.x % 32;
+        int32_t mod = 0, gate = 0;
+        float sum;
+
+        if (r < a.rows) {
+                if (a.norm.mod && first + r < a.norm.m)
+                        mod = a.norm.mod_index[first + r];
+                if (ADD && a.add.mod && next + r < a.norm.m)
+                        gate = a.add.mod_index[next + r];
+        }
+        sum = batch_sums(at, a.rows, row_pitch(a.norm.n), (uint32_t) (a.norm.n / PIECE));
+        if (r < a.rows) {
+                s.mods[odd][r] = mod;
+                s.gates[odd ^ 1][r] = gate;
+                s.factors[odd][r] = row_factor(sum, a.norm.n, a.norm.eps);
+        }
+}
+
+/* A batch's rotated rows to int8; all threads call it. */
+__device__ static inline void batch_quantise(
+        const Neighbours &a, uint32_t first, const uint4 (&y)[ROWS_MOST][2], const float *factors, Kept &kept, Shared &s, float *exchange) {
+        const unsigned lane = threadIdx.x % 32;
+        uint32_t unusual = 0;
+
+#pragma unroll
+        for (unsigned r = 0; r < ROWS_MOST; r++) {
+                uint32_t bits;
+                float scale;
+
+                if (r >= a.rows || first + r >= a.norm.m)
+                        continue;
+                bits = __reduce_max_sync(0xffffffffu, lane < a.workers / 32 ? s.most[r][lane] : 0);
+                if (!share_usual(bits)) {
+                        unusual |= 1u << r;
+                        continue;
+                }
+                scale = share_scale(__fmul_rn(__uint_as_float(bits), share_power(a.stages)));
                 if (threadIdx.x == 0)
-                        a.quantise.scale[first + r] = s;
-                if (mine) {
-                        low = piece_load(rows + r * pitch, 2 * threadIdx.x);
-                        high = piece_load(rows + r * pitch, 2 * threadIdx.x + 1);
-                }
-                share_store(low, high, share_factor(s), a.stages, exact >> r & 1, exchange,
-                        a.quantise.q + (first + r) * a.quantise.q_ld + threadIdx.x * SHARE, mine);
+                        a.quantise.scale[first + r] = scale;
+                if (threadIdx.x < a.workers)
+                        share_store<EACH>(y[r], share_factor(scale, a.stages), a.quantise.q + (first + r) * a.quantise.q_ld, a.norm.n);
         }
-}
-
-/* Shared memory: four rows, the weights, an exchange for each warp. A turn's int8 rows: the rotated rows lie where the rows were, each thread's
- * share in its own place. */
-template <bool ADD, bool QUANTISE> __global__ static void __launch_bounds__(THREADS_MOST, 2) norm_pieces(const Neighbours a) {
-        extern __shared__ uint4 raw[];
-        __shared__ float factors[ROWS];
-        __shared__ uint32_t most[ROWS][THREADS_MOST / 32];
-        uint8_t *rows = (uint8_t *) raw;
-        const uint32_t pieces = (uint32_t) (a.norm.n / PIECE), pitch = row_pitch(a.norm.n);
-        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        const bool mine = threadIdx.x < pieces / 2; /* a whole share, if QUANTISE */
-        float4 *w = (float4 *) (rows + ROWS * pitch);
-        float *exchange = (float *) (w + 4 * blockDim.x) + warp * (EXCHANGE_SIZE / 4);
-        Kept kept = {-1};
-
-        weights_load<QUANTISE>(a.norm, w);
-        for (uint32_t i = threadIdx.x; i < ROWS * 8; i += blockDim.x) /* what fills up the last eight pieces adds 0 */
-                if (pieces + i % 8 < (pieces + 7) / 8 * 8)
-                        piece_store(rows + i / 8 * pitch, pieces + i % 8, make_uint4(0, 0, 0, 0));
-
-        for (uint64_t first = (uint64_t) blockIdx.x * ROWS; first < a.norm.m; first += (uint64_t) gridDim.x * ROWS) {
-                uint32_t exact = 0;
-
-                rows_load<ADD>(a, rows, pitch, first);
-                __syncthreads();
-                rows_prefetch<ADD>(a, first + (uint64_t) gridDim.x * ROWS);
-                if (warp == 0) {
-                        float sum = four_sums((uint32_t) __cvta_generic_to_shared(rows), pitch, pieces);
-
-                        if (lane < ROWS)
-                                factors[lane] = row_factor(sum, a.norm.n, a.norm.eps);
-                }
-                __syncthreads();
+        if (unusual == 0)
+                return;
 
 #pragma unroll 1
-                for (unsigned r = 0; r < ROWS && first + r < a.norm.m; r++) {
-                        Share s;
+        for (unsigned r = 0; r < ROWS_MOST; r++)
+                if (unusual >> r & 1)
+                        plain_quantise(
+                                a.quantise, first + r, [&](uint64_t i) { return plain_norm(a.norm, LK_BF16, first + r, i, factors[r]); },
+                                exchange, &s.plain_most);
+        kept = {-1}; /* leaves its registers to that */
+}
 
-                        row_norm<QUANTISE>(a, rows + r * pitch, first + r, factors[r], w, kept, exchange, &s);
-                        if (QUANTISE) {
-                                if (mine) {
-                                        piece_store(rows + r * pitch, 2 * threadIdx.x, s.low);
-                                        piece_store(rows + r * pitch, 2 * threadIdx.x + 1, s.high);
+/* Batches of a block: turn i sums batch i while batch i - 1 is normed and batch i + 1 is copied; the int8 rows of batch i - 1 follow at
+ * the start of turn i + 1, when all of them have their scale. */
+template <bool ADD, bool QUANTISE> __global__ static void __launch_bounds__(THREADS_MOST, 2) norm_pieces(const __grid_constant__ Neighbours a) {
+        extern __shared__ uint4 raw[];
+        __shared__ Shared s;
+        const Places at = places(a, ADD, QUANTISE);
+        uint8_t *shared = (uint8_t *) raw, *w = shared + at.weights;
+        float *exchange = (float *) (shared + at.exchange);
+        const uint32_t pieces = (uint32_t) (a.norm.n / PIECE), pitch = row_pitch(a.norm.n), batch = a.rows * pitch;
+        const uint32_t step = gridDim.x * a.rows, begin = blockIdx.x * a.rows; /* m is less than 2^31 */
+        const bool works = threadIdx.x < a.workers;
+        uint4 y[ROWS_MOST][2] = {};
+        Kept kept = {-1};
+        uint32_t first = begin;
+
+        for (uint32_t i = threadIdx.x; i < 2 * a.rows * 8; i += blockDim.x) /* what fills up the last eight pieces adds 0 */
+                if (pieces + i % 8 < (pieces + 7) / 8 * 8)
+                        piece_store(shared + i / 8 * pitch, pieces + i % 8, make_uint4(0, 0, 0, 0));
+        if (works) {
+                weights_load<QUANTISE>(a, w);
+                batch_copy<ADD, QUANTISE>(a, first, (uint32_t) __cvta_generic_to_shared(shared), (uint32_t) __cvta_generic_to_shared(shared + at.add));
+        } else if (ADD && a.add.mod && threadIdx.x % 32 < a.rows && first + threadIdx.x % 32 < a.norm.m)
+                s.gates[0][threadIdx.x % 32] = a.add.mod_index[first + threadIdx.x % 32];
+        __syncthreads();
+
+        for (unsigned odd = 0;; first += step, odd ^= 1) {
+                uint8_t *here = shared + odd * batch, *other = shared + (odd ^ 1) * batch;
+                const uint32_t before = first - step;
+                const bool has_before = first != begin;
+
+                if (works) {
+                        if (ADD)
+                                batch_add<QUANTISE>(a, first, s.gates[odd], here, shared + at.add);
+                        copies_wait();
+                }
+                if (QUANTISE && has_before && before != begin)
+                        batch_quantise(a, before - step, y, s.factors[odd], kept, s, exchange);
+                if (!has_before ? first >= a.norm.m : before >= a.norm.m)
+                        break;
+                __syncthreads();
+
+                if (!works) {
+                        batch_sum<ADD>(a, first, first + step, s, odd, (uint32_t) __cvta_generic_to_shared(here));
+                } else {
+                        if (has_before)
+#pragma unroll
+                                for (unsigned r = 0; r < ROWS_MOST; r++)
+#pragma unroll
+                                        for (unsigned j = 0; j < 2; j++)
+                                                if (r < a.rows && piece_of<QUANTISE>(a, j) < pieces)
+                                                        y[r][j] = piece_load(other + r * pitch, piece_of<QUANTISE>(a, j));
+                        batch_copy<ADD, QUANTISE>(a, first + step, (uint32_t) __cvta_generic_to_shared(other),
+                                (uint32_t) __cvta_generic_to_shared(shared + at.add));
+#pragma unroll
+                        for (unsigned r = 0; r < ROWS_MOST; r++)
+                                if (has_before && r < a.rows && before + r < a.norm.m) {
+                                        row_norm<QUANTISE>(a, y[r], before + r, s.mods[odd ^ 1][r], s.factors[odd ^ 1][r], w, kept);
+                                        if (QUANTISE) {
+                                                float v[EACH];
+                                                uint32_t most;
+
+                                                piece_floats(y[r][0], v);
+                                                piece_floats(y[r][1], v + PIECE);
+                                                most = share_make<EACH>(
+                                                        v, a.stages, exchange + threadIdx.x / 32 * (SHARE_BYTES(EACH) / 4), y[r]);
+                                                if (threadIdx.x % 32 == 0)
+                                                        s.most[r][threadIdx.x / 32] = most;
+                                        }
                                 }
-                                if (lane == 0)
-                                        most[r][warp] = __float_as_uint(s.most);
-                                exact |= (uint32_t) s.exact << r;
-                        }
                 }
                 __syncthreads();
-                if (QUANTISE) {
-                        rows_quantise(a, rows, pitch, first, most, exact, exchange);
-                        __syncthreads();
-                }
         }
 }
 
@@ -282,16 +403,8 @@ __global__ static void __launch_bounds__(ROW_THREADS) norm_plain(
         __shared__ uint32_t most;
 
         for (uint64_t row = blockIdx.x; row < a.m; row += gridDim.x) {
-                const void *x = row_at(a.x, a.type, row, a.x_ld), *shift = NULL, *scale = NULL;
-                auto value = [&](uint64_t i) {
-                        float h = __fmul_rn(number_get(x, a.type, i), factor);
-
-                        h = __fmul_rn(a.round_first ? number_round(h, a.type) : h, weight_get(a.weight.data, a.weight.type, i));
-                        if (a.mod)
-                                h = __fmaf_rn(number_round(h, a.type), __fadd_rn(1.0f, number_get(scale, mod_type, i)),
-                                        number_get(shift, mod_type, i));
-                        return number_round(h, a.type);
-                };
+                const void *x = row_at(a.x, a.type, row, a.x_ld);
+                auto value = [&](uint64_t i) { return plain_norm(a, mod_type, row, i, factor); };
 
                 if (adds)
                         row_add(add, row, threadIdx.x, ROW_THREADS);
@@ -303,12 +416,6 @@ __global__ static void __launch_bounds__(ROW_THREADS) norm_plain(
                                 factor = row_factor(sum, a.n, a.eps);
                 }
                 __syncthreads();
-                if (a.mod) {
-                        const void *mod = row_at(a.mod, mod_type, (uint64_t) a.mod_index[row], a.mod_ld);
-
-                        shift = row_at(mod, mod_type, 1, a.shift_at);
-                        scale = row_at(mod, mod_type, 1, a.scale_at);
-                }
                 if (quantises)
                         plain_quantise(quantise, row, value, exchange, &most);
                 if (a.y)
@@ -335,31 +442,45 @@ static bool norm_has_pieces(const LkNorm *a, LkType mod_type) {
         const LkResidual *add = a->add;
         const LkQuantise *q = a->quantise;
 
-        return a->type == LK_BF16 && a->n <= WIDTH_MAX && row_pieces(a->x, a->x_ld, a->n) && (!a->y || row_pieces(a->y, a->y_ld, a->n)) &&
+        return a->type == LK_BF16 && a->n <= WIDTH_MAX && a->m < UINT64_C(1) << 31 && row_pieces(a->x, a->x_ld, a->n) && (!a->y || row_pieces(a->y, a->y_ld, a->n)) &&
                (!a->mod || (mod_type == LK_BF16 && row_pieces(a->mod, a->mod_ld, a->n) && a->shift_at % PIECE == 0 &&
                                    a->scale_at % PIECE == 0)) &&
                (!add || (row_pieces(add->y, add->y_ld, a->n) &&
                                 (!add->mod || (row_pieces(add->mod, add->mod_ld, a->n) && add->gate_at % PIECE == 0)))) &&
-               (!q || (a->n % SHARE == 0 && (uintptr_t) q->q % 16 == 0 && q->q_ld % 16 == 0));
+               (!q || (a->n % SQUARE == 0 && (uintptr_t) q->q % 16 == 0 && q->q_ld % 16 == 0));
 }
 
+/* -E2BIG: a row does not fit. */
 template <bool ADD, bool QUANTISE> static int launch_pieces(LkContext *c, const LkNorm *a) {
-        const unsigned threads = (unsigned) ((a->n / PIECE + 63) / 64 * 32);
-        const uint64_t shared = ROWS * row_pitch(a->n) + threads * 64 + (QUANTISE ? threads / 32 * EXCHANGE_SIZE : 0), turns = (a->m + ROWS - 1) / ROWS;
         Neighbours all = {*a};
         unsigned blocks;
-        int r;
+        uint64_t batches;
+        int most, r;
 
+        all.rows = ROWS_MOST;
+        all.workers = (unsigned) ((a->n / PIECE + 63) / 64 * 32);
         if (ADD)
                 all.add = *a->add;
         if (QUANTISE) {
                 all.quantise = *a->quantise;
+                all.quantise.x_type = a->type;
+                all.quantise.m = a->m;
+                all.quantise.k = a->n;
                 all.stages = (int) rotation_stages(a->quantise->rotation);
         }
-        r = row_grid(c, (const void *) norm_pieces<ADD, QUANTISE>, threads, shared, &blocks);
+        r = cuda_result(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device));
         if (r < 0)
                 return r;
-        norm_pieces<ADD, QUANTISE><<<(unsigned) (turns < blocks ? turns : blocks), threads, shared, c->stream>>>(all);
+        while (places(all, ADD, QUANTISE).size + sizeof(Shared) > (unsigned) most)
+                if (--all.rows == 0)
+                        return -E2BIG;
+
+        batches = (a->m + all.rows - 1) / all.rows;
+        r = row_grid(c, (const void *) norm_pieces<ADD, QUANTISE>, all.workers + 32, places(all, ADD, QUANTISE).size, &blocks);
+        if (r < 0)
+                return r;
+        norm_pieces<ADD, QUANTISE><<<(unsigned) (batches < blocks ? batches : blocks), all.workers + 32, places(all, ADD, QUANTISE).size,
+                c->stream>>>(all);
         return cuda_result(cudaGetLastError());
 }
 
@@ -389,9 +510,12 @@ extern "C" int lk_cuda_norm(LkContext *c, const LkNorm *a) {
                 (a->mod && (a->round_first || !a->mod_index)) || !neighbours_valid(a))
                 return -EINVAL;
 
-        if (!norm_has_pieces(a, mod_type))
-                return launch_plain(c, a, mod_type);
-        if (a->add)
-                return a->quantise ? launch_pieces<true, true>(c, a) : launch_pieces<true, false>(c, a);
-        return a->quantise ? launch_pieces<false, true>(c, a) : launch_pieces<false, false>(c, a);
+        if (norm_has_pieces(a, mod_type)) {
+                int r = a->add ? (a->quantise ? launch_pieces<true, true>(c, a) : launch_pieces<true, false>(c, a))
+                               : (a->quantise ? launch_pieces<false, true>(c, a) : launch_pieces<false, false>(c, a));
+
+                if (r != -E2BIG)
+                        return r;
+        }
+        return launch_plain(c, a, mod_type);
 }

@@ -1,26 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Rows of bf16 to int8 by the steps of ops.h, 16 neighbouring numbers (a share) a thread, with the bits of kernels/cpu/quantise.c.
+/* Rows of bf16 to int8 by the steps of ops.h, 16 or 32 numbers a thread, with the bits of kernels/cpu/quantise.c.
  *
- * Half a warp has a rotation group of 256. The stages with strides 1 and 4 lie inside a share; then the half warp turns its numbers
- * over in shared memory, so that thread j has the numbers j, j + 16, .., and the strides 16 and 64 lie inside a thread.
+ * A rotation group of 256 is a square of 16 x 16 numbers. A thread has one or two rows of it (a share), so that the stages with strides
+ * 1 and 4 lie inside a thread; then its threads, neighbours in a warp, turn the square over in shared memory and have one or two columns
+ * each, for the strides 16 and 64. As bf16 the numbers go back the same way.
  *
- * The factor 0.5 of a stage is left out and put back by a power of two at the end, which changes no bit while nothing is near the ends
- * of the number range. A warp whose largest number is (or is no number) does its shares again with the factors: `exact`.
+ * The factor 0.5 of a stage is left out and put back by a power of two at the end, which changes no bit while the largest number of a row
+ * is not near the ends of the number range. Other rows, and those with numbers that are none, go the plain way.
  *
  * bf16(v / s) of two bf16 numbers is bf16(v * (1 / s)): the quotient is never a tie of bf16 and at least 2^-17 of itself away from one. */
 
 #include "kernels/cuda/rows.cuh"
 
-#define SHARE 16u
-#define EXCHANGE_LD 20u               /* floats from one thread's share to the next: no two in one bank */
-#define EXCHANGE_HALF 336u            /* half a warp's */
-#define EXCHANGE_SIZE (672u * 4u)     /* bytes of a warp */
-#define EXCHANGE_BYTES_HALF 272u      /* the same memory as bytes */
-#define SHARE_SMALLEST 0x14800000u    /* 2^-86 */
-#define SHARE_LARGEST 0x7b800000u     /* 2^120 */
+#define SQUARE 16u        /* numbers in a row of a square */
+#define SQUARE_LD 20u     /* floats from one row to the next in shared memory */
+#define SQUARE_PITCH 336u /* floats from one square to the next: the other half of the banks */
+#define SQUARE_WORDS 136u /* the same as pairs of bf16: the next quarter of the banks */
+#define SHARE_SMALLEST 0x14800000u /* 2^-86 */
+#define SHARE_LARGEST 0x7b800000u  /* 2^120 */
 #define F32_INFINITY_BITS 0x7f800000u
+
+/* Of N numbers a thread: threads of a square; bytes that a warp needs for the turning over. */
+#define SHARE_THREADS(N) (256u / (N))
+#define SHARE_BYTES(N) ((N) / 8u * SQUARE_PITCH * 4u)
 
 static inline unsigned rotation_stages(uint32_t rotation) {
         return rotation == 256 ? 4 : rotation == 64 ? 3 : rotation == 16 ? 2 : rotation == 4 ? 1 : 0;
@@ -40,97 +44,113 @@ __device__ static inline void rotate_four(float &a, float &b, float &c, float &d
         d = __fadd_rn(__fsub_rn(p, less), q);
 }
 
-__device__ static inline void share_halve(float (&v)[SHARE], bool exact) {
-        if (exact)
-#pragma unroll
-                for (unsigned i = 0; i < SHARE; i++)
-                        v[i] = __fmul_rn(v[i], 0.5f);
+/* Row i, counted from the row that the thread has for its part-th 16 numbers. */
+template <unsigned N> __device__ static inline uint32_t share_row(unsigned part) {
+        return threadIdx.x % SHARE_THREADS(N) + part * SHARE_THREADS(N);
 }
 
-/* Two stages inside a thread, as many as there are. */
-__device__ static inline void share_rotate(float (&v)[SHARE], int stages, bool exact) {
-        if (stages > 0) {
+/* Where they lie in the whole row of numbers. */
+template <unsigned N> __device__ static inline uint32_t share_at(unsigned part) {
+        return threadIdx.x / SHARE_THREADS(N) * 256 + share_row<N>(part) * SQUARE;
+}
+
+/* Two stages of 16 numbers, `apart` from one to the next, as many as there are. */
+template <unsigned APART> __device__ static inline void square_rotate(float *v, int stages) {
+        if (stages > 0)
 #pragma unroll
-                for (unsigned i = 0; i < SHARE; i += 4)
-                        rotate_four(v[i], v[i + 1], v[i + 2], v[i + 3]);
-                share_halve(v, exact);
-        }
-        if (stages > 1) {
+                for (unsigned i = 0; i < 16; i += 4)
+                        rotate_four(v[i * APART], v[(i + 1) * APART], v[(i + 2) * APART], v[(i + 3) * APART]);
+        if (stages > 1)
 #pragma unroll
                 for (unsigned i = 0; i < 4; i++)
-                        rotate_four(v[i], v[i + 4], v[i + 8], v[i + 12]);
-                share_halve(v, exact);
+                        rotate_four(v[i * APART], v[(i + 4) * APART], v[(i + 8) * APART], v[(i + 12) * APART]);
+}
+
+/* Rows to columns: v[i * N / 16 + c] becomes row i of the thread's column c. */
+template <unsigned N> __device__ static inline void share_turn(float (&v)[N], float *exchange) {
+        const unsigned lane = threadIdx.x % 32;
+        float *square = exchange + lane / SHARE_THREADS(N) * SQUARE_PITCH;
+
+        __syncwarp();
+#pragma unroll
+        for (unsigned i = 0; i < N; i += 4)
+                *(float4 *) (square + share_row<N>(i / 16) * SQUARE_LD + i % 16) = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+        __syncwarp();
+        square += lane % SHARE_THREADS(N) * (N / 16);
+#pragma unroll
+        for (unsigned i = 0; i < 16; i++) {
+                if (N == 16)
+                        v[i] = square[i * SQUARE_LD];
+                else
+                        *(float2 *) &v[i * 2] = *(const float2 *) (square + i * SQUARE_LD);
         }
 }
 
-/* Numbers 16j .. 16j + 15 of thread j of half a warp to j, j + 16, ... */
-__device__ static inline void share_turn(float (&v)[SHARE], float *exchange) {
-        const unsigned lane = threadIdx.x % 32;
-        float *half = exchange + lane / 16 * EXCHANGE_HALF;
-
-        __syncwarp();
-#pragma unroll
-        for (unsigned i = 0; i < SHARE; i += 4)
-                *(float4 *) (half + lane % 16 * EXCHANGE_LD + i) = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
-        __syncwarp();
-#pragma unroll
-        for (unsigned i = 0; i < SHARE; i++)
-                v[i] = half[i * EXCHANGE_LD + lane % 16];
+/* Eight numbers of row i, the first or second ones, in words. */
+__device__ static inline uint32_t square_words(uint32_t i, uint32_t second) {
+        return (2 * i + (second ^ (i / 4 % 2))) * 4;
 }
 
-/* The largest magnitude of a warp as bits; with NaN above all, or without. */
-__device__ static inline uint32_t share_most(const float (&v)[SHARE], bool exact) {
-        float most = 0;
-        uint32_t bits = 0;
+/* Columns back to rows, as bf16: two pieces for each 16 numbers. */
+template <unsigned N> __device__ static inline void share_return(const float (&v)[N], float *exchange, uint4 (&ret)[N / 8]) {
+        const unsigned lane = threadIdx.x % 32, thread = lane % SHARE_THREADS(N);
+        uint32_t *square = (uint32_t *) exchange + lane / SHARE_THREADS(N) * SQUARE_WORDS;
 
-        if (exact) {
+        __syncwarp();
+        if (N == 16) {
 #pragma unroll
-                for (unsigned i = 0; i < SHARE; i++) {
-                        uint32_t u = __float_as_uint(v[i]) & 0x7fffffffu;
+                for (unsigned i = 0; i < 16; i += 2) {
+                        uint32_t two = pair_round(v[i], v[i + 1]);
 
-                        bits = max(bits, u > F32_INFINITY_BITS ? 0 : u);
+                        ((uint16_t *) (square + square_words(i, thread / 8)))[thread % 8] = (uint16_t) two;
+                        ((uint16_t *) (square + square_words(i + 1, thread / 8)))[thread % 8] = (uint16_t) (two >> 16);
                 }
         } else {
 #pragma unroll
-                for (unsigned i = 0; i < SHARE; i++)
-                        asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(most), "f"(fabsf(v[i])));
-                bits = __float_as_uint(most) & 0x7fffffffu;
+                for (unsigned i = 0; i < 16; i++)
+                        square[square_words(i, thread / 4) + thread % 4] = pair_round(v[i * 2], v[i * 2 + 1]);
         }
-        return __reduce_max_sync(0xffffffffu, bits);
+        __syncwarp();
+#pragma unroll
+        for (unsigned i = 0; i < N / 8; i++)
+                ret[i] = *(const uint4 *) (square + square_words(share_row<N>(i / 2), i % 2));
 }
 
-/* A share on its way: rotated, turned over, bf16, 2^stages times too large unless exact. */
-typedef struct Share {
-        uint4 low, high;
-        float most; /* of the warp, in its true size */
-        bool exact;
-} Share;
+/* The largest magnitude of a warp as bits; a NaN is above all. */
+template <unsigned N> __device__ static inline uint32_t share_most(const float (&v)[N]) {
+        float most = 0;
 
-/* values(v) gives a thread's 16 numbers; it may be called twice. The whole warp calls this. */
-template <typename Values> __device__ static inline Share share_make(Values values, int stages, float *exchange) {
-        Share s;
+#pragma unroll
+        for (unsigned i = 0; i < N; i++)
+                asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(most), "f"(fabsf(v[i])));
+        return __reduce_max_sync(0xffffffffu, __float_as_uint(most) & 0x7fffffffu);
+}
 
-        s.exact = false;
-        while (true) {
-                float v[SHARE];
-                uint32_t bits;
+/* A thread's numbers to rotated ones in bf16, 2^stages times too large, and the largest magnitude of the warp. The whole warp calls
+ * this; exchange: SHARE_BYTES of it. */
+template <unsigned N>
+__device__ static inline uint32_t share_make(float (&v)[N], int stages, float *exchange, uint4 (&ret)[N / 8]) {
+        uint32_t most;
 
-                values(v);
-                share_rotate(v, stages, s.exact);
-                share_turn(v, exchange);
-                share_rotate(v, stages - 2, s.exact);
-                bits = share_most(v, s.exact);
-                s.low = piece_round(v);
-                s.high = piece_round(v + 8);
-                s.most = __uint_as_float(bits);
-                if (s.exact)
-                        return s;
-                if (bits == 0 || (bits >= SHARE_SMALLEST && bits < SHARE_LARGEST))
-                        break;
-                s.exact = true;
-        }
-        s.most = __fmul_rn(s.most, __uint_as_float((127u - (unsigned) stages) << 23));
-        return s;
+#pragma unroll
+        for (unsigned i = 0; i < N; i += 16)
+                square_rotate<1>(v + i, stages);
+        share_turn<N>(v, exchange);
+#pragma unroll
+        for (unsigned i = 0; i < N / 16; i++)
+                square_rotate<N / 16>(v + i, stages - 2);
+        most = share_most<N>(v);
+        share_return<N>(v, exchange, ret);
+        return most;
+}
+
+/* May a row with this largest magnitude, 2^stages times too large, go on the fast way? */
+__device__ static inline bool share_usual(uint32_t most) {
+        return most == 0 || (most >= SHARE_SMALLEST && most < SHARE_LARGEST);
+}
+
+__device__ static inline float share_power(int stages) {
+        return __uint_as_float((127u - (unsigned) stages) << 23);
 }
 
 /* The scale of a row whose largest magnitude is m. */
@@ -139,39 +159,38 @@ __device__ static inline float share_scale(float m) {
         return fmaxf(__fmul_rn(m, 1.0f / 127.0f), 1e-30f);
 }
 
-/* What numbers are multiplied by, instead of being divided by the scale. */
-__device__ static inline float share_factor(float scale) {
-        return __fdiv_rn(1.0f, number_round(scale, LK_BF16));
+/* What numbers that are 2^stages times too large are multiplied by, instead of being divided by the scale. */
+__device__ static inline float share_factor(float scale, int stages) {
+        return __fmul_rn(__fdiv_rn(1.0f, number_round(scale, LK_BF16)), share_power(stages));
 }
 
-__device__ static inline void share_put(uint8_t *to, float q, bool careful) {
-        if (careful)
-                q = q == q ? fmaxf(q, -128.0f) : 0.0f;
-        *to = (uint8_t) __float_as_uint(__fadd_rn(fminf(q, 127.0f), 0x1.8p+23f)); /* to nearest even */
+/* Two numbers to the lower bytes of 16 bits each. The quotients are numbers of bf16 of at most 128.5, so those of f16 are the same but
+ * near 0, and 1536 + q of f16 has q in its last digits, to nearest even. */
+__device__ static inline uint32_t pair_integers(uint32_t pair, float factor) {
+        uint32_t y;
+
+        pair = pair_round(__fmul_rn(bf16_low(pair), factor), __fmul_rn(bf16_high(pair), factor));
+        asm("{ .reg .b32 q; cvt.rn.f16x2.f32 q, %2, %1; min.f16x2 q, q, %3; add.rn.f16x2 %0, q, %4; }"
+                : "=r"(y)
+                : "f"(bf16_low(pair)), "f"(bf16_high(pair)), "r"(0x57f057f0u), "r"(0x66006600u)); /* 127, 1536 */
+        return y;
 }
 
-/* A share to 16 bytes at q, in order again. The whole warp calls this. */
-__device__ static inline void share_store(
-        uint4 low, uint4 high, float factor, int stages, bool exact, float *exchange, int8_t *q, bool inside) {
-        const unsigned lane = threadIdx.x % 32;
-        uint8_t *half = (uint8_t *) exchange + lane / 16 * EXCHANGE_BYTES_HALF;
-        float v[SHARE];
+/* Eight numbers to integers. */
+__device__ static inline uint2 piece_integers(const uint4 &p, float factor) {
+        return make_uint2(__byte_perm(pair_integers(p.x, factor), pair_integers(p.y, factor), 0x6420),
+                __byte_perm(pair_integers(p.z, factor), pair_integers(p.w, factor), 0x6420));
+}
 
-        piece_floats(low, v);
-        piece_floats(high, v + 8);
-        if (!exact)
-                factor = __fmul_rn(factor, __uint_as_float((127u - (unsigned) stages) << 23));
-        __syncwarp();
+/* A thread's numbers to int8 at a row's q; n: numbers in the row. */
+template <unsigned N> __device__ static inline void share_store(const uint4 (&y)[N / 8], float factor, int8_t *q, uint64_t n) {
 #pragma unroll
-        for (unsigned i = 0; i < SHARE; i += 2) {
-                uint32_t pair = pair_round(__fmul_rn(v[i], factor), __fmul_rn(v[i + 1], factor));
+        for (unsigned part = 0; part < N / 16; part++)
+                if (share_at<N>(part) < n) {
+                        uint2 low = piece_integers(y[2 * part], factor), high = piece_integers(y[2 * part + 1], factor);
 
-                share_put(half + i * 16 + lane % 16, bf16_low(pair), exact);
-                share_put(half + (i + 1) * 16 + lane % 16, bf16_high(pair), exact);
-        }
-        __syncwarp();
-        if (inside)
-                *(uint4 *) q = *(const uint4 *) (half + lane % 16 * 16);
+                        *(uint4 *) (q + share_at<N>(part)) = make_uint4(low.x, low.y, high.x, high.y);
+                }
 }
 
 /* The plain way, any type, rotation or alignment: a block has a row, a warp a group of it at a time, in shared memory.

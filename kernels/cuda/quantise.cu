@@ -3,132 +3,132 @@
 
 #include "kernels/cuda/quantise-rows.cuh"
 
-#define THREADS_MOST 224u /* 72 registers a thread at four blocks */
-#define SHARED_MAX (96u << 10)
+#define EACH 32u          /* numbers a thread */
+#define THREADS_MOST 448u /* 72 registers a thread at two blocks */
 
-typedef struct Slot {
-        uint4 low, high;
-} Slot;
-
-/* A thread's share of a row, waiting for the numbers of the one before. */
-typedef struct Source {
-        uint4 x[2], up[2];
-} Source;
-
-template <bool GATED> __device__ static inline Source source_load(const void *x, const void *up, uint32_t share, bool inside) {
-        Source s = {};
-
-        if (inside) {
-                s.x[0] = piece_load(x, 2 * share);
-                s.x[1] = piece_load(x, 2 * share + 1);
-                if (GATED) {
-                        s.up[0] = piece_load(up, 2 * share);
-                        s.up[1] = piece_load(up, 2 * share + 1);
-                }
-        }
-        return s;
-}
-
-template <bool GATED> __device__ static inline void source_values(const Source &s, float (&v)[SHARE]) {
-        piece_floats(s.x[0], v);
-        piece_floats(s.x[1], v + 8);
-        if (GATED) {
-                float up[SHARE];
-                uint32_t most = 0;
-
+/* silu of a thread's numbers, in `own` memory because their place is not known before. */
+__device__ static void share_silu_any(float (&v)[EACH], float *own) {
 #pragma unroll
-                for (unsigned i = 0; i < 2; i++)
-                        most = pair_most(pair_most(pair_most(pair_most(most, s.x[i].x), s.x[i].y), s.x[i].z), s.x[i].w);
-                if (silu_is_easy(most)) {
-#pragma unroll
-                        for (unsigned i = 0; i < SHARE; i++)
-                                v[i] = silu_easy(v[i]);
-                } else {
+        for (unsigned i = 0; i < EACH; i++)
+                own[i] = v[i];
 #pragma unroll 1
-                        for (unsigned i = 0; i < SHARE; i++)
-                                v[i] = silu_any(v[i]);
-                }
-                piece_floats(s.up[0], up);
-                piece_floats(s.up[1], up + 8);
+        for (unsigned i = 0; i < EACH; i++)
+                own[i] = silu_any(own[i]);
 #pragma unroll
-                for (unsigned i = 0; i < SHARE; i++)
-                        v[i] = __fmul_rn(v[i], up[i]);
+        for (unsigned i = 0; i < EACH; i++)
+                v[i] = own[i];
+}
+
+/* v = silu(g) * u. exchange: of the warp, which has to call this together. */
+__device__ static inline void share_gate(float (&v)[EACH], const uint4 (&g)[EACH / 8], const uint4 (&u)[EACH / 8], float *exchange) {
+        uint32_t most = 0;
+
+#pragma unroll
+        for (unsigned i = 0; i < EACH / 8; i++)
+                most = pair_most(pair_most(pair_most(pair_most(most, g[i].x), g[i].y), g[i].z), g[i].w);
+        if (__all_sync(0xffffffffu, silu_is_easy(most)))
+#pragma unroll
+                for (unsigned i = 0; i < EACH; i++)
+                        v[i] = silu_easy(v[i]);
+        else
+                share_silu_any(v, exchange + threadIdx.x % 32 * EACH);
+#pragma unroll
+        for (unsigned i = 0; i < EACH / 8; i++) {
+                float f[8];
+
+                piece_floats(u[i], f);
+#pragma unroll
+                for (unsigned j = 0; j < 8; j++)
+                        v[i * 8 + j] = __fmul_rn(v[i * 8 + j], f[j]);
         }
 }
 
-/* A block for a row at a time. Shared memory: a slot for each share, then an exchange for each warp. */
-template <bool GATED> __global__ static void __launch_bounds__(THREADS_MOST, 4) quantise_pieces(LkQuantise a, int stages) {
+/* A thread's numbers of a row, 0 beyond its end. exchange: of the warp. */
+template <bool GATED> __device__ static inline void share_load(const LkQuantise &a, uint64_t row, float (&v)[EACH], float *exchange) {
+        const void *x = row_at(a.x, LK_BF16, row, a.x_ld), *up = row_at(a.up, LK_BF16, row, a.up_ld);
+        uint4 g[EACH / 8] = {}, u[EACH / 8] = {};
+
+#pragma unroll
+        for (unsigned i = 0; i < EACH / 8; i++)
+                if (share_at<EACH>(i / 2) < a.k) {
+                        g[i] = piece_load(x, share_at<EACH>(i / 2) / 8 + i % 2);
+                        if (GATED)
+                                u[i] = piece_load(up, share_at<EACH>(i / 2) / 8 + i % 2);
+                }
+#pragma unroll
+        for (unsigned i = 0; i < EACH / 8; i++)
+                piece_floats(g[i], v + i * 8);
+        if (GATED)
+                share_gate(v, g, u, exchange);
+}
+
+/* The block's next row comes nearer. */
+template <bool GATED> __device__ static inline void next_prefetch(const LkQuantise &a, uint64_t row) {
+        if (row < a.m)
+                for (uint32_t i = threadIdx.x * 128; i < a.k * 2; i += blockDim.x * 128) {
+                        row_prefetch((const uint8_t *) row_at(a.x, LK_BF16, row, a.x_ld) + i);
+                        if (GATED)
+                                row_prefetch((const uint8_t *) row_at(a.up, LK_BF16, row, a.up_ld) + i);
+                }
+}
+
+__device__ static void row_plain(const LkQuantise &a, uint64_t row, float *exchange, uint32_t *most) {
+        const void *x = row_at(a.x, a.x_type, row, a.x_ld), *up = a.up ? row_at(a.up, a.x_type, row, a.up_ld) : NULL;
+
+        plain_quantise(
+                a, row,
+                [&](uint64_t i) {
+                        float v = number_get(x, a.x_type, i);
+
+                        return up ? __fmul_rn(silu_any(v), number_get(up, a.x_type, i)) : v;
+                },
+                exchange, most);
+}
+
+/* A block for a row at a time, a thread for EACH of its numbers. Shared memory: SHARE_BYTES for each warp. */
+template <bool GATED> __global__ static void __launch_bounds__(THREADS_MOST, 2) quantise_pieces(LkQuantise a, int stages) {
         extern __shared__ uint4 raw[];
-        __shared__ uint32_t most[2][THREADS_MOST / 32];
-        const uint32_t shares = (uint32_t) (a.k / SHARE), turns = (shares + blockDim.x - 1) / blockDim.x;
+        __shared__ uint32_t most[2][THREADS_MOST / 32], plain_most;
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-        Slot *slots = (Slot *) raw;
-        float *exchange = (float *) (slots + turns * blockDim.x) + warp * (EXCHANGE_SIZE / 4);
+        float *exchange = (float *) raw + warp * (SHARE_BYTES(EACH) / 4);
         unsigned parity = 0;
 
         for (uint64_t row = blockIdx.x; row < a.m; row += gridDim.x, parity ^= 1) {
-                const void *x = row_at(a.x, LK_BF16, row, a.x_ld), *up = GATED ? row_at(a.up, LK_BF16, row, a.up_ld) : NULL;
-                Source next = source_load<GATED>(x, up, threadIdx.x, threadIdx.x < shares);
-                float largest = 0, scale, factor;
-                uint32_t exact = 0;
+                float v[EACH], scale;
+                uint4 y[EACH / 8];
+                uint32_t bits;
 
-                for (uint32_t i = 0; i < turns; i++) {
-                        const uint32_t at = i * blockDim.x + threadIdx.x;
-                        Source here = next;
-                        Share s;
-
-                        if (i + 1 < turns)
-                                next = source_load<GATED>(x, up, at + blockDim.x, at + blockDim.x < shares);
-                        s = share_make([&](float (&v)[SHARE]) { source_values<GATED>(here, v); }, stages, exchange);
-                        slots[at] = {s.low, s.high};
-                        largest = fmaxf(largest, s.most);
-                        exact |= (uint32_t) s.exact << i;
-                }
-
+                share_load<GATED>(a, row, v, exchange);
+                next_prefetch<GATED>(a, row + gridDim.x);
+                bits = share_make<EACH>(v, stages, exchange, y);
                 if (lane == 0)
-                        most[parity][warp] = __float_as_uint(largest);
+                        most[parity][warp] = bits;
                 __syncthreads();
-                scale = share_scale(__uint_as_float(__reduce_max_sync(0xffffffffu, lane < warps ? most[parity][lane] : 0)));
-                factor = share_factor(scale);
+                bits = __reduce_max_sync(0xffffffffu, lane < warps ? most[parity][lane] : 0);
+                if (!share_usual(bits)) {
+                        row_plain(a, row, (float *) raw, &plain_most);
+                        continue;
+                }
+                scale = share_scale(__fmul_rn(__uint_as_float(bits), share_power(stages)));
                 if (threadIdx.x == 0)
                         a.scale[row] = scale;
-                for (uint32_t i = 0; i < turns; i++) {
-                        const uint32_t at = i * blockDim.x + threadIdx.x;
-
-                        share_store(slots[at].low, slots[at].high, factor, stages, exact >> i & 1, exchange,
-                                a.q + row * a.q_ld + (uint64_t) at * SHARE, at < shares);
-                }
+                share_store<EACH>(y, share_factor(scale, stages), a.q + row * a.q_ld, a.k);
         }
 }
 
-__global__ static void __launch_bounds__(THREADS_MOST) quantise_plain(LkQuantise a) {
-        __shared__ float exchange[THREADS_MOST / 32 * PLAIN_GROUP];
+__global__ static void __launch_bounds__(256) quantise_plain(LkQuantise a) {
+        __shared__ float exchange[256 / 32 * PLAIN_GROUP];
         __shared__ uint32_t most;
 
-        for (uint64_t row = blockIdx.x; row < a.m; row += gridDim.x) {
-                const void *x = row_at(a.x, a.x_type, row, a.x_ld), *up = a.up ? row_at(a.up, a.x_type, row, a.up_ld) : NULL;
-
-                plain_quantise(
-                        a, row,
-                        [&](uint64_t i) {
-                                float v = number_get(x, a.x_type, i);
-
-                                return up ? __fmul_rn(silu_any(v), number_get(up, a.x_type, i)) : v;
-                        },
-                        exchange, &most);
-        }
+        for (uint64_t row = blockIdx.x; row < a.m; row += gridDim.x)
+                row_plain(a, row, exchange, &most);
 }
 
 template <bool GATED> static int launch_pieces(LkContext *c, const LkQuantise *a) {
-        const uint64_t shares = a->k / SHARE;
-        const unsigned threads = row_threads(shares, THREADS_MOST);
-        const uint64_t turns = (shares + threads - 1) / threads;
-        const uint64_t shared = turns * threads * sizeof(Slot) + threads / 32 * EXCHANGE_SIZE;
+        const unsigned threads = (unsigned) ((a->k + 1023) / 1024 * 32), shared = threads / 32 * SHARE_BYTES(EACH);
         unsigned blocks;
         int r;
 
-        if (shared > SHARED_MAX)
-                return -E2BIG;
         r = row_grid(c, (const void *) quantise_pieces<GATED>, threads, shared, &blocks);
         if (r < 0)
                 return r;
@@ -138,9 +138,8 @@ template <bool GATED> static int launch_pieces(LkContext *c, const LkQuantise *a
 }
 
 extern "C" int lk_cuda_quantise(LkContext *c, const LkQuantise *a) {
-        bool pieces = a->x_type == LK_BF16 && a->k % SHARE == 0 && row_pieces(a->x, a->x_ld, a->k) &&
+        bool pieces = a->x_type == LK_BF16 && a->k % SQUARE == 0 && a->k <= THREADS_MOST * EACH && row_pieces(a->x, a->x_ld, a->k) &&
                       (!a->up || row_pieces(a->up, a->up_ld, a->k)) && (uintptr_t) a->q % 16 == 0 && a->q_ld % 16 == 0;
-        int r = -E2BIG;
 
         if (a->m == 0 || a->k == 0)
                 return 0;
@@ -149,9 +148,7 @@ extern "C" int lk_cuda_quantise(LkContext *c, const LkQuantise *a) {
                 return -EINVAL;
 
         if (pieces)
-                r = a->up ? launch_pieces<true>(c, a) : launch_pieces<false>(c, a);
-        if (r != -E2BIG)
-                return r;
-        quantise_plain<<<(unsigned) (a->m < 65536 ? a->m : 65536), THREADS_MOST, 0, c->stream>>>(*a);
+                return a->up ? launch_pieces<true>(c, a) : launch_pieces<false>(c, a);
+        quantise_plain<<<(unsigned) (a->m < 65536 ? a->m : 65536), 256, 0, c->stream>>>(*a);
         return cuda_result(cudaGetLastError());
 }

@@ -136,8 +136,9 @@ __device__ static inline void row_prefetch(const void *p) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* silu(g) of kernels/cpu/swiglu.c for |g| < SILU_EASY, the same bits: exp there never leaves the normal numbers, and the quotient is
- * rounded correctly by one step from a reciprocal that is (Markstein). A zero may lose its sign. */
+/* silu(g) of kernels/cpu/swiglu.c for |g| < SILU_EASY, g a number of bf16, the same bits: exp there never leaves the normal numbers, and
+ * the remainder of the quotient corrects it. That it is the correctly rounded one for a reciprocal off by up to one ulp is tried by
+ * test-rows for every such g, but for g = 2^-23, where the reciprocal has to be the nearest number. A zero may lose its sign. */
 #define SILU_EASY_BITS 0x42a0u /* 80 as bf16 */
 
 __device__ static inline float silu_easy(float g) {
@@ -155,7 +156,6 @@ __device__ static inline float silu_easy(float g) {
         p = __fadd_rn(__fmaf_rn(__fmul_rn(r, r), p, r), 1.0f);
         d = __fadd_rn(1.0f, __uint_as_float(__float_as_uint(p) + n));
         asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
-        y = __fmaf_rn(__fmaf_rn(-d, y, 1.0f), y, y);
         q = __fmul_rn(g, y);
         return __fmaf_rn(__fmaf_rn(-d, q, g), y, q);
 }
@@ -164,7 +164,22 @@ __device__ static inline float silu_any(float g) {
         return __fdiv_rn(g, __fadd_rn(1.0f, number_exp(-g)));
 }
 
-/* The larger magnitude, NaN above all. */
+/* What rounds to bf16(silu(g)) for a g of bf16, with few instructions: any error of ex2 up to 2^-22 and of rcp up to 2^-23, which is what
+ * PTX promises, leaves every result from SILU_NEAR up on its side of a tie. The nearest ties are at 2^-7, -2^-8 and 5.9375;
+ * making g a little smaller moves them away, and the last digits of log2(e) were chosen so that no other number comes near
+ * (test-rows has the proof). */
+#define SILU_NEAR_BITS 0x400u /* 2^-119 as bf16 */
+#define SILU_NEAR_END 0x7f80u /* infinity, which comes out as no number, and that is above it */
+
+__device__ static inline float silu_near(float g) {
+        float e, y;
+
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(g, -0x1.715474p+0f)));
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(__fadd_rn(1.0f, e)));
+        return __fmul_rn(__fmaf_rn(fabsf(g), -0x1.6p-21f, g), y);
+}
+
+/* The larger and the smaller magnitude; NaN before all. */
 __device__ static inline uint32_t pair_most(uint32_t most, uint32_t pair) {
         uint32_t y;
 
@@ -172,8 +187,20 @@ __device__ static inline uint32_t pair_most(uint32_t most, uint32_t pair) {
         return y;
 }
 
+__device__ static inline uint32_t pair_least(uint32_t least, uint32_t pair) {
+        uint32_t y;
+
+        asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(least), "r"(pair & 0x7fff7fffu));
+        return y;
+}
+
 __device__ static inline bool silu_is_easy(uint32_t most) {
         return (most & 0xffffu) < SILU_EASY_BITS && most >> 16 < SILU_EASY_BITS;
+}
+
+__device__ static inline bool silu_is_near(uint32_t least) {
+        return (least & 0xffffu) - SILU_NEAR_BITS < SILU_NEAR_END - SILU_NEAR_BITS &&
+               (least >> 16) - SILU_NEAR_BITS < SILU_NEAR_END - SILU_NEAR_BITS;
 }
 
 /* x += gate * y of a row, by `step` threads. */

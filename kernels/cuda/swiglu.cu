@@ -3,29 +3,44 @@
 
 #include "kernels/cuda/rows.cuh"
 
-/* A pair's silu rounded, with the sign of a zero. */
+#define TOGETHER 2u /* pieces whose reads are under way together */
+
 __device__ static inline uint32_t silu_pair(uint32_t g) {
-        return (pair_round(silu_easy(bf16_low(g)), silu_easy(bf16_high(g))) & 0x7fff7fffu) | (g & 0x80008000u);
+        return pair_round(silu_near(bf16_low(g)), silu_near(bf16_high(g)));
 }
 
 __device__ static uint32_t silu_pair_any(uint32_t g) {
         return pair_settled(pair_round(silu_any(bf16_low(g)), silu_any(bf16_high(g))));
 }
 
+__device__ static inline uint4 piece_silu(const uint4 &g) {
+        uint4 s = make_uint4(silu_pair(g.x), silu_pair(g.y), silu_pair(g.z), silu_pair(g.w));
+
+        if (!silu_is_near(pair_least(pair_least(pair_least(pair_least(0x7f7f7f7fu, s.x), s.y), s.z), s.w)))
+                s = make_uint4(silu_pair_any(g.x), silu_pair_any(g.y), silu_pair_any(g.z), silu_pair_any(g.w));
+        return s;
+}
+
 /* A block for a row. */
 __global__ static void __launch_bounds__(256) swiglu_pieces(LkSwiglu a) {
         const uint64_t row = blockIdx.x;
+        const uint32_t pieces = (uint32_t) (a.n / PIECE);
         const void *gate = row_at(a.gate, LK_BF16, row, a.gate_ld), *up = row_at(a.up, LK_BF16, row, a.up_ld);
         void *y = row_at_mutable(a.y, LK_BF16, row, a.y_ld);
 
-        for (uint32_t i = threadIdx.x; i < a.n / PIECE; i += blockDim.x) {
-                uint4 g = piece_load(gate, i), u = piece_load(up, i), s;
+        for (uint32_t i = threadIdx.x; i < pieces; i += TOGETHER * blockDim.x) {
+                uint4 g[TOGETHER], u[TOGETHER];
 
-                if (silu_is_easy(pair_most(pair_most(pair_most(pair_most(0, g.x), g.y), g.z), g.w)))
-                        s = make_uint4(silu_pair(g.x), silu_pair(g.y), silu_pair(g.z), silu_pair(g.w));
-                else
-                        s = make_uint4(silu_pair_any(g.x), silu_pair_any(g.y), silu_pair_any(g.z), silu_pair_any(g.w));
-                piece_store(y, i, piece_settled(piece_mul(s, u)));
+#pragma unroll
+                for (unsigned j = 0; j < TOGETHER; j++)
+                        if (i + j * blockDim.x < pieces) {
+                                g[j] = piece_load(gate, i + j * blockDim.x);
+                                u[j] = piece_load(up, i + j * blockDim.x);
+                        }
+#pragma unroll
+                for (unsigned j = 0; j < TOGETHER; j++)
+                        if (i + j * blockDim.x < pieces)
+                                piece_store(y, i + j * blockDim.x, piece_settled(piece_mul(piece_silu(g[j]), u[j])));
         }
 }
 
@@ -53,7 +68,7 @@ extern "C" int lk_cuda_swiglu(LkContext *c, const LkSwiglu *a) {
 
         if (a->type == LK_BF16 && a->m <= ROW_BLOCKS_MAX && row_pieces(a->gate, a->gate_ld, a->n) && row_pieces(a->up, a->up_ld, a->n) &&
                 row_pieces(a->y, a->y_ld, a->n))
-                swiglu_pieces<<<(unsigned) a->m, row_threads(a->n / PIECE, 256), 0, c->stream>>>(*a);
+                swiglu_pieces<<<(unsigned) a->m, row_threads((a->n / PIECE + TOGETHER - 1) / TOGETHER, 256), 0, c->stream>>>(*a);
         else if (row_blocks(a->m) > 0)
                 swiglu_plain<<<row_blocks(a->m), ROW_THREADS, 0, c->stream>>>(*a);
         else

@@ -40,9 +40,15 @@ int main(void) {
 
         device_open();
         must_be(lk_cuda_ops()->context_new(0, &c) == 0, "context");
-        measure(c, "denoiser", LK_BF16, 7013, 56, 56, 128, false);
-        measure(c, "denoiser", LK_BF16, 38010, 56, 56, 128, false);
-        measure(c, "denoiser", LK_BF16, 73686, 56, 56, 128, false);
+        for (unsigned portable = 0; portable < 2; portable++) {
+                const char *what = portable ? "denoiser, portable" : "denoiser";
+
+                lk_cuda_attention_set(c, portable);
+                measure(c, what, LK_BF16, 7013, 56, 56, 128, false);
+                measure(c, what, LK_BF16, 38010, 56, 56, 128, false);
+                measure(c, what, LK_BF16, 73686, 56, 56, 128, false);
+        }
+        lk_cuda_attention_set(c, false);
         measure(c, "denoiser, f16", LK_F16, 7013, 56, 56, 128, false);
         measure(c, "text, causal", LK_BF16, 1409, 64, 8, 128, true);
         measure(c, "text, causal", LK_BF16, 8192, 64, 8, 128, true);

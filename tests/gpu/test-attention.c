@@ -24,6 +24,7 @@
 #define ELEMENTSOF(x) (sizeof(x) / sizeof((x)[0]))
 
 static LkContext *gpu, *cpu;
+static bool portable; /* what lk_cuda_attention_set() was told */
 static uint64_t seed = 7;
 
 static uint32_t next(void) {
@@ -152,6 +153,13 @@ static LkAttention case_args(const Case *c) {
                 .q_ld = c->ld, .k_ld = c->kv_ld, .v_ld = c->kv_ld, .o_ld = c->ld };
 }
 
+/* The kernels that may serve the type and head size: that of the architecture, and the one that every card has. */
+static bool kernel_choose(unsigned i, LkType t, uint32_t dim) {
+        portable = i > 0;
+        lk_cuda_attention_set(gpu, portable);
+        return i == 0 || (t == LK_BF16 && dim == 128);
+}
+
 /* Runs `a` and returns the whole of o; what was not written is 0x5a. */
 static uint8_t *run(const Case *c, LkAttention a) {
         uint8_t *o = malloc(q_size(c));
@@ -201,6 +209,17 @@ static double distance(const Case *c, const LkAttention *a, const uint8_t *o) {
         return sqrt(off / all);
 }
 
+static void check_near(const Case *c, LkAttention a) {
+        uint8_t *o = run(c, a);
+        double off = distance(c, &a, o);
+
+        /* weights and result are rounded to 8 or 11 digits, 2^-9 and 2^-12 at most each, a third of it on average */
+        if (!(off < (c->type == LK_F32 ? 2e-6 : c->type == LK_BF16 ? 2.2e-3 : 2.8e-4)))
+                fail_msg("type %d, %llu rows, %u of %u heads of %u%s%s: off by %.2e", c->type, (unsigned long long) c->rows, c->kv_heads,
+                        c->heads, c->dim, a.causal ? ", causal" : "", portable ? ", portable" : "", off);
+        free(o);
+}
+
 static void attention_near_f64(void **state) {
         static const struct {
                 uint64_t rows;
@@ -213,6 +232,8 @@ static void attention_near_f64(void **state) {
                 { 77, 3, 3, 72, 8, false, 1 },
                 { 200, 4, 2, 80, 0, true, 1 },
                 { 1025, 2, 2, 128, 16, false, 1 },
+                { 352, 6, 2, 128, 8, false, 1 },
+                { 353, 3, 1, 128, 0, false, 0.25f },
                 { 1409, 8, 1, 128, 0, true, 1 },
                 { 1797, 2, 2, 64, 0, false, 1 },
                 { 500, 2, 2, 200, 8, true, 1 },
@@ -229,18 +250,11 @@ static void attention_near_f64(void **state) {
                 LkType t = (LkType) (1 + i % 3);
                 Case c = case_new(t, cases[i / 3].rows, cases[i / 3].heads, cases[i / 3].kv_heads, cases[i / 3].dim, cases[i / 3].more);
                 LkAttention a = case_args(&c);
-                uint8_t *o;
-                double off;
 
                 a.causal = cases[i / 3].causal;
                 a.scale *= cases[i / 3].scale;
-                o = run(&c, a);
-                off = distance(&c, &a, o);
-                /* weights and result are rounded to 8 or 11 digits, 2^-9 and 2^-12 at most each, a third of it on average */
-                if (!(off < (t == LK_F32 ? 2e-6 : t == LK_BF16 ? 2.2e-3 : 2.8e-4)))
-                        fail_msg("type %d, %llu rows, %u of %u heads of %u%s: off by %.2e", t, (unsigned long long) c.rows, c.kv_heads,
-                                c.heads, c.dim, a.causal ? ", causal" : "", off);
-                free(o);
+                for (unsigned kernel = 0; kernel < 2 && kernel_choose(kernel, t, c.dim); kernel++)
+                        check_near(&c, a);
                 case_free(&c);
         }
 }
@@ -249,8 +263,9 @@ static void assert_rows(const Case *c, const uint8_t *a, uint64_t a_row, const u
         for (uint64_t i = 0; i < n; i++)
                 for (uint32_t h = 0; h < c->heads; h++)
                         if (memcmp(row_of(c, a, a_row + i, h), row_of(c, b, b_row + i, h), c->dim * lk_type_size(c->type)) != 0)
-                                fail_msg("type %d, head size %u, %llu rows: %s: row %llu of head %u has other bits", c->type, c->dim,
-                                        (unsigned long long) c->rows, what, (unsigned long long) (a_row + i), h);
+                                fail_msg("type %d, head size %u, %llu rows%s: %s: row %llu of head %u has other bits", c->type, c->dim,
+                                        (unsigned long long) c->rows, portable ? ", portable" : "", what, (unsigned long long) (a_row + i),
+                                        h);
 }
 
 /* Rows cut in parts, each computed alone. */
@@ -319,8 +334,8 @@ static void check_heads(const Case *c, const uint8_t *whole) {
                         cudaSuccess);
                 for (uint64_t r = 0; r < c->rows; r++)
                         if (memcmp(o + r * size, row_of(c, whole, r, 0), size) != 0)
-                                fail_msg("head %u of %u: row %llu of %llu has other bits", at, heads, (unsigned long long) r,
-                                        (unsigned long long) c->rows);
+                                fail_msg("head %u of %u%s: row %llu of %llu has other bits", at, heads, portable ? ", portable" : "",
+                                        (unsigned long long) r, (unsigned long long) c->rows);
                 for (int j = 0; j < 4; j++)
                         lk_cuda_ops()->memory_free(gpu, p[j]);
                 free(o);
@@ -363,8 +378,18 @@ static void check_no_number(Case *c, const uint8_t *whole) {
         free(o);
 }
 
+static void check_position(Case *c) {
+        uint8_t *whole = run(c, case_args(c));
+
+        check_cuts(c, whole, false);
+        check_heads(c, whole);
+        check_rolled(c, whole);
+        check_no_number(c, whole);
+        free(whole);
+}
+
 static void attention_row_position_same_bits(void **state) {
-        static const uint64_t lengths[] = { 1, 127, 128, 129, 1025, 1409, 7013 };
+        static const uint64_t lengths[] = { 1, 127, 128, 129, 1025, 1409, 7013, 73686 };
         static const uint32_t dims[] = { 128, 64, 72, 256, 36 };
         const bool part = getenv("LATENT_TEST_PART") != NULL;
 
@@ -374,18 +399,15 @@ static void attention_row_position_same_bits(void **state) {
                 uint32_t dim = dims[i / 2 / ELEMENTSOF(lengths)];
                 uint64_t rows = lengths[i / 2 % ELEMENTSOF(lengths)];
                 LkType t = i % 2 ? LK_F16 : LK_BF16;
-                uint8_t *whole;
                 Case c;
 
                 if ((part || dim > 128 || dim == 36 || t == LK_F16) && rows > 1409)
                         continue;
+                if (dim != 128 && rows > 7013)
+                        continue;
                 c = case_new(t, rows, 1, 1, dim, 0);
-                whole = run(&c, case_args(&c));
-                check_cuts(&c, whole, false);
-                check_heads(&c, whole);
-                check_rolled(&c, whole);
-                check_no_number(&c, whole);
-                free(whole);
+                for (unsigned kernel = 0; kernel < 2 && kernel_choose(kernel, t, dim); kernel++)
+                        check_position(&c);
                 case_free(&c);
         }
 }
@@ -443,12 +465,14 @@ static void attention_causal_row_position_same_bits(void **state) {
 static void attention_shared_keys_same_bits(void **state) {
         if (!gpu)
                 skip();
-        for (unsigned i = 0; i < 4; i++) {
-                Case c = case_new(i % 2 ? LK_F16 : LK_BF16, 300, 8, 2, i / 2 ? 64 : 128, 0);
+        for (unsigned i = 0; i < 8; i++) {
+                Case c = case_new(i % 2 ? LK_F16 : LK_BF16, 300, 8, 2, i / 2 % 2 ? 64 : 128, 0);
                 Case d = case_new(c.type, 300, 8, 8, c.dim, 0);
                 const uint64_t size = c.dim * 2;
-                uint8_t *one = run(&c, case_args(&c)), *two;
+                uint8_t *one, *two;
 
+                kernel_choose(i / 4, c.type, c.dim);
+                one = run(&c, case_args(&c));
                 memcpy(d.q, c.q, q_size(&c));
                 for (uint64_t r = 0; r < 300; r++)
                         for (uint64_t h = 0; h < 8; h++) {
@@ -463,6 +487,79 @@ static void attention_shared_keys_same_bits(void **state) {
                 case_free(&c);
                 case_free(&d);
         }
+}
+
+/* Rows of every array at distances of their own, fewer queries than keys; what lies between the rows of o stays as it is. */
+static void attention_strides_same_bits(void **state) {
+        static const uint64_t queries[] = { 1, 100, 128, 300, 511 };
+
+        if (!gpu)
+                skip();
+        for (unsigned i = 0; i < 2 * ELEMENTSOF(queries); i++) {
+                const uint32_t heads = 4, dim = 128, width = heads * dim, kv_width = width / 2;
+                const uint64_t m = queries[i / 2], keys = 1000, lds[] = { width + 24, kv_width + 8, kv_width + 160, width + 56 };
+                Case c = case_new(LK_BF16, keys, heads, 2, dim, 0);
+                LkAttention a = case_args(&c);
+                uint8_t *whole, *o = malloc(m * lds[3] * 2);
+                void *p[4];
+
+                assert_non_null(o);
+                kernel_choose(i % 2, LK_BF16, dim);
+                a.n_q = m;
+                whole = run(&c, a);
+                for (unsigned j = 0; j < 4; j++) {
+                        const uint64_t n = j == 1 || j == 2 ? kv_width : width, rows = j == 1 || j == 2 ? keys : m;
+
+                        p[j] = device_copy(NULL, rows * lds[j] * 2);
+                        assert_int_equal(cudaMemset(p[j], 0xff, rows * lds[j] * 2), cudaSuccess); /* no numbers between the rows */
+                        if (j < 3)
+                                assert_int_equal(cudaMemcpy2D(p[j], lds[j] * 2, c.device[j], n * 2, n * 2, rows, cudaMemcpyDeviceToDevice),
+                                        cudaSuccess);
+                }
+                assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
+                a.q = p[0];
+                a.k = p[1];
+                a.v = p[2];
+                a.o = p[3];
+                a.q_ld = lds[0];
+                a.k_ld = lds[1];
+                a.v_ld = lds[2];
+                a.o_ld = lds[3];
+                assert_int_equal(lk_cuda_ops()->attention(gpu, &a), 0);
+                assert_int_equal(lk_cuda_ops()->download(gpu, o, p[3], m * lds[3] * 2), 0);
+                for (uint64_t r = 0; r < m; r++) {
+                        assert_memory_equal(o + r * lds[3] * 2, row_of(&c, whole, r, 0), width * 2);
+                        for (uint64_t b = width * 2; b < lds[3] * 2; b++)
+                                assert_int_equal(o[r * lds[3] * 2 + b], 0xff);
+                }
+                for (unsigned j = 0; j < 4; j++)
+                        lk_cuda_ops()->memory_free(gpu, p[j]);
+                free(whole);
+                free(o);
+                case_free(&c);
+        }
+}
+
+/* The tests above look at two kernels where there are two: their tiles of keys differ, so their bits do. */
+static void attention_of_architecture_is_another_kernel(void **state) {
+        int major = 0;
+        uint8_t *one, *two;
+        Case c;
+
+        if (!gpu)
+                skip();
+        assert_int_equal(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+        if (major != 9)
+                skip();
+        c = case_new(LK_BF16, 2000, 2, 2, 128, 0);
+        kernel_choose(0, c.type, c.dim);
+        one = run(&c, case_args(&c));
+        kernel_choose(1, c.type, c.dim);
+        two = run(&c, case_args(&c));
+        assert_memory_not_equal(one, two, q_size(&c));
+        free(one);
+        free(two);
+        case_free(&c);
 }
 
 /* f32, and what the fast kernel cannot take: the CPU's bits. */
@@ -525,6 +622,12 @@ static void attention_bad_argument_is_refused(void **state) {
         case_free(&c);
 }
 
+static int default_kernel(void **state) {
+        if (gpu)
+                kernel_choose(0, LK_BF16, 128);
+        return 0;
+}
+
 static int setup(void **state) {
         int r = lk_cuda_ops()->context_new(0, &gpu);
 
@@ -543,12 +646,14 @@ static int teardown(void **state) {
 
 int main(void) {
         const struct CMUnitTest tests[] = {
-                cmocka_unit_test(attention_near_f64),
-                cmocka_unit_test(attention_row_position_same_bits),
-                cmocka_unit_test(attention_causal_row_position_same_bits),
-                cmocka_unit_test(attention_shared_keys_same_bits),
-                cmocka_unit_test(attention_plain_same_bits_as_cpu),
-                cmocka_unit_test(attention_bad_argument_is_refused),
+                cmocka_unit_test_setup(attention_near_f64, default_kernel),
+                cmocka_unit_test_setup(attention_row_position_same_bits, default_kernel),
+                cmocka_unit_test_setup(attention_causal_row_position_same_bits, default_kernel),
+                cmocka_unit_test_setup(attention_shared_keys_same_bits, default_kernel),
+                cmocka_unit_test_setup(attention_strides_same_bits, default_kernel),
+                cmocka_unit_test_setup(attention_of_architecture_is_another_kernel, default_kernel),
+                cmocka_unit_test_setup(attention_plain_same_bits_as_cpu, default_kernel),
+                cmocka_unit_test_setup(attention_bad_argument_is_refused, default_kernel),
         };
 
         return cmocka_run_group_tests(tests, setup, teardown);

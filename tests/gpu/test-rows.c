@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* The row passes of the CUDA backend against their CPU twins: the same bits, for odd sizes, both types, modulated and not, fused and not,
- * weights at any byte, numbers near the ends of the range. Needs a CUDA device; without one every test skips. */
+ * weights at any byte, numbers near the ends of the range. Needs a CUDA device; without one every test skips, but for what the kernels'
+ * arithmetic rests on. */
 
 #include <errno.h>
 #include <setjmp.h>
@@ -14,11 +15,12 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <math.h>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
 
-static const uint64_t rows[] = { 1, 2, 7, 33, 407, 4099 }, widths[] = { 1, 8, 13, 96, 264, 1024, 5376 };
+static const uint64_t rows[] = { 1, 2, 7, 33, 407, 4099 }, widths[] = { 1, 8, 13, 96, 264, 528, 1024, 5376 };
 #define NUMBERS_MAX UINT64_C(2500000) /* of an array: keeps the test short */
 static LkContext *gpu, *cpu;
 static uint64_t seed = 42;
@@ -26,6 +28,20 @@ static uint64_t seed = 42;
 static uint32_t next(void) {
         seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
         return (uint32_t) (seed >> 32);
+}
+
+static float float_of(uint32_t u) {
+        float f;
+
+        memcpy(&f, &u, 4);
+        return f;
+}
+
+static uint32_t bits_of(float f) {
+        uint32_t u;
+
+        memcpy(&u, &f, 4);
+        return u;
 }
 
 static void put(void *p, LkType t, uint64_t i, uint32_t u) {
@@ -318,6 +334,8 @@ static void layer_norm_one(LkType t, uint64_t m, uint64_t n) {
         Pair x = pair_spoilt(t, m, n, true), w = pair_new(LK_F32, n + 1), b = pair_new(LK_F32, n), y = pair_new(t, m * n);
         fill_even((uint8_t *) w.host + shift, LK_BF16, n, 2); /* as f16: other numbers, but numbers */
         pair_sync(&w);
+        fill(b.host, LK_BF16, n); /* f32 cut in two would be none here and there */
+        pair_sync(&b);
         LkLayerNorm a = { .type = t, .m = m, .n = n, .x = x.host, .x_ld = n, .eps = 1e-5f, .y = y.host, .y_ld = n,
                 .weight = { (uint8_t *) w.host + shift, LK_F16, n }, .bias = { b.host, LK_BF16, n } };
 
@@ -418,6 +436,72 @@ static void silu_of_every_number_same_bits_as_cpu(void **state) {
         pair_free(&y);
 }
 
+/* silu of every number of bf16 by the CPU backend. */
+static void silu_all(LkType t, void *y) {
+        float g[65536], one[65536];
+        uint16_t h[65536], one_h[65536];
+        LkSwiglu a = { .type = t, .m = 1, .n = 65536, .gate = t == LK_F32 ? (void *) g : h, .gate_ld = 65536,
+                .up = t == LK_F32 ? (void *) one : one_h, .up_ld = 65536, .y = y, .y_ld = 65536 };
+
+        for (uint32_t i = 0; i < 65536; i++) {
+                h[i] = (uint16_t) i;
+                one_h[i] = 0x3f80;
+                one[i] = 1;
+                g[i] = float_of(i << 16);
+        }
+        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->swiglu(cpu, &a), 0);
+}
+
+/* silu_near of rows.cuh, with its constants: no error that PTX allows of ex2 (2^-22) and of rcp (2^-23) takes any number across a tie. */
+static void silu_near_has_room_for_errors(void **state) {
+        const double slope = 0x1.715474p+0, smaller = 0x1.6p-21;
+        uint16_t y[65536];
+
+        silu_all(LK_BF16, y);
+        for (uint32_t i = 0; i < 65536; i++) {
+                const double g = float_of(i << 16), e = exp2(-g * slope), s = fabs(g) * (1 - copysign(smaller, g)) / (1 + e);
+                const uint32_t got = y[i] & 0x7fffu;
+                /* that of g * slope, of ex2, as far as they reach the sum; of the sum, rcp, the smaller g, the product */
+                const double error = e / (1 + e) * (fabs(g) * 0x1p-24 + 0x1p-22) + 0x1p-24 + 0x1p-23 + 0x1p-24 + 0x1p-24;
+                double low, high;
+
+                if (got < 0x400 || got >= 0x7f80)
+                        continue;
+                low = ((double) float_of((got - 1) << 16) + float_of(got << 16)) / 2;
+                high = ((double) float_of(got << 16) + float_of((got + 1) << 16)) / 2;
+                if (!(s * (1 - error) > low && s * (1 + error) < high))
+                        fail_msg("silu of %a: %a is too near a tie", g, s);
+        }
+}
+
+static float exp_easy(float x) {
+        const float round = 0x1.8p+23f;
+        float t = fmaf(x, 0x1.715476p+0f, round), r, p;
+        uint32_t n = bits_of(t) << 23;
+
+        t -= round;
+        r = fmaf(t, -0x1.7f7d1cp-20f, fmaf(t, -0x1.62e4p-1f, x));
+        p = fmaf(fmaf(fmaf(fmaf(0x1.6a2412p-10f, r, 0x1.1239f2p-7f), r, 0x1.5558f2p-5f), r, 0x1.555492p-3f), r, 0x1.fffffcp-2f);
+        return float_of(bits_of(fmaf(r * r, p, r) + 1) + n);
+}
+
+/* silu_easy of rows.cuh: the reciprocal may be off by a unit in its last place. */
+static void silu_easy_has_room_for_errors(void **state) {
+        float *want = malloc(65536 * sizeof(*want));
+
+        assert_non_null(want);
+        silu_all(LK_F32, want);
+        for (uint32_t i = 0; i < 65536; i++)
+                for (uint32_t off = 0; off < 3 && (i & 0x7fff) < 0x42a0; off++) {
+                        const float g = float_of(i << 16), d = 1 + exp_easy(-g), y = float_of(bits_of((float) (1 / (double) d)) + off - 1);
+                        const float q = g * y, s = fmaf(fmaf(-d, q, g), y, q);
+
+                        if (s != want[i] && !(g == 0x1p-23f && off != 1))
+                                fail_msg("silu of %a: %a instead of %a with a reciprocal of %a", g, s, want[i], y);
+                }
+        free(want);
+}
+
 static void quantise_same_bits_as_cpu(void **state) {
         each(quantise_one);
 }
@@ -474,6 +558,8 @@ int main(void) {
                 cmocka_unit_test(convert_same_bits_as_cpu),
                 cmocka_unit_test(qk_norm_rope_same_bits_as_cpu),
                 cmocka_unit_test(quantise_same_bits_as_cpu),
+                cmocka_unit_test(silu_near_has_room_for_errors),
+                cmocka_unit_test(silu_easy_has_room_for_errors),
                 cmocka_unit_test(silu_of_every_number_same_bits_as_cpu),
                 cmocka_unit_test(layer_norm_same_bits_as_cpu),
                 cmocka_unit_test(activate_same_bits_as_cpu),
