@@ -19,7 +19,9 @@ uint32_t canvas_audio_tokens(uint32_t frames);
 /* A film's size as asked: rounded to multiples of CANVAS_STEP (to nearest, half up), at least one. InvalidArgument for 0, more than 4:1 or a side above
  * CANVAS_SIDE_MAX. */
 #define CANVAS_SIDE_MAX 4096u
+#define CANVAS_DEFAULT_WIDTH 1344u /* where neither a size nor a picture is given */
+#define CANVAS_DEFAULT_HEIGHT 768u
 int canvas_size(uint64_t width, uint64_t height, uint32_t *ret_width, uint32_t *ret_height, Fault *f);
 /* The film's size where none is asked: from a picture's: short edge 768, at most 768 * 1344 pixels (both sides scaled alike), then each side to the nearest
- * multiple of CANVAS_STEP. Without a picture 1344 x 768. InvalidArgument beyond 4:1. */
+ * multiple of CANVAS_STEP. InvalidArgument beyond 4:1. */
 int canvas_from_picture(uint64_t width, uint64_t height, uint32_t *ret_width, uint32_t *ret_height, Fault *f);
