@@ -15,6 +15,7 @@
 
 #include <systemd/sd-bus.h>
 
+#include "service/shared/cleanup.h"
 #include "service/shared/wire.h"
 
 #define NAME "org.latentd.Latent1"
@@ -583,55 +584,61 @@ static int on_get_film(Service *s, sd_bus_message *m) {
         return 1;
 }
 
+static int on_release_gpus(Service *s, sd_bus_message *m) {
+        return sd_bus_message_has_signature(m, "a{sv}") > 0 ?
+                sd_bus_reply_method_errorf(m, NAME ".Error.Busy", "The worker is busy.") :
+                sd_bus_reply_method_errorf(m, NAME ".Error.InvalidArgument", "no options");
+}
+
+static int on_property(Service *s, sd_bus_message *m) {
+        return strcmp(sd_bus_message_get_path(m), FILM) == 0 ? on_get_film(s, m) : on_get(s, m);
+}
+
+static int on_new_model(Service *s, sd_bus_message *m) {
+        return sd_bus_reply_method_return(m, "o", ROOT "/model/_37");
+}
+
+static int on_any_plan(Service *s, sd_bus_message *m) {
+        return on_plan(m);
+}
+
+static int on_cancel(Service *s, sd_bus_message *m) {
+        must(sd_bus_reply_method_return(m, NULL));
+        send_finished(s->bus, sd_bus_message_get_sender(m), sd_bus_message_get_path(m), "cancelled", "Cancelled");
+        return 1;
+}
+
+static int on_managed_objects(Service *s, sd_bus_message *m) {
+        return sd_bus_reply_method_return(m, "a{oa{sa{sv}}}", 3, ROOT "/model/_310", 1,
+                NAME ".Model", 1, "Name", "s", "tiny", ROOT "/model/_39", 1, NAME ".Model", 1,
+                "Name", "s", "tiny", ROOT "/device/_31", 1, NAME ".Device", 1, "Kind", "s", "cpu");
+}
+
 static int on_message(sd_bus_message *m, void *userdata, sd_bus_error *reterr_error) {
+        static const struct {
+                const char *member;
+                int (*answer)(Service *s, sd_bus_message *m);
+        } calls[] = {
+                {"AddFiles", on_add_files},     {"Cancel", on_cancel},
+                {"Commit", on_commit},          {"Decode", on_coding},
+                {"Encode", on_coding},          {"EncodeMedia", on_coding},
+                {"Get", on_property},           {"GetAll", on_get_all},
+                {"GetManagedObjects", on_managed_objects},
+                {"LoadModel", on_load},         {"NewModel", on_new_model},
+                {"OpenSession", on_open_session}, {"Plan", on_any_plan},
+                {"ReleaseFrames", on_release},  {"ReleaseGpus", on_release_gpus},
+                {"Sample", on_sample},          {"SetLoras", on_set_loras},
+                {"Step", on_step},              {"Tokenize", on_coding},
+        };
         const char *member = sd_bus_message_get_member(m), *path = sd_bus_message_get_path(m);
-        Service *s = userdata;
 
         if (!member || !path || sd_bus_message_is_method_call(m, NULL, NULL) <= 0 ||
                 strncmp(path, ROOT, strlen(ROOT)) != 0)
                 return 0;
-        if (strcmp(member, "ReleaseGpus") == 0)
-                return sd_bus_message_has_signature(m, "a{sv}") > 0 ?
-                        sd_bus_reply_method_errorf(m, NAME ".Error.Busy", "The worker is busy.") :
-                        sd_bus_reply_method_errorf(m, NAME ".Error.InvalidArgument", "no options");
-        if (strcmp(member, "LoadModel") == 0)
-                return on_load(s, m);
-        if (strcmp(member, "GetAll") == 0)
-                return on_get_all(s, m);
-        if (strcmp(member, "Get") == 0 && strcmp(path, FILM) == 0)
-                return on_get_film(s, m);
-        if (strcmp(member, "Get") == 0)
-                return on_get(s, m);
-        if (strcmp(member, "Tokenize") == 0 || strcmp(member, "Encode") == 0 || strcmp(member, "Decode") == 0 ||
-                strcmp(member, "EncodeMedia") == 0)
-                return on_coding(s, m);
-        if (strcmp(member, "ReleaseFrames") == 0)
-                return on_release(s, m);
-        if (strcmp(member, "NewModel") == 0)
-                return sd_bus_reply_method_return(m, "o", ROOT "/model/_37");
-        if (strcmp(member, "AddFiles") == 0)
-                return on_add_files(s, m);
-        if (strcmp(member, "Commit") == 0)
-                return on_commit(s, m);
-        if (strcmp(member, "OpenSession") == 0)
-                return on_open_session(s, m);
-        if (strcmp(member, "Step") == 0)
-                return on_step(s, m);
-        if (strcmp(member, "Sample") == 0)
-                return on_sample(s, m);
-        if (strcmp(member, "SetLoras") == 0)
-                return on_set_loras(s, m);
-        if (strcmp(member, "Plan") == 0)
-                return on_plan(m);
-        if (strcmp(member, "Cancel") == 0) {
-                must(sd_bus_reply_method_return(m, NULL));
-                send_finished(s->bus, sd_bus_message_get_sender(m), path, "cancelled", "Cancelled");
-                return 1;
-        }
-        if (strcmp(member, "GetManagedObjects") == 0)
-                return sd_bus_reply_method_return(m, "a{oa{sa{sv}}}", 3, ROOT "/model/_310", 1,
-                        NAME ".Model", 1, "Name", "s", "tiny", ROOT "/model/_39", 1, NAME ".Model", 1,
-                        "Name", "s", "tiny", ROOT "/device/_31", 1, NAME ".Device", 1, "Kind", "s", "cpu");
+
+        for (size_t i = 0; i < ELEMENTSOF(calls); i++)
+                if (strcmp(member, calls[i].member) == 0)
+                        return calls[i].answer(userdata, m);
         return sd_bus_reply_method_return(m, NULL);
 }
 

@@ -75,7 +75,7 @@ static char *replaced(const char *s, const char *what, const char *by) {
 }
 
 static void open_tiny_has_its_sizes(void **state) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
         const H3TextConfig *c = &t->model->config;
 
         assert_string_equal(t->model->layout, "comfy");
@@ -128,7 +128,7 @@ static Checkpoint *published(void) {
 }
 
 static void open_published_names_same_bits(void **state) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
         CLEANUP(text_case_freep) TextCase *k = text_case_open("image_video");
         CLEANUP(checkpoint_freep) Checkpoint *c = published();
         CLEANUP_FREE char *config = config_text();
@@ -148,7 +148,7 @@ static void open_published_names_same_bits(void **state) {
 }
 
 static void open_shards_same_bits(void **state) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
         CLEANUP(text_case_freep) TextCase *k = text_case_open("one_image");
         CLEANUP(checkpoint_freep) Checkpoint *c = comfy(), *second = checkpoint_empty();
         CLEANUP_FREE char *config = config_text();

@@ -103,7 +103,7 @@ static void on_tap(void *userdata, const char *name, const float *values, uint64
 }
 
 static void run_cases(const char *file, H3Compute compute) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open(file);
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open(file);
         const char *names[TEXT_CASES_MAX];
         size_t n_cases = text_case_names(names);
 
@@ -141,15 +141,15 @@ static void text_bf16_matches(void **state) {
 
 /* Where the folder has the published layout, too: all layers, final norm and head, the same bits. */
 static void text_published_layout_same_bits(void **state) {
-        CLEANUP(text_files_freep) TextFiles *a = text_files_open("model.comfy.safetensors"), *b = NULL;
+        CLEANUP(text_model_files_freep) TextModelFiles *a = text_model_files_open("model.comfy.safetensors"), *b = NULL;
         const char *names[TEXT_CASES_MAX];
         size_t n_cases = text_case_names(names);
 
-        if (!text_files_exist("model.hf.safetensors")) {
+        if (!text_model_files_exist("model.hf.safetensors")) {
                 print_message("no model.hf.safetensors in this folder; test-text-model makes one\n");
                 return;
         }
-        b = text_files_open("model.hf.safetensors");
+        b = text_model_files_open("model.hf.safetensors");
         for (size_t i = 0; i < n_cases; i++) {
                 CLEANUP(text_case_freep) TextCase *k = text_case_open(names[i]);
                 CLEANUP_FREE float *x = text_case_run(a->model, &k->input, NULL);

@@ -99,7 +99,7 @@ static int on_block(void *userdata, uint32_t done, uint32_t total) {
 }
 
 static void run_tells_every_block_and_stops(void **state) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
         CLEANUP(text_case_freep) TextCase *k = text_case_open("image_video");
         H3Range rows[1];
         H3Plan plan = h3_text_plan(1, rows);
@@ -139,7 +139,7 @@ static int no_memory_new(LkContext *c, uint64_t size, void **ret) {
 }
 
 static void memory_is_what_a_run_takes(void **state) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
         static const char *const names[] = {"text_only", "one_image", "image_video"};
         H3Range rows[1];
         H3Plan plan = h3_text_plan(1, rows);
@@ -196,7 +196,7 @@ static void memory_is_what_a_run_takes(void **state) {
         } while (0)
 
 static void check_refuses_what_does_not_fit(void **state) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
         CLEANUP(text_case_freep) TextCase *k = text_case_open("image_video");
         H3Range rows[1];
         H3Plan plan = h3_text_plan(1, rows);
@@ -227,7 +227,7 @@ static void check_refuses_what_does_not_fit(void **state) {
 
 /* Ids under a picture are not looked at. */
 static void ids_under_a_picture_do_not_count(void **state) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
         CLEANUP(text_case_freep) TextCase *k = text_case_open("one_image");
         CLEANUP_FREE float *x = text_case_run(t->model, &k->input, NULL), *y = NULL;
         CLEANUP_FREE int32_t *ids = malloc(k->input.n * sizeof(*ids));

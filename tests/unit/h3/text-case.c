@@ -49,15 +49,15 @@ static void path_of(const char *name, char *ret, size_t size) {
         (void) snprintf(ret, size, "text/encoder/%s", name);
 }
 
-bool text_files_exist(const char *name) {
+bool text_model_files_exist(const char *name) {
         char path[4096];
 
         (void) snprintf(path, sizeof(path), "%s/text/encoder/%s", getenv("LATENT_TEST_DATA"), name);
         return access(path, R_OK) == 0;
 }
 
-TextFiles *text_files_open(const char *name) {
-        TextFiles *t = calloc(1, sizeof(*t));
+TextModelFiles *text_model_files_open(const char *name) {
+        TextModelFiles *t = calloc(1, sizeof(*t));
         char path[256];
         uint64_t config_size, size;
         Fault f = {};
@@ -73,7 +73,7 @@ TextFiles *text_files_open(const char *name) {
         return t;
 }
 
-TextFiles *text_files_free(TextFiles *t) {
+TextModelFiles *text_model_files_free(TextModelFiles *t) {
         if (!t)
                 return NULL;
         (void) h3_text_free(t->model);
@@ -83,8 +83,8 @@ TextFiles *text_files_free(TextFiles *t) {
         return NULL;
 }
 
-void text_files_freep(TextFiles **t) {
-        (void) text_files_free(*t);
+void text_model_files_freep(TextModelFiles **t) {
+        (void) text_model_files_free(*t);
 }
 
 /* Patches of a kind, from their bytes. */

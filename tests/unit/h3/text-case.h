@@ -13,15 +13,15 @@
 size_t text_case_names(const char *ret[TEXT_CASES_MAX]);
 
 /* A model of config.json and one tensor file of the folder, and the memory it views. */
-typedef struct TextFiles {
+typedef struct TextModelFiles {
         H3TextModel *model;
         uint8_t *config, *bytes;
-} TextFiles;
+} TextModelFiles;
 
-TextFiles *text_files_open(const char *name); /* "model.comfy.safetensors" */
-TextFiles *text_files_free(TextFiles *t);
-void text_files_freep(TextFiles **t);
-bool text_files_exist(const char *name);
+TextModelFiles *text_model_files_open(const char *name); /* "model.comfy.safetensors" */
+TextModelFiles *text_model_files_free(TextModelFiles *t);
+void text_model_files_freep(TextModelFiles **t);
+bool text_model_files_exist(const char *name);
 
 /* A part of a golden tensor that one vision input makes: "image" or "video", from which patch on. */
 typedef struct TextPart {

@@ -200,7 +200,7 @@ static void check_split(const H3TextModel *m, const H3TextInput *in, const uint3
 static void split_of_golden_cases_same_bits(void **state) {
         static const char *const names[] = {"text_only", "one_image", "image_video"};
         static const uint32_t rank_counts[] = {1, 2, 3, 4, 5, 7, 8, RANKS};
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
 
         for (size_t i = 0; i < 2 * ELEMENTSOF(names); i++) {
                 CLEANUP(text_case_freep) TextCase *k = text_case_open(names[i / 2]);
@@ -212,7 +212,7 @@ static void split_of_golden_cases_same_bits(void **state) {
 
 /* More tokens and patches than the MLPs take at a time. */
 static void split_of_many_rows_same_bits(void **state) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
         uint64_t n = 1100, patches = 2 * 520;
         CLEANUP_FREE int32_t *ids = malloc(n * sizeof(*ids)),
                              *positions = malloc(3 * n * sizeof(*positions));
@@ -237,7 +237,7 @@ static void split_of_many_rows_same_bits(void **state) {
 
 /* The rows of the first tokens do not change with what follows: causal, whatever the length. */
 static void prefix_of_a_text_same_bits(void **state) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
         CLEANUP(text_case_freep) TextCase *k = text_case_open("text_only");
         CLEANUP(run_freep) Run *whole = run_new(t->model, &k->input, 1);
         static const uint64_t lengths[] = {1, 2, 63, 64, 65, 70};
@@ -264,7 +264,7 @@ static int stop_at(void *userdata, uint32_t done, uint32_t total) {
 
 /* One rank stops, in the tower or in a layer: all end, and the first error is its. */
 static void split_stopped_on_one_rank_ends_on_all(void **state) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
         CLEANUP(text_case_freep) TextCase *k = text_case_open("image_video");
         static uint32_t stops[] = {1, 6, 14};
 
@@ -282,7 +282,7 @@ static void split_stopped_on_one_rank_ends_on_all(void **state) {
 
 /* A rank whose input is refused before its first message must not leave the others waiting. */
 static void split_refused_ends_on_all(void **state) {
-        CLEANUP(text_files_freep) TextFiles *t = text_files_open("model.comfy.safetensors");
+        CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
         CLEANUP(text_case_freep) TextCase *k = text_case_open("text_only");
         CLEANUP(run_freep) Run *x = run_new(t->model, &k->input, 3);
         Fault f = {};
