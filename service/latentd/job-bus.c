@@ -11,6 +11,7 @@
 #include "service/latentd/peer.h"
 #include "service/latentd/plan.h"
 #include "service/latentd/queue.h"
+#include "service/latentd/render.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/safetensors.h"
 
@@ -86,6 +87,8 @@ static int append_plan(sd_bus_message *m, const Job *j) {
 }
 
 static int append_coding(sd_bus_message *m, const Job *j) {
+        if (j->kind == JOB_RENDER)
+                return render_append_result(m, j->render);
         if (j->kind == JOB_DECODE && j->ready.frames > 0)
                 return sd_bus_message_append(m, "{sv}", "frames", "t", j->ready.frames);
         if (j->kind == JOB_ENCODE)
@@ -309,7 +312,7 @@ static int find_job(sd_bus *bus, const char *path, const char *interface, void *
 
         p = peer_of_call(m, bus);
         j = p ? job_find(m, id) : NULL;
-        if (!j || j->uid != p->uid || j->kind == JOB_PLAN)
+        if (!j || j->uid != p->uid || j->hidden)
                 return 0;
 
         *ret_found = j;

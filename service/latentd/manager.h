@@ -20,6 +20,7 @@ typedef struct Model Model;
 typedef struct Remains Remains;
 typedef struct Session Session;
 typedef struct Job Job;
+typedef struct Render Render;
 typedef struct Device Device;
 typedef struct Queue Queue;
 typedef struct WorkerLink WorkerLink;

@@ -302,7 +302,7 @@ static int property_get_users(sd_bus *bus, const char *path, const char *interfa
         uint32_t n = 0;
 
         TAILQ_FOREACH(s, &m->manager->sessions, entry)
-                if ((s->model == m || lora_list_has(&s->loras, m)) && s->state == SESSION_OPEN)
+                if (session_uses(s, m) && s->state == SESSION_OPEN && s->form == SESSION_CLIENT)
                         n++;
 
         return sd_bus_message_append(reply, "u", n);

@@ -48,17 +48,17 @@ static int set_compute(Coding *c, const Session *s, Fault *f) {
         return c->compute ? request_compute(c->compute, &c->q.compute, f) : 0;
 }
 
-static int check_text(const Coding *c, Fault *f) {
+int request_check_prompt(const WireTensor *text, bool seen, Fault *f) {
         const TensorRule rule = {ST_U8, 1, "U8 [bytes] of UTF-8", {}};
         int r;
 
-        r = request_check_tensor("text", &c->q.text, c->text, false, &rule, f);
+        r = request_check_tensor("text", text, seen, false, &rule, f);
         if (r < 0)
                 return r;
 
-        if (c->q.text.size > WIRE_TEXT_BYTES_MAX)
+        if (text->size > WIRE_TEXT_BYTES_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                        "\"text\" has %" PRIu64 " bytes, at most %" PRIu64 " are allowed.", c->q.text.size,
+                        "\"text\" has %" PRIu64 " bytes, at most %" PRIu64 " are allowed.", text->size,
                         WIRE_TEXT_BYTES_MAX);
 
         return 0;
@@ -74,7 +74,7 @@ int session_request_tokenize(
         if (r >= 0)
                 r = session_check_kind(s, WIRE_JOB_TOKENIZE, f);
         if (r >= 0)
-                r = check_text(&c, f);
+                r = request_check_prompt(&c.q.text, c.text, f);
         if (r < 0)
                 return r;
 
@@ -199,7 +199,7 @@ int session_request_encode(
         if (r >= 0)
                 r = session_check_kind(s, WIRE_JOB_ENCODE, f);
         if (r >= 0)
-                r = check_text(&c, f);
+                r = request_check_prompt(&c.q.text, c.text, f);
         if (r >= 0)
                 r = check_pictures(&c.q, f);
         if (r >= 0)

@@ -60,6 +60,30 @@ int request_choice(
         const char *key, const char *value, const char *const *names, size_t n, uint32_t *ret, Fault *f);
 int request_compute(const char *value, uint32_t *ret, Fault *f);
 
+/* session-request-sample.c: the names of noise, sampler and schedule, steps and shifts into q, as Sample has them. Sigmas are
+ * GIVEN where one of the two tensors was. */
+typedef struct Trajectory {
+        const char *noise, *sampler, *schedule;
+        double shift_video, shift_audio;
+        uint32_t steps;
+        bool sigmas_video, sigmas_audio, steps_seen;
+} Trajectory;
+
+#define TRAJECTORY_DEFAULT                                                                                          \
+        {.noise = "given", .sampler = "euler", .schedule = "simple", .shift_video = 12.0, .shift_audio = 3.0}
+#define TRAJECTORY_KEYS(t, q)                                                                                       \
+        {"noise", "s", &(t)->noise}, {"sampler", "s", &(t)->sampler},                                              \
+                {"sigmas-video", "(tsat)", &(q)->sigmas_video, &(t)->sigmas_video},                                \
+                {"sigmas-audio", "(tsat)", &(q)->sigmas_audio, &(t)->sigmas_audio},                                \
+                {"steps", "u", &(t)->steps, &(t)->steps_seen}, {"schedule", "s", &(t)->schedule},                  \
+                {"shift-video", "d", &(t)->shift_video}, {"shift-audio", "d", &(t)->shift_audio}
+
+int request_trajectory_names(const Trajectory *t, WireJobOpen *q, Fault *f);
+int request_trajectory_schedule(const Trajectory *t, WireJobOpen *q, Fault *f);
+
+/* session-request-code.c */
+int request_check_prompt(const WireTensor *text, bool seen, Fault *f);
+
 /* session-request-conditions.c */
 
 /* BusKey.read: k->value is the WireJobOpen. */

@@ -99,6 +99,33 @@ static int find_model(Manager *m, const char *path, uid_t uid, Model **ret, Faul
         }
 }
 
+/* Of a pipeline beside its denoiser. path: NULL: not given. */
+static int find_part(Manager *m, const char *key, const char *path, WireModelKind kind, uid_t uid, const SessionOptions *o,
+        Model **ret, Fault *f) {
+        Fault inner = {};
+        Model *model;
+        int r;
+
+        if (!path)
+                return 0;
+
+        if (o->model->info.kind != WIRE_MODEL_DENOISER)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"%s\" goes with a \"model\" that is a denoiser, this one is of kind \"%s\".", key,
+                        model_kind_to_string(o->model->info.kind));
+
+        r = find_model(m, path, uid, &model, &inner);
+        if (r < 0)
+                return fault_set(f, r, inner.name, "\"%s\": %s", key, inner.text);
+
+        if (model->info.kind != (uint32_t) kind)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"%s\" is a model of kind \"%s\", expected \"%s\".", key,
+                        model_kind_to_string(model->info.kind), model_kind_to_string(kind));
+
+        *ret = model;
+        return 0;
+}
+
 static int check_class(const char *s, Fault *f) {
         static const char *const names[] = { "normal", "batch", "interactive" };
         uint32_t unused;
@@ -177,10 +204,14 @@ static int read_split(const Manager *m, const Split *s, PlanWishes *ret, Fault *
 int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, SessionOptions *ret, Fault *f) {
         SessionOptions o = { .input_bytes = ARENA_DEFAULT, .output_bytes = ARENA_DEFAULT };
         const char *model = NULL, *compute = "auto", *job_class = "normal";
+        const char *conditioner = NULL, *video_vae = NULL, *audio_vae = NULL;
         uint32_t compute_index;
         Split split = { .plan = "auto", .exchange = "auto" };
         const BusKey keys[] = {
                 { "model", "o", &model },
+                { "conditioner", "o", &conditioner },
+                { "video-vae", "o", &video_vae },
+                { "audio-vae", "o", &audio_vae },
                 { "input-bytes", "t", &o.input_bytes },
                 { "output-bytes", "t", &o.output_bytes },
                 { "compute", "s", &compute },
@@ -232,6 +263,14 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"model\" is a LoRA adapter: open the session on the model that it was made for and give the "
                         "adapter to SetLoras.");
+        r = find_part(m, "conditioner", conditioner, WIRE_MODEL_CONDITIONER, uid, &o, &o.conditioner, f);
+        if (r >= 0)
+                r = find_part(m, "video-vae", video_vae, WIRE_MODEL_VIDEO_VAE, uid, &o, &o.video_vae, f);
+        if (r >= 0)
+                r = find_part(m, "audio-vae", audio_vae, WIRE_MODEL_AUDIO_VAE, uid, &o, &o.audio_vae, f);
+        if (r < 0)
+                return r;
+
         o.job_class = job_class; /* as long as the message */
         *ret = o;
         return 0;

@@ -7,6 +7,7 @@
 
 #include <systemd/sd-bus.h>
 
+#include "service/latentd/render.h"
 #include "service/latentd/session.h"
 
 /* The caller's model is looked up: NotFound; Busy while it loads. */
@@ -25,6 +26,8 @@ int session_request_encode_media(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 int session_request_decode(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+/* session-request-render.c. Both arguments of Render, or of a Plan behind its kind. */
+int session_request_render(sd_bus_message *message, const Session *s, RenderOptions *ret, Fault *f);
 /* Both arguments. The models are those of the caller's user and not counted yet. */
 int session_request_loras(
         sd_bus_message *message, const Session *s, LoraList *ret, WireCompute *ret_compute, Fault *f);

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What each phase of a Render asks for, and where it lies. */
+#include "service/latentd/render-internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "service/latentd/job-ready.h"
+#include "service/latentd/session-request.h"
+#include "service/shared/cleanup.h"
+#include "service/shared/safetensors.h"
+
+#define VIDEO_CHANNELS 24u
+#define AUDIO_CHANNELS 32u
+#define SIDE 16u     /* pixels of a latent */
+#define SAMPLES 800u /* of a latent of sound */
+#define TAIL 5u      /* frames that a chunk hands to the next, as F32 (service/h3/video-vae.h) */
+#define CHUNK 22u    /* frames that a chunk makes at most */
+
+const char *render_phase_name(RenderPhase p) {
+        static const char *const names[] = {
+                [RENDER_ENCODE] = "encode",
+                [RENDER_SAMPLE] = "sample",
+                [RENDER_SOUND] = "decode-sound",
+                [RENDER_DECODE] = "decode",
+        };
+
+        return names[p];
+}
+
+Model *render_model(const Render *r, RenderPhase p) {
+        const Session *s = r->client;
+
+        switch (p) {
+
+        case RENDER_ENCODE:
+                return s->conditioner;
+        case RENDER_SAMPLE:
+                return s->model;
+        case RENDER_SOUND:
+                return s->audio_vae;
+        default:
+                return s->video_vae;
+        }
+}
+
+static uint64_t pad(uint64_t size) {
+        return (size + WIRE_SLOT_ALIGN - 1) / WIRE_SLOT_ALIGN * WIRE_SLOT_ALIGN;
+}
+
+/* The sizes below are of films within canvas.h's limits: at most some 10^11 bytes, nothing overflows. */
+
+static WireTensor video_latent(const RenderOptions *o) {
+        WireTensor t = {.dtype = ST_F32, .n_dims = 4,
+                .shape = {VIDEO_CHANNELS, canvas_video_tokens(o->frames), o->height / SIDE, o->width / SIDE}};
+
+        t.size = sizeof(float) * t.shape[0] * t.shape[1] * t.shape[2] * t.shape[3];
+        return t;
+}
+
+static WireTensor audio_latent(const RenderOptions *o) {
+        WireTensor t = {.dtype = ST_F32, .n_dims = 3, .shape = {AUDIO_CHANNELS, 2, canvas_audio_tokens(o->frames)}};
+
+        t.size = sizeof(float) * t.shape[0] * t.shape[1] * t.shape[2];
+        return t;
+}
+
+/* [commit word] [slot 0] [slot 1], as the worker lays it out. */
+static uint64_t sample_bytes(const RenderOptions *o) {
+        WireJobOpen q = o->sample;
+        WireSlot slot;
+
+        q.video = video_latent(o);
+        q.audio = audio_latent(o);
+        return job_slot_place(&q, &slot) < 0 ? UINT64_MAX / 4 : WIRE_SLOT_ALIGN + 2 * slot.stride;
+}
+
+static uint64_t sound_bytes(const RenderOptions *o) {
+        return WIRE_SLOT_ALIGN + pad(2 * sizeof(float) * SAMPLES * canvas_audio_tokens(o->frames));
+}
+
+static uint64_t ring_frames(const RenderOptions *o) {
+        return o->ring_frames > 0 && o->ring_frames < o->frames ? o->ring_frames : o->frames;
+}
+
+/* [commit word] [frames] [two tails]. */
+static uint64_t film_bytes(const RenderOptions *o) {
+        uint64_t pixels = UINT64_C(3) * o->width * o->height;
+
+        return WIRE_SLOT_ALIGN + pad(ring_frames(o) * pixels * st_type_size((StType) o->frame_type)) +
+               (o->frames > CHUNK ? 2 * pad(TAIL * pixels * sizeof(float)) : 0);
+}
+
+int render_check_output(const RenderOptions *o, uint64_t *ret_bytes, Fault *f) {
+        uint64_t latents = o->keep_latents ? pad(sample_bytes(o)) : 0, bytes = latents + pad(sound_bytes(o)) + film_bytes(o);
+
+        if (bytes > o->output_size)
+                return fault_set(f, -ENOSPC, FAULT_DOES_NOT_FIT,
+                        "The film needs %" PRIu64 " bytes of the output arena (latents %" PRIu64 ", sound %" PRIu64
+                        ", frames %" PRIu64 "), %" PRIu64 " are given: make the arena larger, or give \"ring\" frames at a time.",
+                        bytes, latents, pad(sound_bytes(o)), film_bytes(o), o->output_size);
+
+        *ret_bytes = bytes;
+        return 0;
+}
+
+static RenderRange take(RenderPlace place, uint64_t size, uint64_t *at) {
+        RenderRange x = {.place = place, .offset = *at, .size = size};
+
+        *at += pad(size);
+        return x;
+}
+
+void render_make_layout(Render *r, const WireJobReady *ready) {
+        const RenderOptions *o = &r->o;
+        uint64_t video = pad(video_latent(o).size), audio = audio_latent(o).size, work = 0, output = o->output_offset;
+
+        r->encoded = take(RENDER_WORK, ready->output_used, &work);
+        r->sigmas = take(RENDER_WORK, pad(o->sample.sigmas_video.size) + o->sample.sigmas_audio.size, &work);
+        r->noise = take(RENDER_WORK, video + audio, &work);
+        r->latents = o->keep_latents ? RENDER_CLIENT_OUTPUT : RENDER_WORK;
+        r->sampled = take(r->latents, sample_bytes(o), o->keep_latents ? &output : &work);
+        r->sound = take(RENDER_CLIENT_OUTPUT, sound_bytes(o), &output);
+        r->film = take(RENDER_CLIENT_OUTPUT, film_bytes(o), &output);
+
+        r->sizes.tokens = ready->rows;
+        r->sizes.rows = ready->rows + video_latent(o).shape[1] * (o->height / CANVAS_STEP) * (o->width / CANVAS_STEP) +
+                        2 * (uint64_t) canvas_audio_tokens(o->frames);
+        r->sizes.work_bytes = work;
+        r->sizes.output_bytes = output - o->output_offset;
+}
+
+double render_work(const Render *r, RenderPhase p) {
+        const RenderOptions *o = &r->o;
+        uint64_t audio = 2 * (uint64_t) canvas_audio_tokens(o->frames);
+        uint64_t steps = o->sample.schedule == WIRE_SCHEDULE_GIVEN ? o->sample.sigmas_video.shape[0] - 1 : o->sample.steps;
+
+        switch (p) {
+
+        case RENDER_ENCODE:
+                return (double) r->sizes.tokens;
+        case RENDER_SAMPLE:
+                return (double) r->sizes.rows * (double) steps;
+        case RENDER_SOUND:
+                return (double) audio;
+        default:
+                return (double) video_latent(o).shape[1] * (o->height / SIDE) * (o->width / SIDE);
+        }
+}
+
+static void encode_request(const Render *r, WireJobOpen *q) {
+        q->kind = WIRE_JOB_ENCODE;
+        q->compute = r->o.sample.compute;
+        q->output_type = ST_BF16;
+        q->text = r->o.prompt;
+}
+
+static void sample_request(const Render *r, WireJobOpen *q) {
+        const RenderOptions *o = &r->o;
+
+        *q = o->sample;
+        q->kind = WIRE_JOB_SAMPLE;
+        q->text = r->text;
+        q->text_tags = r->text_tags;
+        q->video = video_latent(o);
+        q->audio = audio_latent(o);
+        q->video.offset = r->noise.offset;
+        q->audio.offset = r->noise.offset + pad(q->video.size);
+        if (q->sigmas_video.size > 0) {
+                q->sigmas_video.offset = r->sigmas.offset;
+                q->sigmas_audio.offset = r->sigmas.offset + pad(q->sigmas_video.size);
+        }
+}
+
+static void decode_request(const Render *r, bool video, WireJobOpen *q) {
+        q->kind = WIRE_JOB_DECODE;
+        q->compute = r->o.sample.compute;
+        if (video) {
+                q->video = r->video;
+                q->output_type = r->o.frame_type;
+                q->ring_frames = r->o.ring_frames;
+        } else {
+                q->audio = r->audio;
+                q->output_type = ST_U8; /* as Session.Decode has it */
+        }
+}
+
+void render_make_request(const Render *r, RenderPhase p, WireJobOpen *ret, RenderPlace *ret_from, RenderPlace *ret_to) {
+        const RenderRange *output = p == RENDER_ENCODE ? &r->encoded : p == RENDER_SAMPLE ? &r->sampled
+                                  : p == RENDER_SOUND  ? &r->sound
+                                                       : &r->film;
+
+        *ret = (WireJobOpen){};
+        *ret_from = r->latents;
+        if (p == RENDER_ENCODE) {
+                *ret_from = RENDER_CLIENT_INPUT;
+                encode_request(r, ret);
+        } else if (p == RENDER_SAMPLE) {
+                *ret_from = RENDER_WORK;
+                sample_request(r, ret);
+        } else
+                decode_request(r, p == RENDER_DECODE, ret);
+        ret->output_offset = output->offset;
+        ret->output_size = output->size;
+        *ret_to = output->place;
+}
+
+/* The output of this name; a finished job has all of its kind (job_ready_check()). */
+static WireTensor output_of(const WireJobReady *y, WireOutputName name) {
+        for (uint32_t i = 0; i < y->n_outputs; i++)
+                if (y->outputs[i].name == (uint32_t) name)
+                        return y->outputs[i].tensor;
+
+        return (WireTensor){};
+}
+
+void render_take_results(Render *r, RenderPhase p) {
+        const WireJobReady *y = &r->child_ready;
+
+        switch (p) {
+
+        case RENDER_ENCODE:
+                r->text = output_of(y, WIRE_OUTPUT_TEXT);
+                r->text_tags = output_of(y, WIRE_OUTPUT_TEXT_TAGS);
+                break;
+
+        case RENDER_SAMPLE:
+                r->video = r->child_results[0];
+                r->audio = r->child_results[1];
+                r->job->ready.rows = y->rows;
+                break;
+
+        case RENDER_SOUND:
+                r->sound_tensor = output_of(y, WIRE_OUTPUT_SOUND);
+                break;
+
+        default:
+                r->frames_tensor = output_of(y, WIRE_OUTPUT_FRAMES);
+                break;
+        }
+}

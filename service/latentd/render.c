@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/latentd/render.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "service/latentd/model.h"
+#include "service/latentd/queue.h"
+#include "service/latentd/render-internal.h"
+#include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
+
+/* What a phase is taken to last as long as its model was not measured: a row goes through so many bytes of weights in a microsecond. Only
+ * the phases' shares of the whole matter. */
+#define PACE_BYTES 10000.0
+
+static void on_child_done(void *userdata, const Job *j) {
+        Render *r = userdata;
+        char unused[32];
+
+        r->child = NULL;
+        r->child_state = j->state;
+        r->child_fault = j->fault;
+        r->child_ready = j->ready;
+        r->child_took_usec = clock_usec() - j->created_usec;
+        r->child_compute_usec = j->compute_usec;
+        r->child_cached = j->cached;
+        if (j->state == JOB_DONE && j->kind == JOB_SAMPLE)
+                for (uint32_t i = 0; i < ELEMENTSOF(r->child_results); i++)
+                        (void) job_result_tensor(j, i, unused, &r->child_results[i]);
+        r->job->compute_usec += j->compute_usec;
+        if (j->kind == JOB_SAMPLE)
+                memcpy(r->job->numerics_id, j->numerics_id, sizeof(r->job->numerics_id));
+        /* What comes next is not for here: this is called from inside of the queue. */
+        (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
+}
+
+static void fail(Render *r, const Fault *f) {
+        job_finish(r->job, JOB_FAILED, f);
+}
+
+static void fail_errno(Render *r, int error) {
+        Fault f = {};
+
+        (void) fault_set(&f, error, error == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL, "The phase \"%s\" could not be started: %s.",
+                render_phase_name(r->phase), strerror(-error));
+        fail(r, &f);
+}
+
+static Session *base_of(const Render *r, RenderPlace p) {
+        return p == RENDER_WORK ? r->work : r->client;
+}
+
+static int alias(Render *r, RenderPlace from, RenderPlace to, Session **ret) {
+        Session **s = &r->aliases[from][to];
+        int error;
+
+        if (!*s) {
+                error = session_new_alias(base_of(r, from), base_of(r, to), from == RENDER_CLIENT_OUTPUT, s);
+                if (error < 0)
+                        return error;
+                (*s)->split = r->client->split;
+        }
+
+        *ret = *s;
+        return 0;
+}
+
+static void own_child(Render *r, Job *child) {
+        r->child = child;
+        child->done_fn = on_child_done;
+        child->done_userdata = r;
+}
+
+/* Encode's plan says how many tokens the prompt has; nothing of it runs. */
+static int plan_tokens(Render *r) {
+        WireJobOpen q;
+        RenderPlace from, to;
+        Job *child;
+        int error;
+
+        render_make_request(r, RENDER_ENCODE, &q, &from, &to);
+        q.flags = WIRE_JOB_PLAN_ONLY;
+        q.output_offset = 0;
+        q.output_size = r->client->output_bytes;
+        error = session_submit_hidden(r->client, r->client->conditioner, &q, NULL, r, &child);
+        if (error < 0)
+                return error;
+
+        own_child(r, child);
+        return 0;
+}
+
+static int start_phase(Render *r) {
+        const LoraList *loras = r->phase == RENDER_SAMPLE ? &r->client->loras : NULL;
+        RenderPlace from, to;
+        WireJobOpen q;
+        Session *s;
+        Job *child;
+        int error;
+
+        render_make_request(r, r->phase, &q, &from, &to);
+        error = alias(r, from, to, &s);
+        if (error >= 0)
+                error = session_submit_hidden(s, render_model(r, r->phase), &q, loras, r, &child);
+        if (error < 0)
+                return error;
+
+        own_child(r, child);
+        return 0;
+}
+
+static void on_memory(void *userdata, Session *s, const Fault *f) {
+        Render *r = userdata;
+
+        if (!s) {
+                r->work = NULL;
+                fail(r, f);
+                return;
+        }
+
+        r->memory_ready = true;
+        (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
+}
+
+static void weigh(Render *r) {
+        r->measured = true;
+        for (RenderPhase p = 0; p < _RENDER_PHASE_MAX; p++) {
+                const Model *m = render_model(r, p);
+
+                r->measured = r->measured && m->pace > 0;
+                r->weights[p] = render_work(r, p) * (m->pace > 0 ? m->pace : ((double) m->info.weight_bytes + 1) / PACE_BYTES);
+        }
+}
+
+static int make_memory(Render *r) {
+        uint64_t page = (uint64_t) sysconf(_SC_PAGESIZE);
+        Fault f = {};
+        int error;
+
+        render_make_layout(r, &r->child_ready);
+        weigh(r);
+        r->stage = RENDER_STAGE_MEMORY;
+        error = session_new_work(r->job->manager, r->job->uid, (r->sizes.work_bytes + page - 1) / page * page, on_memory, r, &r->work, &f);
+        if (error >= 0)
+                return 0;
+        if (f.name[0] == '\0')
+                return error;
+
+        fail(r, &f);
+        return 0;
+}
+
+/* Schedules are a few numbers; the arena that Sample reads is another one than they lie in. */
+static int copy_sigmas(const Render *r) {
+        const WireTensor *tensors[] = { &r->o.sample.sigmas_video, &r->o.sample.sigmas_audio };
+        uint64_t at = r->sigmas.offset;
+        char bytes[8192];
+
+        for (size_t i = 0; i < ELEMENTSOF(tensors); i++) {
+                size_t n = (size_t) tensors[i]->size;
+
+                if (n > sizeof(bytes))
+                        return -E2BIG;
+                if (n > 0 && pread(r->client->input_fd, bytes, n, (off_t) tensors[i]->offset) != (ssize_t) n)
+                        return -EIO;
+                if (n > 0 && pwrite(r->work->output_fd, bytes, n, (off_t) at) != (ssize_t) n)
+                        return -EIO;
+                at += (n + WIRE_SLOT_ALIGN - 1) / WIRE_SLOT_ALIGN * WIRE_SLOT_ALIGN;
+        }
+
+        return 0;
+}
+
+/* The measured time of a phase is what later ones are weighed by. */
+static void end_phase(Render *r) {
+        double work = render_work(r, r->phase);
+
+        r->took_usec[r->phase] = r->child_took_usec;
+        if (!r->child_cached && work > 0 && r->child_compute_usec > 0)
+                render_model(r, r->phase)->pace = (double) r->child_compute_usec / work;
+        render_take_results(r, r->phase);
+}
+
+static void say_what_failed(Render *r) {
+        Fault f = {};
+
+        if (r->child_state == JOB_CANCELLED) /* nobody cancels a hidden job but the end of the service */
+                (void) fault_set(&f, -ECANCELED, FAULT_CANCELLED, "The session was closed.");
+        else
+                (void) fault_set(&f, -EIO, r->child_fault.name, "Phase \"%s\": %s", render_phase_name(r->phase), r->child_fault.text);
+        fail(r, &f);
+}
+
+/* What comes after what has just ended. */
+static int go_on(Render *r) {
+        int error;
+
+        switch (r->stage) {
+
+        case RENDER_STAGE_TOKENS:
+                return make_memory(r);
+
+        case RENDER_STAGE_MEMORY:
+                error = copy_sigmas(r);
+                if (error < 0)
+                        return error;
+                r->stage = RENDER_STAGE_PHASES;
+                return start_phase(r);
+
+        case RENDER_STAGE_PHASES:
+                end_phase(r);
+                if (r->phase + 1 < _RENDER_PHASE_MAX) {
+                        r->phase++;
+                        return start_phase(r);
+                }
+                r->stage = RENDER_STAGE_END;
+                job_finish(r->job, JOB_DONE, NULL);
+                return 0;
+
+        default:
+                return 0;
+        }
+}
+
+static int on_next(sd_event_source *source, void *userdata) {
+        Render *r = userdata;
+        int error;
+
+        if (r->stage != RENDER_STAGE_MEMORY && r->child_state != JOB_DONE) {
+                say_what_failed(r);
+                return 0;
+        }
+
+        error = go_on(r);
+        if (error < 0)
+                fail_errno(r, error);
+        return 0;
+}
+
+static int check_models(const Session *s, Fault *f) {
+        const struct {
+                const char *key;
+                const Model *model;
+        } parts[] = { { "conditioner", s->conditioner }, { "video-vae", s->video_vae }, { "audio-vae", s->audio_vae } };
+        int r;
+
+        r = session_check_kind(s, WIRE_JOB_SAMPLE, f);
+        if (r < 0)
+                return r;
+
+        for (size_t i = 0; i < ELEMENTSOF(parts); i++)
+                if (!parts[i].model)
+                        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                                "The session has no \"%s\", which Render needs: give it to OpenSession.", parts[i].key);
+        return 0;
+}
+
+static int render_init(Session *s, const RenderOptions *o, Job *j, Render **ret) {
+        Render *r;
+        int error;
+
+        r = calloc(1, sizeof(*r));
+        if (!r)
+                return -ENOMEM;
+
+        r->job = j;
+        r->client = s;
+        r->o = *o;
+        error = sd_event_add_defer(s->manager->event, &r->next_source, on_next, r);
+        if (error >= 0)
+                error = sd_event_source_set_enabled(r->next_source, SD_EVENT_OFF);
+        if (error < 0) {
+                (void) render_free(r);
+                return error;
+        }
+
+        *ret = r;
+        return 0;
+}
+
+/* The job has its place in the output arena and its models. */
+static void attach(Session *s, const RenderOptions *o, Job *j) {
+        j->session = s;
+        j->session_id = s->id;
+        s->n_busy++;
+        j->model = s->model;
+        model_user_add(j->model);
+        j->loras = s->loras;
+        lora_list_hold(&j->loras);
+        j->request.output_offset = o->output_offset;
+        j->request.output_size = o->output_size;
+        j->request.ring_frames = o->ring_frames;
+}
+
+int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f) {
+        uint64_t bytes;
+        Job *j;
+        int r;
+
+        r = check_models(s, f);
+        if (r < 0)
+                return r;
+        if (s->lora_fault.name[0] != '\0')
+                return fault_set(f, -EIO, s->lora_fault.name, "%s", s->lora_fault.text);
+
+        r = render_check_output(o, &bytes, f);
+        if (r >= 0 && o->ring_frames > 0)
+                r = session_check_rings(s, f);
+        if (r >= 0)
+                r = job_new(s->manager, owner, JOB_RENDER, &j, f);
+        if (r < 0)
+                return r;
+
+        r = render_init(s, o, j, &j->render);
+        if (r < 0) {
+                (void) job_free(j);
+                return r;
+        }
+
+        attach(s, o, j);
+        r = plan_tokens(j->render);
+        if (r < 0) {
+                (void) job_free(j);
+                return r;
+        }
+
+        *ret = j;
+        return 0;
+}
+
+void render_stop(Render *r) {
+        Job *child = STEAL_PTR(r->child);
+
+        (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_OFF);
+        r->stage = RENDER_STAGE_END;
+        if (child) {
+                child->done_fn = NULL;
+                child->render = NULL;
+                job_cancel(child);
+        }
+
+        for (RenderPlace a = 0; a < _RENDER_PLACE_MAX; a++)
+                for (RenderPlace b = 0; b < _RENDER_PLACE_MAX; b++)
+                        if (r->aliases[a][b])
+                                session_forget(STEAL_PTR(r->aliases[a][b]));
+        if (r->work)
+                session_forget(STEAL_PTR(r->work));
+        r->client = NULL; /* its job has let go of it, too */
+}
+
+Render *render_free(Render *r) {
+        if (!r)
+                return NULL;
+
+        sd_event_source_disable_unref(r->next_source);
+        free(r);
+        return NULL;
+}
+
+/* Fraction and time to the end over all phases. */
+static void estimate(Render *r, const Job *child) {
+        double done = 0, all = 0, part, left;
+        Job *j = r->job;
+
+        for (RenderPhase p = 0; p < _RENDER_PHASE_MAX; p++) {
+                all += r->weights[p];
+                done += p < r->phase ? r->weights[p] : p == r->phase ? r->weights[p] * child->fraction : 0;
+        }
+        if (all <= 0)
+                return;
+
+        part = done / all;
+        if (part > j->fraction) /* a worker's death takes a step back, the bar does not go there */
+                j->fraction = part;
+        left = all - done;
+        if (child->eta_usec > 0) /* measured while it runs */
+                left += (double) child->eta_usec - r->weights[r->phase] * (1 - child->fraction);
+        if (!r->measured)
+                left = part > 0 ? (double) (clock_usec() - j->started_usec) * (1 - part) / part : 0;
+        j->eta_usec = left > 0 && left < 1e15 ? (uint64_t) left : 0;
+}
+
+void render_on_progress(Render *r, const Job *child) {
+        Job *j = r->job;
+
+        if (child->kind == JOB_PLAN || child != r->child)
+                return;
+
+        if (child->state == JOB_RUNNING)
+                job_start(j, render_phase_name(r->phase));
+        /* "queue", "crash-wait" and "frames-wait" are told as they are. */
+        j->phase = child->state == JOB_RUNNING && strcmp(child->phase, job_running_phase(child)) == 0 ? render_phase_name(r->phase)
+                                                                                                     : child->phase;
+        j->step = child->step;
+        j->steps = child->steps;
+        j->block = child->block;
+        j->blocks = child->blocks;
+        if (child->state == JOB_RUNNING)
+                estimate(r, child);
+        job_progress(j);
+}
+
+void render_on_frames(Render *r, const Job *child) {
+        Job *j = r->job;
+
+        if (r->phase != RENDER_DECODE || child != r->child || child->frames_ready <= j->frames_ready)
+                return;
+
+        r->child_ready = child->ready;
+        render_take_results(r, RENDER_DECODE);
+        j->frames_ready = child->frames_ready;
+        job_frames_ready(j);
+}
+
+void render_release_frames(Render *r, uint64_t up_to) {
+        Fault f = {};
+
+        if (r->child && r->phase == RENDER_DECODE && r->stage == RENDER_STAGE_PHASES)
+                (void) job_release_frames(r->child, up_to, &f);
+}
+
+int render_result_tensor(const Render *r, uint32_t i, char ret_name[static 32], WireTensor *ret) {
+        static const char *const names[] = { "frames", "sound", "video", "audio" };
+        const WireTensor *tensors[] = { &r->frames_tensor, &r->sound_tensor, &r->video, &r->audio };
+
+        if (i >= ELEMENTSOF(names) || (i >= 2 && !r->o.keep_latents))
+                return -ENOENT;
+
+        (void) snprintf(ret_name, 32, "%s", names[i]);
+        *ret = *tensors[i];
+        return 0;
+}
+
+int render_append_result(sd_bus_message *m, const Render *r) {
+        int error;
+
+        error = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}", "frames", "t", (uint64_t) r->o.frames, "width", "u", r->o.width, "height", "u",
+                r->o.height, "samples", "t", r->sound_tensor.shape[1]);
+        if (error >= 0)
+                error = sd_bus_message_open_container(m, 'e', "sv");
+        if (error >= 0)
+                error = sd_bus_message_append(m, "s", "phases");
+        if (error >= 0)
+                error = sd_bus_message_open_container(m, 'v', "a(st)");
+        if (error >= 0)
+                error = sd_bus_message_open_container(m, 'a', "(st)");
+        for (RenderPhase p = 0; p < _RENDER_PHASE_MAX && error >= 0; p++)
+                error = sd_bus_message_append(m, "(st)", render_phase_name(p), r->took_usec[p]);
+        for (int i = 0; i < 3 && error >= 0; i++)
+                error = sd_bus_message_close_container(m);
+        return error;
+}

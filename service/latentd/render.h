@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* From a prompt to a film. A Render is a job that the queue never sees: phase by phase it makes hidden jobs, each on a model of the
+ * session, whose results lie where the next one reads. Between phases everything lies in one arena of the service (SESSION_WORK), sized
+ * when the number of the prompt's tokens is known; frames and sound, and latents that are to be kept, go to the client's output arena.
+ * Nothing here is proportional to bytes. A worker's death costs a phase what it costs such a job (queue.h).
+ *
+ * Logic and order: render.c; what each phase asks for and where it lies: render-phases.c. Loop thread only. */
+
+#include "service/latentd/session.h"
+#include "service/shared/canvas.h"
+
+typedef struct RenderOptions {
+        WireTensor prompt; /* U8 [bytes] in the client's input arena; size 0: empty */
+        uint32_t width, height, frames; /* as canvas.h has rounded them */
+        /* SAMPLE without its tensors: steps, schedule, sampler, shifts, noise, seed, compute. sigmas_* are in the client's input arena. */
+        WireJobOpen sample;
+        uint32_t frame_type;  /* StType: U8 or F32 */
+        uint64_t ring_frames; /* 0: all */
+        bool keep_latents;
+        uint64_t output_offset, output_size; /* of the client's output arena */
+} RenderOptions;
+
+typedef enum RenderPhase {
+        RENDER_ENCODE,
+        RENDER_SAMPLE,
+        RENDER_SOUND,
+        RENDER_DECODE,
+        _RENDER_PHASE_MAX,
+} RenderPhase;
+
+/* What a render takes, once the tokens are counted. */
+typedef struct RenderSizes {
+        uint64_t tokens, rows; /* of the prompt; of a step */
+        uint64_t work_bytes;   /* between phases */
+        uint64_t output_bytes; /* of the client's output arena */
+} RenderSizes;
+
+/* fault: of its phase, or NULL. r ends after it. */
+typedef void (*RenderPlanFn)(void *userdata, const Render *r, const Fault *fault);
+
+/* A JOB_RENDER that owns a Render. InvalidArgument: the session has not all models; DoesNotFit; LimitExceeded. */
+int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
+/* The job has ended: nothing of it runs any more for the client's eyes. What the worker is at ends at its next block. */
+void render_stop(Render *r);
+Render *render_free(Render *r);
+
+/* From a hidden job of r. */
+void render_on_progress(Render *r, const Job *child);
+void render_on_frames(Render *r, const Job *child);
+/* From the reader of the film. */
+void render_release_frames(Render *r, uint64_t up_to);
+
+/* As job_result_tensor(): frames, sound, and with keep_latents video and audio. */
+int render_result_tensor(const Render *r, uint32_t i, char ret_name[static 32], WireTensor *ret);
+int render_append_result(sd_bus_message *m, const Render *r);
+
+/* What there is to say before the tokens are counted: DoesNotFit if the client's output range is too small. Bytes of it that are used. */
+int render_check_output(const RenderOptions *o, uint64_t *ret_bytes, Fault *f);
+
+const char *render_phase_name(RenderPhase p);

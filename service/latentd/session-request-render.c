@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The keys of Session.Render. */
+#include "service/latentd/session-request-internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+
+#include "service/shared/cleanup.h"
+
+#define SEED_DEFAULT 42u
+#define FRAMES_DEFAULT 124u
+#define STEPS_DEFAULT 20u
+#define RING_MIN 22u /* frames that a chunk makes */
+
+typedef struct Asked {
+        Trajectory t;
+        WireJobOpen q;
+        const char *compute, *type;
+        uint32_t width, height, frames;
+        uint64_t ring;
+        int keep_latents;
+        bool prompt, width_seen, height_seen, seed, output_bytes;
+} Asked;
+
+static int read_canvas(const Asked *a, RenderOptions *o, Fault *f) {
+        int r;
+
+        if (a->width_seen != a->height_seen)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"width\" and \"height\" go together: \"%s\" is missing.",
+                        a->width_seen ? "height" : "width");
+
+        r = canvas_frames(a->frames, &o->frames, f);
+        if (r < 0)
+                return r;
+
+        return canvas_size(a->width, a->height, &o->width, &o->height, f);
+}
+
+static int read_frames(const Asked *a, RenderOptions *o, Fault *f) {
+        static const char *const types[] = {"u8", "f32"};
+        uint32_t type;
+        int r;
+
+        r = request_choice("type", a->type, types, ELEMENTSOF(types), &type, f);
+        if (r < 0)
+                return r;
+
+        if (a->ring > 0 && a->ring < RING_MIN && a->ring < o->frames)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"ring\" is %" PRIu64 ", expected at least the %u frames that are made at a time, or 0 for all.", a->ring,
+                        RING_MIN);
+
+        o->frame_type = type == 0 ? ST_U8 : ST_F32;
+        o->ring_frames = a->ring;
+        return 0;
+}
+
+static int read_trajectory(Asked *a, RenderOptions *o, const Session *s, Fault *f) {
+        int r;
+
+        r = request_trajectory_names(&a->t, &a->q, f);
+        if (r < 0)
+                return r;
+        if (a->q.noise == WIRE_NOISE_GIVEN)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"noise\" is \"given\", expected comfy or diffusers.");
+
+        r = request_trajectory_schedule(&a->t, &a->q, f);
+        if (r < 0)
+                return r;
+
+        a->q.compute = s->compute;
+        if (a->compute) {
+                r = request_compute(a->compute, &a->q.compute, f);
+                if (r < 0)
+                        return r;
+        }
+        if (!a->seed)
+                a->q.seed = SEED_DEFAULT;
+        return 0;
+}
+
+static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
+        int r;
+
+        r = request_check_prompt(&a->q.text, a->prompt, f);
+        if (r >= 0)
+                r = read_canvas(a, o, f);
+        if (r >= 0)
+                r = read_frames(a, o, f);
+        if (r >= 0)
+                r = read_trajectory(a, o, s, f);
+        if (r < 0)
+                return r;
+
+        /* An offset behind the arena is refused by session_check_request(). */
+        if (!a->output_bytes && a->q.output_offset < s->output_bytes)
+                a->q.output_size = s->output_bytes - a->q.output_offset;
+        r = session_check_request(s, &a->q, f);
+        if (r < 0)
+                return r;
+
+        o->prompt = a->q.text;
+        o->output_offset = a->q.output_offset;
+        o->output_size = a->q.output_size;
+        o->keep_latents = a->keep_latents;
+        o->sample = a->q;
+        o->sample.text = (WireTensor){};
+        return 0;
+}
+
+int session_request_render(sd_bus_message *message, const Session *s, RenderOptions *ret, Fault *f) {
+        Asked a = {
+                .t = TRAJECTORY_DEFAULT,
+                .q = {.kind = WIRE_JOB_SAMPLE},
+                .type = "u8",
+                .width = CANVAS_DEFAULT_WIDTH,
+                .height = CANVAS_DEFAULT_HEIGHT,
+                .frames = FRAMES_DEFAULT,
+        };
+        const BusKey keys[] = {
+                {"prompt", "(tsat)", &a.q.text, &a.prompt},
+                {"width", "u", &a.width, &a.width_seen},
+                {"height", "u", &a.height, &a.height_seen},
+                {"frames", "u", &a.frames},
+                TRAJECTORY_KEYS(&a.t, &a.q),
+                {"seed", "t", &a.q.seed, &a.seed},
+                {"compute", "s", &a.compute},
+                {"type", "s", &a.type},
+                {"ring", "t", &a.ring},
+                {"keep-latents", "b", &a.keep_latents},
+                {"output-offset", "t", &a.q.output_offset},
+                {"output-bytes", "t", &a.q.output_size, &a.output_bytes},
+        };
+        RenderOptions o = {};
+        int r;
+
+        a.t.noise = "comfy";
+        a.t.steps = STEPS_DEFAULT;
+        a.t.steps_seen = true;
+        r = bus_read_dictionary(message, keys, ELEMENTSOF(keys), f);
+        if (r >= 0)
+                r = finish(&a, s, &o, f);
+        if (r < 0)
+                return r;
+
+        *ret = o;
+        return 0;
+}
