@@ -28,7 +28,7 @@ typedef struct Format {
 static const Format formats[_MEDIA_FORMAT_MAX] = {
         [MEDIA_MP4] = {"mp4", "mp4", {"libx264", "libsvtav1", "libvpx-vp9"}, {"aac", "libopus"}},
         [MEDIA_WEBM] = {"webm", "webm", {"libvpx-vp9", "libsvtav1"}, {"libopus", "libvorbis"}},
-        [MEDIA_MKV] = {"mkv", "matroska", {"libx264", "libsvtav1", "libvpx-vp9"}, {"aac", "libopus"}},
+        [MEDIA_MKV] = {"mkv", "matroska", {"libx264", "libsvtav1", "libvpx-vp9"}, {"libopus", "aac"}},
         [MEDIA_PNG] = {"png", NULL, {"png"}, {}},
         [MEDIA_WAV] = {"wav", "wav", {}, {"pcm_s16le"}},
         [MEDIA_FLAC] = {"flac", "flac", {}, {"flac"}},
@@ -54,6 +54,7 @@ typedef struct Encode {
         AVFrame *chunk;
         uint64_t samples, samples_in; /* of the file's sound, at MEDIA_SAMPLE_RATE; that went into the resampler */
         uint64_t samples_out; /* that went into the encoder, at its rate */
+        bool shift;     /* see shift_priming() */
         float *fifo[2]; /* resampled, for whole frames of the encoder */
         unsigned n_fifo, fifo_room;
 } Encode;
@@ -158,6 +159,10 @@ static int drain(Encode *e, AVCodecContext *codec, AVStream *stream, Fault *f) {
                 e->packet->stream_index = stream->index;
                 if (stream == e->picture_stream && e->packet->duration == 0)
                         e->packet->duration = 1;
+                if (stream == e->sound_stream && e->shift) {
+                        e->packet->pts += codec->initial_padding;
+                        e->packet->dts += codec->initial_padding;
+                }
                 av_packet_rescale_ts(e->packet, codec->time_base, stream->time_base);
                 r = av_interleaved_write_frame(e->format, e->packet);
                 if (r < 0 || e->output.error < 0)
@@ -277,7 +282,7 @@ static int open_picture(Encode *e, const char *name, Fault *f) {
 }
 
 static int open_sound(Encode *e, const char *name, Fault *f) {
-        const AVChannelLayout stereo = AV_CHANNEL_LAYOUT_STEREO;
+        AVChannelLayout stereo = AV_CHANNEL_LAYOUT_STEREO;
         uint32_t quality = quality_of(e->request);
         bool opus = strcmp(name, "libopus") == 0;
         AVCodecContext *c;
@@ -509,6 +514,17 @@ static int begin_file(Encode *e, Fault *f) {
         return r < 0 || e->output.error < 0 ? output_fail(&e->output, f, "Writing the header failed", r) : 0;
 }
 
+/* Opus begins with silence before time 0. Matroska's times count from that silence on (CodecDelay), which the muxer of FFmpeg 6 and older
+ * leaves to us: it would move the film instead, and part it from its sound. An MP4 has an edit list. */
+static void shift_priming(Encode *e, const char *picture, const char *sound) {
+#if LIBAVFORMAT_VERSION_MAJOR < 61
+        if (!picture || !sound || strcmp(sound, "libopus") != 0 || e->request->format == MEDIA_MP4)
+                return;
+        e->format->avoid_negative_ts = AVFMT_AVOID_NEG_TS_DISABLED;
+        e->shift = true;
+#endif
+}
+
 static int open_format(Encode *e, Fault *f) {
         const MediaWrite *m = e->request;
         const char *picture, *sound;
@@ -527,6 +543,7 @@ static int open_format(Encode *e, Fault *f) {
                 if (r < 0)
                         return r;
         }
+        shift_priming(e, picture, sound);
         e->samples = m->frames > 0 ? m->frames * MEDIA_SAMPLE_RATE / MEDIA_FPS : m->samples;
         if (m->samples > 0) {
                 r = open_sound(e, sound, f);

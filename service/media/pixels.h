@@ -4,6 +4,7 @@
 /* Decoded pictures to U8 RGB: colour matrices and ranges as the picture says (untagged: BT.709 from 720 lines on, else BT.601; JPEG full
  * range), transparency over black, upright. Transfer functions are not converted. */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "service/media/libraries.h"

@@ -125,6 +125,7 @@ static int filter_calls(void) {
         call_filter_kill_hostile(&c);
         call_filter_allow_threads(&c);
         call_filter_allow_either(&c, SYS_prctl, 0, PR_SET_NAME, PR_SET_VMA);
+        call_filter_allow_either(&c, SYS_fcntl, 1, F_GETFL, F_GETFL);
         return call_filter_apply(&c);
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 AVStream *track_find(const Input *in, enum AVMediaType type) {
@@ -15,15 +16,26 @@ AVStream *track_find(const Input *in, enum AVMediaType type) {
         return NULL;
 }
 
+/* Matroska files that were made by libav say it in words: "00:00:01.625000000". */
+static double duration_tag(const AVStream *stream) {
+        const AVDictionaryEntry *e = av_dict_get(stream->metadata, "DURATION", NULL, 0);
+        unsigned hours, minutes;
+        double seconds;
+
+        if (!e || sscanf(e->value, "%4u:%2u:%lf", &hours, &minutes, &seconds) != 3 || !(seconds >= 0.0 && seconds < 61.0))
+                return 0.0;
+        return hours * 3600.0 + minutes * 60.0 + seconds;
+}
+
 double track_duration(const Input *in, const AVStream *stream) {
         /* A guess from the rate of bits is none. */
         if (in->format->duration_estimation_method == AVFMT_DURATION_FROM_BITRATE)
                 return 0.0;
         if (stream->duration > 0 && stream->duration != AV_NOPTS_VALUE)
                 return (double) stream->duration * av_q2d(stream->time_base);
-        if (in->format->duration > 0)
-                return (double) in->format->duration / AV_TIME_BASE;
-        return 0.0;
+        if (duration_tag(stream) > 0.0)
+                return duration_tag(stream);
+        return in->format->duration > 0 ? (double) in->format->duration / AV_TIME_BASE : 0.0;
 }
 
 int track_open(Track *t, Input *in, AVStream *stream, Fault *f) {
