@@ -26,6 +26,7 @@
 #define MEDIA_FPS 24        /* of all films and clips that leave or enter */
 #define MEDIA_SAMPLE_RATE 32000
 #define MEDIA_SIDE_MAX 16384 /* pixels */
+#define MEDIA_PIXELS_MAX (UINT64_C(1) << 27) /* of one picture */
 #define MEDIA_FRAMES_MAX (UINT64_C(1) << 20)
 
 typedef enum MediaType {

@@ -8,13 +8,13 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
+#include "service/shared/reaper.h"
 #include "service/worker/arena-map.h"
 #include "service/worker/exchange-test.h"
 #include "service/worker/job-context.h"
 #include "service/worker/link.h"
 #include "service/worker/model-table.h"
 #include "service/worker/rank.h"
-#include "service/worker/reaper.h"
 #include "service/worker/step.h"
 
 #define SESSIONS_MAX 8192
