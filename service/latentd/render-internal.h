@@ -4,6 +4,7 @@
 /* What render.c and render-phases.c share. */
 
 #include "service/latentd/job.h"
+#include "service/latentd/media-link.h"
 #include "service/latentd/render.h"
 
 /* Where something lies, and what a phase reads and writes. */
@@ -34,10 +35,12 @@ struct Render {
         RenderStage stage;
         RenderPhase phase;
         Job *child; /* unfinished, hidden; NULL: none */
+        bool child_ended; /* its results are below, and next_source looks at them */
         Session *work;
         Session *aliases[_RENDER_PLACE_MAX][_RENDER_PLACE_MAX]; /* [from][to]; for as long as the render runs */
         sd_event_source *next_source; /* after a phase: what comes next, from the loop */
-        bool memory_ready;
+        bool memory_ready;        /* likewise */
+        bool film_made;           /* all phases are over */
 
         /* how the last hidden job ended */
         JobState child_state;
@@ -53,6 +56,12 @@ struct Render {
         WireTensor frames_tensor, sound_tensor;   /* likewise, in the client's output arena */
         RenderPlace latents; /* where video and audio are */
 
+        MediaLink *media;     /* the film is being written */
+        bool media_done;
+        int media_error;   /* it could not be started */
+        Fault media_fault; /* likewise */
+        uint64_t bytes;       /* of the file */
+
         double weights[_RENDER_PHASE_MAX]; /* expected usec of each */
         bool measured;                     /* all of them were */
         uint64_t took_usec[_RENDER_PHASE_MAX];
@@ -67,5 +76,7 @@ void render_make_request(const Render *r, RenderPhase p, WireJobOpen *ret, Rende
 /* Takes what the finished job of this phase made. */
 void render_take_results(Render *r, RenderPhase p);
 Model *render_model(const Render *r, RenderPhase p);
+/* The film that latent-media is to write, once the frames have a place. */
+void render_make_write(const Render *r, MediaMessage *ret);
 /* Rows that go through a phase's model. */
 double render_work(const Render *r, RenderPhase p);

@@ -17,6 +17,7 @@
 #define SAMPLES 800u /* of a latent of sound */
 #define TAIL 5u      /* frames that a chunk hands to the next, as F32 (service/h3/video-vae.h) */
 #define CHUNK 22u    /* frames that a chunk makes at most */
+#define FILE_RING (2 * CHUNK) /* one is made while the other is written */
 
 const char *render_phase_name(RenderPhase p) {
         static const char *const names[] = {
@@ -81,7 +82,9 @@ static uint64_t sound_bytes(const RenderOptions *o) {
 }
 
 static uint64_t ring_frames(const RenderOptions *o) {
-        return o->ring_frames > 0 && o->ring_frames < o->frames ? o->ring_frames : o->frames;
+        uint64_t ring = o->file >= 0 ? FILE_RING : o->ring_frames;
+
+        return ring > 0 && ring < o->frames ? ring : o->frames;
 }
 
 /* [commit word] [frames] [two tails]. */
@@ -93,13 +96,14 @@ static uint64_t film_bytes(const RenderOptions *o) {
 }
 
 int render_check_output(const RenderOptions *o, uint64_t *ret_bytes, Fault *f) {
-        uint64_t latents = o->keep_latents ? pad(sample_bytes(o)) : 0, bytes = latents + pad(sound_bytes(o)) + film_bytes(o);
+        uint64_t latents = o->keep_latents ? pad(sample_bytes(o)) : 0, sound = o->file < 0 ? pad(sound_bytes(o)) : 0,
+                 film = o->file < 0 ? film_bytes(o) : 0, bytes = latents + sound + film;
 
         if (bytes > o->output_size)
                 return fault_set(f, -ENOSPC, FAULT_DOES_NOT_FIT,
                         "The film needs %" PRIu64 " bytes of the output arena (latents %" PRIu64 ", sound %" PRIu64
                         ", frames %" PRIu64 "), %" PRIu64 " are given: make the arena larger, or give \"ring\" frames at a time.",
-                        bytes, latents, pad(sound_bytes(o)), film_bytes(o), o->output_size);
+                        bytes, latents, sound, film, o->output_size);
 
         *ret_bytes = bytes;
         return 0;
@@ -121,8 +125,8 @@ void render_make_layout(Render *r, const WireJobReady *ready) {
         r->noise = take(RENDER_WORK, video + audio, &work);
         r->latents = o->keep_latents ? RENDER_CLIENT_OUTPUT : RENDER_WORK;
         r->sampled = take(r->latents, sample_bytes(o), o->keep_latents ? &output : &work);
-        r->sound = take(RENDER_CLIENT_OUTPUT, sound_bytes(o), &output);
-        r->film = take(RENDER_CLIENT_OUTPUT, film_bytes(o), &output);
+        r->sound = take(o->file < 0 ? RENDER_CLIENT_OUTPUT : RENDER_WORK, sound_bytes(o), o->file < 0 ? &output : &work);
+        r->film = take(o->file < 0 ? RENDER_CLIENT_OUTPUT : RENDER_WORK, film_bytes(o), o->file < 0 ? &output : &work);
 
         r->sizes.tokens = ready->rows;
         r->sizes.rows = ready->rows + video_latent(o).shape[1] * (o->height / CANVAS_STEP) * (o->width / CANVAS_STEP) +
@@ -179,7 +183,7 @@ static void decode_request(const Render *r, bool video, WireJobOpen *q) {
         if (video) {
                 q->video = r->video;
                 q->output_type = r->o.frame_type;
-                q->ring_frames = r->o.ring_frames;
+                q->ring_frames = ring_frames(&r->o) < r->o.frames ? ring_frames(&r->o) : 0;
         } else {
                 q->audio = r->audio;
                 q->output_type = ST_U8; /* as Session.Decode has it */
@@ -204,6 +208,20 @@ void render_make_request(const Render *r, RenderPhase p, WireJobOpen *ret, Rende
         ret->output_offset = output->offset;
         ret->output_size = output->size;
         *ret_to = output->place;
+}
+
+void render_make_write(const Render *r, MediaMessage *ret) {
+        MediaWrite *w = &ret->write;
+
+        (void) media_init(ret, MEDIA_WRITE);
+        w->format = r->o.format;
+        w->width = r->o.width;
+        w->height = r->o.height;
+        w->frames = r->o.frames;
+        w->samples = r->sound_tensor.shape[1];
+        w->frames_offset = r->frames_tensor.offset;
+        w->ring_frames = r->frames_tensor.shape[0];
+        w->sound_offset = r->sound_tensor.offset;
 }
 
 /* The output of this name; a finished job has all of its kind (job_ready_check()). */

@@ -22,6 +22,7 @@ static void on_child_done(void *userdata, const Job *j) {
         char unused[32];
 
         r->child = NULL;
+        r->child_ended = true;
         r->child_state = j->state;
         r->child_fault = j->fault;
         r->child_ready = j->ready;
@@ -40,6 +41,17 @@ static void on_child_done(void *userdata, const Job *j) {
 
 static void fail(Render *r, const Fault *f) {
         job_finish(r->job, JOB_FAILED, f);
+}
+
+/* What goes wrong on the way to the file. */
+static void fail_media(Render *r, int error, const Fault *f) {
+        Fault named = {};
+
+        if (f->name[0] == '\0')
+                (void) fault_set(&named, error, FAULT_INTERNAL, "The film could not be written: %s.", strerror(-error));
+        else
+                (void) fault_set(&named, error, f->name, "The film could not be written: %s", f->text);
+        fail(r, &named);
 }
 
 static void fail_errno(Render *r, int error) {
@@ -196,6 +208,15 @@ static void say_what_failed(Render *r) {
 }
 
 /* What comes after what has just ended. */
+/* The film is made, and written if it was to be. */
+static void end_film(Render *r) {
+        if (!r->film_made || (r->o.file >= 0 && !r->media_done))
+                return;
+
+        r->stage = RENDER_STAGE_END;
+        job_finish(r->job, JOB_DONE, NULL);
+}
+
 static int go_on(Render *r) {
         int error;
 
@@ -217,8 +238,8 @@ static int go_on(Render *r) {
                         r->phase++;
                         return start_phase(r);
                 }
-                r->stage = RENDER_STAGE_END;
-                job_finish(r->job, JOB_DONE, NULL);
+                r->film_made = true;
+                end_film(r);
                 return 0;
 
         default:
@@ -230,8 +251,17 @@ static int on_next(sd_event_source *source, void *userdata) {
         Render *r = userdata;
         int error;
 
-        if (r->stage != RENDER_STAGE_MEMORY && r->child_state != JOB_DONE) {
-                say_what_failed(r);
+        if (r->media_error < 0) {
+                fail_media(r, r->media_error, &r->media_fault);
+                return 0;
+        }
+        if (STEAL(r->child_ended, false)) {
+                if (r->child_state != JOB_DONE) {
+                        say_what_failed(r);
+                        return 0;
+                }
+        } else if (!STEAL(r->memory_ready, false)) {
+                end_film(r);
                 return 0;
         }
 
@@ -270,6 +300,7 @@ static int render_init(Session *s, const RenderOptions *o, Job *j, Render **ret)
         r->job = j;
         r->client = s;
         r->o = *o;
+        r->o.file = -EBADF; /* until nothing can fail any more */
         error = sd_event_add_defer(s->manager->event, &r->next_source, on_next, r);
         if (error >= 0)
                 error = sd_event_source_set_enabled(r->next_source, SD_EVENT_OFF);
@@ -328,6 +359,7 @@ int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault
                 return r;
         }
 
+        j->render->o.file = o->file;
         *ret = j;
         return 0;
 }
@@ -337,6 +369,7 @@ void render_stop(Render *r) {
 
         (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_OFF);
         r->stage = RENDER_STAGE_END;
+        r->media = media_link_free(r->media);
         if (child) {
                 child->done_fn = NULL;
                 child->render = NULL;
@@ -357,6 +390,7 @@ Render *render_free(Render *r) {
                 return NULL;
 
         sd_event_source_disable_unref(r->next_source);
+        cleanup_closep(&r->o.file);
         free(r);
         return NULL;
 }
@@ -404,6 +438,42 @@ void render_on_progress(Render *r, const Job *child) {
         job_progress(j);
 }
 
+static void on_taken(void *userdata, uint64_t frames) {
+        render_release_frames(userdata, frames);
+}
+
+static void on_written(void *userdata, const MediaDone *done, const Fault *f) {
+        Render *r = userdata;
+
+        if (!done) {
+                fail_media(r, -EIO, f);
+                return;
+        }
+
+        r->media_done = true;
+        r->bytes = done->bytes;
+        (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
+}
+
+/* The first ones say where the frames lie: then latent-media starts, beside what follows. This is called from inside of the queue: a failure
+ * is told from the loop. */
+static void write_frames(Render *r, uint64_t ready) {
+        const MediaHandlers handlers = { .taken = on_taken, .end = on_written, .userdata = r };
+        MediaMessage m;
+        int error;
+
+        if (!r->media && r->media_error == 0) {
+                render_make_write(r, &m);
+                error = media_link_new(r->job->manager, &m, r->o.file, r->work->output_fd, &handlers, &r->media, &r->media_fault);
+                if (error < 0) {
+                        r->media_error = error;
+                        (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
+                }
+        }
+        if (r->media)
+                media_link_frames(r->media, ready, true);
+}
+
 void render_on_frames(Render *r, const Job *child) {
         Job *j = r->job;
 
@@ -412,6 +482,11 @@ void render_on_frames(Render *r, const Job *child) {
 
         r->child_ready = child->ready;
         render_take_results(r, RENDER_DECODE);
+        if (r->o.file >= 0) {
+                write_frames(r, child->frames_ready);
+                return;
+        }
+
         j->frames_ready = child->frames_ready;
         job_frames_ready(j);
 }
@@ -427,6 +502,8 @@ int render_result_tensor(const Render *r, uint32_t i, char ret_name[static 32], 
         static const char *const names[] = { "frames", "sound", "video", "audio" };
         const WireTensor *tensors[] = { &r->frames_tensor, &r->sound_tensor, &r->video, &r->audio };
 
+        if (r->o.format != _MEDIA_FORMAT_MAX) /* the first two are in the file */
+                i += 2;
         if (i >= ELEMENTSOF(names) || (i >= 2 && !r->o.keep_latents))
                 return -ENOENT;
 
@@ -440,6 +517,8 @@ int render_append_result(sd_bus_message *m, const Render *r) {
 
         error = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}", "frames", "t", (uint64_t) r->o.frames, "width", "u", r->o.width, "height", "u",
                 r->o.height, "samples", "t", r->sound_tensor.shape[1]);
+        if (error >= 0 && r->o.format != _MEDIA_FORMAT_MAX)
+                error = sd_bus_message_append(m, "{sv}", "bytes", "t", r->bytes);
         if (error >= 0)
                 error = sd_bus_message_open_container(m, 'e', "sv");
         if (error >= 0)

@@ -10,6 +10,7 @@
 
 #include "service/latentd/session.h"
 #include "service/shared/canvas.h"
+#include "service/shared/media-wire.h"
 
 typedef struct RenderOptions {
         WireTensor prompt; /* U8 [bytes] in the client's input arena; size 0: empty */
@@ -20,6 +21,8 @@ typedef struct RenderOptions {
         uint64_t ring_frames; /* 0: all */
         bool keep_latents;
         uint64_t output_offset, output_size; /* of the client's output arena */
+        int file;           /* the film goes there, and not to the output arena; -EBADF: none */
+        MediaFormat format; /* of it */
 } RenderOptions;
 
 typedef enum RenderPhase {
@@ -40,7 +43,7 @@ typedef struct RenderSizes {
 /* fault: of its phase, or NULL. r ends after it. */
 typedef void (*RenderPlanFn)(void *userdata, const Render *r, const Fault *fault);
 
-/* A JOB_RENDER that owns a Render. InvalidArgument: the session has not all models; DoesNotFit; LimitExceeded. */
+/* A JOB_RENDER that owns a Render, which takes o->file over on success. InvalidArgument: the session has not all models; DoesNotFit; LimitExceeded. */
 int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
 /* The job has ended: nothing of it runs any more for the client's eyes. What the worker is at ends at its next block. */
 void render_stop(Render *r);

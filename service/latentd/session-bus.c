@@ -142,7 +142,7 @@ static int method_decode(sd_bus_message *message, void *userdata, sd_bus_error *
 
 static int method_render(sd_bus_message *message, void *userdata, sd_bus_error *error) {
         Session *s = userdata;
-        RenderOptions o;
+        RenderOptions o = { .file = -EBADF };
         Fault f = {};
         Peer *p;
         Job *j;
@@ -153,8 +153,10 @@ static int method_render(sd_bus_message *message, void *userdata, sd_bus_error *
                 r = session_request_render(message, s, &o, &f);
         if (r >= 0)
                 r = render_new(s, p, &o, &j, &f);
-        if (r < 0)
+        if (r < 0) {
+                cleanup_closep(&o.file);
                 return bus_error_fault(error, r, &f);
+        }
 
         return job_bus_reply(j, message, error);
 }

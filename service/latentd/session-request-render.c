@@ -3,7 +3,10 @@
 #include "service/latentd/session-request-internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <string.h>
+#include <sys/stat.h>
 
 #include "service/shared/cleanup.h"
 
@@ -15,7 +18,8 @@
 typedef struct Asked {
         Trajectory t;
         WireJobOpen q;
-        const char *compute, *type;
+        const char *compute, *type, *format;
+        int file; /* the message's */
         uint32_t width, height, frames;
         uint64_t ring;
         int keep_latents;
@@ -45,6 +49,10 @@ static int read_frames(const Asked *a, RenderOptions *o, Fault *f) {
         if (r < 0)
                 return r;
 
+        if (a->file >= 0 && (type != 0 || a->ring > 0))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"type\" f32 and \"ring\" are for frames in the output arena: leave them out, or \"output\".");
+
         if (a->ring > 0 && a->ring < RING_MIN && a->ring < o->frames)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"ring\" is %" PRIu64 ", expected at least the %u frames that are made at a time, or 0 for all.", a->ring,
@@ -52,6 +60,41 @@ static int read_frames(const Asked *a, RenderOptions *o, Fault *f) {
 
         o->frame_type = type == 0 ? ST_U8 : ST_F32;
         o->ring_frames = a->ring;
+        return 0;
+}
+
+/* BusKey.read */
+static int read_file(sd_bus_message *m, const BusKey *k, Fault *f) {
+        int *fd = k->value;
+        int r;
+
+        r = sd_bus_message_read(m, "h", fd);
+        return r < 0 ? r : 0;
+}
+
+static int check_file(const Asked *a, RenderOptions *o, Fault *f) {
+        static const char *const formats[] = {[MEDIA_MP4] = "mp4", [MEDIA_WEBM] = "webm", [MEDIA_MKV] = "mkv"};
+        uint32_t format = MEDIA_MP4;
+        struct stat st;
+        int flags, r;
+
+        if (a->file < 0 && a->format)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"format\" is for a film with \"output\": give that too.");
+        if (a->file < 0)
+                return 0;
+
+        r = a->format ? request_choice("format", a->format, formats, ELEMENTSOF(formats), &format, f) : 0;
+        if (r < 0)
+                return r;
+
+        flags = fcntl(a->file, F_GETFL);
+        if (flags < 0 || fstat(a->file, &st) < 0)
+                return fault_set(f, -errno, FAULT_IO, "\"output\" cannot be looked at: %s.", strerror(errno));
+        if (!S_ISREG(st.st_mode) || st.st_size > 0 || (flags & O_ACCMODE) == O_RDONLY || (flags & (O_APPEND | O_PATH)))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"output\" must be a regular, empty file, open for writing and not for appending.");
+
+        o->format = (MediaFormat) format;
         return 0;
 }
 
@@ -86,6 +129,8 @@ static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
         if (r >= 0)
                 r = read_canvas(a, o, f);
         if (r >= 0)
+                r = check_file(a, o, f);
+        if (r >= 0)
                 r = read_frames(a, o, f);
         if (r >= 0)
                 r = read_trajectory(a, o, s, f);
@@ -95,7 +140,11 @@ static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
         /* An offset behind the arena is refused by session_check_request(). */
         if (!a->output_bytes && a->q.output_offset < s->output_bytes)
                 a->q.output_size = s->output_bytes - a->q.output_offset;
-        r = session_check_request(s, &a->q, f);
+        if (a->file >= 0 && !a->keep_latents) {
+                a->q.output_offset = a->q.output_size = 0; /* nothing goes there */
+                r = session_check_inputs(s, &a->q, f);
+        } else
+                r = session_check_request(s, &a->q, f);
         if (r < 0)
                 return r;
 
@@ -113,6 +162,7 @@ int session_request_render(sd_bus_message *message, const Session *s, RenderOpti
                 .t = TRAJECTORY_DEFAULT,
                 .q = {.kind = WIRE_JOB_SAMPLE},
                 .type = "u8",
+                .file = -EBADF,
                 .width = CANVAS_DEFAULT_WIDTH,
                 .height = CANVAS_DEFAULT_HEIGHT,
                 .frames = FRAMES_DEFAULT,
@@ -127,11 +177,13 @@ int session_request_render(sd_bus_message *message, const Session *s, RenderOpti
                 {"compute", "s", &a.compute},
                 {"type", "s", &a.type},
                 {"ring", "t", &a.ring},
+                {"output", "h", &a.file, .read = read_file},
+                {"format", "s", &a.format},
                 {"keep-latents", "b", &a.keep_latents},
                 {"output-offset", "t", &a.q.output_offset},
                 {"output-bytes", "t", &a.q.output_size, &a.output_bytes},
         };
-        RenderOptions o = {};
+        RenderOptions o = {.file = -EBADF, .format = _MEDIA_FORMAT_MAX};
         int r;
 
         a.t.noise = "comfy";
@@ -143,6 +195,11 @@ int session_request_render(sd_bus_message *message, const Session *s, RenderOpti
         if (r < 0)
                 return r;
 
+        if (a.file >= 0) {
+                o.file = fcntl(a.file, F_DUPFD_CLOEXEC, 3);
+                if (o.file < 0)
+                        return -errno;
+        }
         *ret = o;
         return 0;
 }

@@ -33,26 +33,36 @@ typedef struct Child {
         pid_t parent;
 } Child;
 
-static int start_by_socket(const Config *c, WorkerProcess *ret, Fault *f) {
+static int connect_to(const char *path, int *ret_fd) {
         struct sockaddr_un sa = { .sun_family = AF_UNIX };
         CLEANUP_CLOSE int fd = -EBADF;
-        size_t n = strlen(c->worker_socket);
+        size_t n = strlen(path);
 
         if (n >= sizeof(sa.sun_path))
-                return fault_set(f, -ENOENT, FAULT_NO_WORKER,
-                        "WorkerSocket= is too long for a socket address: \"%s\".", c->worker_socket);
-        memcpy(sa.sun_path, c->worker_socket, n + 1);
+                return -ENAMETOOLONG;
+        memcpy(sa.sun_path, path, n + 1);
 
         fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd < 0)
-                return fault_set(f, -errno, FAULT_NO_WORKER, "No socket could be made for the worker: %s.",
-                        strerror(errno));
+        if (fd < 0 || connect(fd, (struct sockaddr *) &sa, sizeof(sa)) < 0)
+                return -errno;
 
-        if (connect(fd, (struct sockaddr *) &sa, sizeof(sa)) < 0)
-                return fault_set(f, -errno, FAULT_NO_WORKER,
+        *ret_fd = STEAL_FD(fd);
+        return 0;
+}
+
+static int start_by_socket(const Config *c, WorkerProcess *ret, Fault *f) {
+        CLEANUP_CLOSE int fd = -EBADF;
+        int r;
+
+        r = connect_to(c->worker_socket, &fd);
+        if (r == -ENAMETOOLONG)
+                return fault_set(f, -ENOENT, FAULT_NO_WORKER,
+                        "WorkerSocket= is too long for a socket address: \"%s\".", c->worker_socket);
+        if (r < 0)
+                return fault_set(f, r, FAULT_NO_WORKER,
                         "The worker's socket \"%s\" (WorkerSocket=) does not answer: %s. Is "
                         "latent-worker.socket started?",
-                        c->worker_socket, strerror(errno));
+                        c->worker_socket, strerror(-r));
 
         *ret = (WorkerProcess){ .socket = STEAL_FD(fd), .pidfd = -EBADF };
         return 0;
@@ -307,18 +317,50 @@ static int start_by_spawn(const Config *c, bool no_cuda, WorkerProcess *ret, Fau
         return 0;
 }
 
-bool worker_start_by_socket(const Config *c) {
+/* A user's own instance sees the system's socket but may not connect to it. */
+static bool is_our_socket(const char *path) {
         struct stat st;
 
+        return path && stat(path, &st) >= 0 && S_ISSOCK(st.st_mode) && access(path, W_OK) >= 0;
+}
+
+bool worker_start_by_socket(const Config *c) {
         if (c->worker_start != WORKER_START_AUTO)
                 return c->worker_start == WORKER_START_SOCKET;
 
-        /* A user's own instance sees the system's socket but may not connect to it. */
-        return c->worker_socket && stat(c->worker_socket, &st) >= 0 && S_ISSOCK(st.st_mode) && access(c->worker_socket, W_OK) >= 0;
+        return is_our_socket(c->worker_socket);
 }
 
 int worker_start(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
         return worker_start_by_socket(c) ? start_by_socket(c, ret, f) : start_by_spawn(c, no_cuda, ret, f);
+}
+
+int media_start(const Config *c, WorkerProcess *ret, Fault *f) {
+        CLEANUP_FREE char *path = NULL;
+        int r, fd;
+
+        if (c->worker_start != WORKER_START_SPAWN && is_our_socket(c->media_socket)) {
+                r = connect_to(c->media_socket, &fd);
+                if (r < 0)
+                        return fault_set(f, r, FAULT_IO, "\"%s\" (MediaSocket=) does not answer: %s. Is latent-media.socket started?",
+                                c->media_socket, strerror(-r));
+                *ret = (WorkerProcess){ .socket = fd, .pidfd = -EBADF };
+                return 0;
+        }
+
+        if (asprintf(&path, "%s/latent-media", c->media_directory) < 0) {
+                path = NULL;
+                return -ENOMEM;
+        }
+        if (access(path, X_OK) < 0)
+                return fault_set(f, -errno, FAULT_NOT_SUPPORTED,
+                        "Films and pictures cannot be written or read here: \"%s\" (MediaDirectory=) cannot be run: %s.", path,
+                        strerror(errno));
+
+        r = spawn(path, c->log_level, ret);
+        if (r < 0)
+                return fault_set(f, r, FAULT_IO, "\"%s\" could not be started: %s.", path, strerror(-r));
+        return 0;
 }
 
 int worker_process_reap(int pidfd, char *ret_text, size_t size) {
