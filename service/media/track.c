@@ -62,9 +62,9 @@ static int cut_off(Track *t, const char *how, Fault *f) {
 static double end_of(const AVStream *s, const AVPacket *p) {
         int64_t at = p->pts != AV_NOPTS_VALUE ? p->pts : p->dts;
 
-        if (at == AV_NOPTS_VALUE || s->start_time == AV_NOPTS_VALUE)
+        if (at == AV_NOPTS_VALUE)
                 return 0.0;
-        return ((double) at - (double) s->start_time + (double) p->duration) * av_q2d(s->time_base);
+        return ((double) at - (s->start_time == AV_NOPTS_VALUE ? 0.0 : (double) s->start_time) + (double) p->duration) * av_q2d(s->time_base);
 }
 
 /* The track says how long it is, or the file does: less than that is a file that was cut off. A track of a Matroska file alone may
