@@ -220,7 +220,9 @@ typedef struct latent_load_options {
         const char *numa; /* "auto", "default", "interleave", "bind:N"; default: as the service is set up */
         /* Of a conditioner: a directory with its tokenizer's files (vocab.json, merges.txt, tokenizer.json, tokenizer_config.json,
          * added_tokens.json, those that are there): for a path one that this process can read, for a name one below ModelPath=.
-         * Default: of a directory text_encoder the directory tokenizer beside it, else none. */
+         * Default: of a directory text_encoder the directory tokenizer beside it, else none. The sizes of pictures come from
+         * preprocessor_config.json and video_preprocessor_config.json in the directory processor beside it, or else with the
+         * tokenizer; absent: as the released model has them. */
         const char *tokenizer;
 } latent_load_options;
 
@@ -503,7 +505,7 @@ int latent_session_decode(latent_session *session, const latent_decode_options *
 typedef struct latent_encode_media_options {
         uint32_t struct_size;
         uint32_t has_seed;
-        const latent_tensor *video; /* U8 or F32 (0 to 1) [F, H, W, 3]: of a video VAE; H and W multiples of 16 */
+        const latent_tensor *video; /* U8 or F32 (0 to 1) [F, H, W, 3]: of a video VAE; H and W multiples of 16, 32 or more */
         const latent_tensor *audio; /* F32 [2, samples], 32 kHz: of an audio VAE */
         const char *posterior; /* video: "mean" (default), "sampled" */
         uint64_t seed; /* of sampled; default 42 */

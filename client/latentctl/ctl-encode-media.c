@@ -129,9 +129,14 @@ static int run(CodingJob *j, EncodeMedia *x, const char *input, latent_error *e)
         if (!frames && !sound)
                 return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_TENSOR,
                         "%s has no tensor \"frames\" (U8 or F32 [F, H, W, 3]) and no \"sound\" (F32 [2, samples], 32 kHz).", input);
+        if (!frames && (x->posterior || x->has_seed))
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE,
+                        "--posterior and --seed are for frames; %s has only \"sound\"", input);
         r = output_open(x->coding.output, &x->output, e);
         if (r >= 0)
                 r = coding_single_kind(j, &kind, e);
+        if (r >= 0 && kind == CODING_AUDIO && (x->posterior || x->has_seed))
+                r = ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--posterior and --seed are for frames; the model is an audio VAE");
         if (r >= 0 && sound && kind != CODING_VIDEO)
                 r = encode_stream(j, x, sound, true, &audio, e);
         if (r >= 0 && frames && kind != CODING_AUDIO)

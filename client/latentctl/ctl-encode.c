@@ -3,6 +3,7 @@
 /* latentctl encode: a prompt and pictures, as the denoiser reads them. */
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,13 +12,17 @@
 #include "client/latentctl/results.h"
 #include "client/latentctl/run.h"
 
-/* A picture: a tensor of a file. */
+#define REFERENCE_AUDIO "audio"
+#define WITH_SOUND "+sound"
+
+/* A picture: a tensor of a file. Of a sound only that it is there. */
 typedef struct EncodePicture {
-        char *path; /* FILE of FILE:TENSOR */
+        char *path; /* FILE of FILE:TENSOR; NULL: a sound */
         TensorFile file;
         const StTensor *source;
         latent_tensor tensor;
         const char *kind;
+        bool sound; /* of a clip */
 } EncodePicture;
 
 typedef struct Encode {
@@ -60,10 +65,34 @@ static int open_picture(const char *argument, const char *option, EncodePicture 
         return coding_tensor(&p->file, p->source, &p->tensor, e);
 }
 
-/* A still picture has three dimensions, a clip four; the service judges the rest. */
+/* "audio", FILE.safetensors:TENSOR, or of a clip also FILE.safetensors:TENSOR+sound. A still picture has three
+ * dimensions, a clip four; the service judges the rest. */
+static int open_reference(const char *argument, EncodePicture *p, latent_error *e) {
+        size_t n = strlen(argument), k = strlen(WITH_SOUND);
+        CLEANUP_FREE char *name = NULL;
+        int r;
+
+        if (strcmp(argument, REFERENCE_AUDIO) == 0) {
+                p->kind = "audio";
+                return 0;
+        }
+
+        p->sound = n > k && strcmp(argument + n - k, WITH_SOUND) == 0;
+        name = strndup(argument, p->sound ? n - k : n);
+        if (!name)
+                return ctl_error(e, -ENOMEM, LATENT_ERROR_INTERNAL, "Out of memory.");
+        r = open_picture(name, "reference", p, e);
+        if (r < 0)
+                return r;
+
+        p->kind = p->tensor.n_dims == 4 ? "video" : "image";
+        if (p->sound && p->tensor.n_dims != 4)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--reference %s: only a clip, [F, H, W, 3], has sound", argument);
+        return 0;
+}
+
 static int open_pictures(Encode *x, latent_error *e) {
         const StringList *list = x->keyframes.n > 0 ? &x->keyframes : &x->references;
-        const char *option = x->keyframes.n > 0 ? "keyframe" : "reference";
         int r;
 
         if (x->images.n > 0)
@@ -77,10 +106,14 @@ static int open_pictures(Encode *x, latent_error *e) {
         for (uint32_t i = 0; i < list->n; i++) {
                 EncodePicture *p = &x->pictures[x->n_pictures++];
 
-                r = open_picture(list->items[i], option, p, e);
+                if (list == &x->references)
+                        r = open_reference(list->items[i], p, e);
+                else {
+                        r = open_picture(list->items[i], "keyframe", p, e);
+                        p->kind = "keyframe";
+                }
                 if (r < 0)
                         return r;
-                p->kind = x->keyframes.n > 0 ? "keyframe" : p->tensor.n_dims == 4 ? "video" : "image";
         }
 
         return 0;
@@ -93,7 +126,9 @@ static int encode_place(void *userdata, latent_session *s, latent_error *e) {
         if (x->text_size > 0)
                 r = coding_place_text(x->text, x->text_size, &x->text_tensor, s, e);
         for (uint32_t i = 0; r >= 0 && i < x->n_pictures; i++)
-                r = coding_place(&x->pictures[i].file, x->pictures[i].source, &x->pictures[i].tensor, s, e);
+                if (x->pictures[i].path)
+                        r = coding_place(
+                                &x->pictures[i].file, x->pictures[i].source, &x->pictures[i].tensor, s, e);
         return r;
 }
 
@@ -108,7 +143,9 @@ static latent_encode_options encode_options(const Encode *x, latent_picture pict
         };
 
         for (uint32_t i = 0; i < x->n_pictures; i++)
-                pictures[i] = (latent_picture){.kind = x->pictures[i].kind, .picture = &x->pictures[i].tensor};
+                pictures[i] = (latent_picture){.kind = x->pictures[i].kind,
+                        .picture = x->pictures[i].path ? &x->pictures[i].tensor : NULL,
+                        .sound = x->pictures[i].sound};
         return o;
 }
 

@@ -306,14 +306,17 @@ static int checkpoint_open_directory(
         return 0;
 }
 
-/* The tokenizer's files of this directory that are there: *ret_n. */
-static int add_tokenizer(Checkpoint *c, int directory, size_t *ret_n, Fault *f) {
-        static const char *const names[] = {
-                "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json"};
+static const char *const tokenizer_names[] = {
+        "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json", NULL};
+static const char *const processor_names[] = {
+        "preprocessor_config.json", "video_preprocessor_config.json", NULL};
+
+/* Those of the names that are in this directory: *ret_n. */
+static int add_those(Checkpoint *c, int directory, const char *const *names, size_t *ret_n, Fault *f) {
         size_t n = 0;
         int r;
 
-        for (size_t i = 0; i < ELEMENTSOF(names); i++) {
+        for (size_t i = 0; names[i]; i++) {
                 if (faccessat(directory, names[i], F_OK, 0) < 0 && errno == ENOENT)
                         continue;
                 r = checkpoint_add_at(c, directory, names[i], f);
@@ -326,18 +329,52 @@ static int add_tokenizer(Checkpoint *c, int directory, size_t *ret_n, Fault *f) 
         return 0;
 }
 
-/* Of a text_encoder; a pipeline without one is none of our business. */
-static int add_tokenizer_beside(Checkpoint *c, int directory, Fault *f) {
-        CLEANUP_CLOSE int fd = -EBADF;
+static bool has_file(const Checkpoint *c, const char *name) {
+        for (size_t i = 0; i < c->n_files; i++)
+                if (strcmp(c->files[i].name, name) == 0)
+                        return true;
+        return false;
+}
+
+/* Pictures' sizes are the processor's business; where it is no directory of its own its files lie with the
+ * tokenizer's. */
+static int add_tokenizer(Checkpoint *c, int directory, size_t *ret_n, Fault *f) {
+        size_t ignored;
+        int r;
+
+        r = add_those(c, directory, tokenizer_names, ret_n, f);
+        if (r < 0 || has_file(c, processor_names[0]) || has_file(c, processor_names[1]))
+                return r;
+        return add_those(c, directory, processor_names, &ignored, f);
+}
+
+/* 0: there is none, *ret_fd stays. */
+static int open_beside(int directory, const char *path, int *ret_fd, Fault *f) {
+        int fd = openat(directory, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+        if (fd < 0)
+                return errno == ENOENT || errno == ENOTDIR ? 0 : fault_open(f, -errno, path);
+        *ret_fd = fd;
+        return 0;
+}
+
+/* Of a text_encoder; a pipeline without them is none of our business. */
+static int add_beside(Checkpoint *c, int directory, bool with_tokenizer, Fault *f) {
+        CLEANUP_CLOSE int processor = -EBADF, tokenizer = -EBADF;
         size_t n;
+        int r;
 
         if (strcmp(c->name, "text_encoder") != 0)
                 return 0;
 
-        fd = openat(directory, "../tokenizer", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (fd < 0)
-                return errno == ENOENT || errno == ENOTDIR ? 0 : fault_open(f, -errno, "tokenizer");
-        return add_tokenizer(c, fd, &n, f);
+        r = open_beside(directory, "../processor", &processor, f);
+        if (r >= 0 && processor >= 0)
+                r = add_those(c, processor, processor_names, &n, f);
+        if (r >= 0 && with_tokenizer)
+                r = open_beside(directory, "../tokenizer", &tokenizer, f);
+        if (r >= 0 && tokenizer >= 0)
+                r = add_tokenizer(c, tokenizer, &n, f);
+        return r;
 }
 
 static int add_tokenizer_at(Checkpoint *c, const char *path, Fault *f) {
@@ -385,8 +422,8 @@ int checkpoint_open(const char *path, const char *tokenizer, Checkpoint *ret, Fa
 
         if (S_ISDIR(st.st_mode)) {
                 r = checkpoint_open_directory(path, fd, true, &c, f);
-                if (r >= 0 && !tokenizer)
-                        r = add_tokenizer_beside(&c, fd, f);
+                if (r >= 0)
+                        r = add_beside(&c, fd, !tokenizer, f);
                 if (r >= 0 && tokenizer)
                         r = add_tokenizer_at(&c, tokenizer, f);
                 if (r >= 0)

@@ -77,7 +77,6 @@ static void upsample(const AliasFreeJob *j, const Block *b) {
                 VT even = vt_zero(), odd = vt_zero(), a = vt_load(b->a + i % w),
                    gain = vt_load(b->gain + i % w);
 
-#pragma GCC unroll 6
                 for (uint32_t k = 0; k < LK_ALIAS_FREE_TAPS / 2; k++) {
                         odd = vt_fma(vt_set1(j->up[2 * k]), vt_load(x + (6 - k) * w), odd);
                         even = vt_fma(vt_set1(j->up[2 * k + 1]), vt_load(x + (5 - k) * w), even);
@@ -111,7 +110,6 @@ static void downsample(const AliasFreeJob *j, const Block *b) {
         for (uint64_t i = 0; i < n; i += VT_N) {
                 VT sum = vt_zero();
 
-#pragma GCC unroll 6
                 for (uint32_t k = 0; k < LK_ALIAS_FREE_TAPS / 2; k++) {
                         sum = vt_fma(vt_set1(j->down[2 * k]), vt_load(b->odd + i + k * w), sum);
                         sum = vt_fma(vt_set1(j->down[2 * k + 1]), vt_load(b->even + i + (k + 1) * w), sum);

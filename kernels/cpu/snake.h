@@ -20,6 +20,8 @@
 #define SIN_C7 (-0x1.9f6ffep-13f)
 #define SIN_C9 0x1.5dbdeap-19f
 
+#if LK_CPU_LEVEL >= 3
+
 VEC_INLINE VT snake_sin_squared(VT t) {
         VT n, r, z, p;
 
@@ -35,6 +37,29 @@ VEC_INLINE VT snake_sin_squared(VT t) {
         r = vt_fma(vt_mul(r, z), p, r);
         return vt_mul(r, r);
 }
+
+#else
+
+static inline float snake_sin_squared_one(float t) {
+        float n, r, z, p;
+
+        t = -LK_SIN2_MAX > t ? -LK_SIN2_MAX : t; /* a NaN stays */
+        t = LK_SIN2_MAX < t ? LK_SIN2_MAX : t;
+        n = f32_fma(t, SIN_INV_PI, SIN_ROUND) - SIN_ROUND;
+        r = f32_fma(n, -SIN_PI_HI, t);
+        r = f32_fma(n, -SIN_PI_LO, r);
+        z = r * r;
+        p = f32_fma(SIN_C9, z, SIN_C7);
+        p = f32_fma(p, z, SIN_C5);
+        p = f32_fma(p, z, SIN_C3);
+        r = f32_fma(r * z, p, r);
+        return r * r;
+}
+VEC_INLINE VT snake_sin_squared(VT t) {
+        return V8_EACH(snake_sin_squared_one(t.f[i]));
+}
+
+#endif
 
 /* gain = 1 / (b + 1e-9) */
 VEC_INLINE VT snake_at(VT x, VT a, VT gain) {

@@ -123,23 +123,26 @@ static void read_heads(const json_t *root, H3AudioConfig *c, H3List *wrong) {
         }
 }
 
-static void read_statistics(const json_t *root, const char *key, const float *released, bool positive,
-        uint32_t n, float *ret, H3List *wrong) {
+/* config.json's, else the file's own (stored, may be NULL), else the released model's. */
+static void read_statistics(const json_t *root, const char *key, const float *stored, const float *released,
+        bool positive, uint32_t n, float *ret, H3List *wrong) {
         const json_t *v = json_object_get(root, key);
-        bool good = v ? json_array_size(v) == n : n == ELEMENTSOF(released_mean);
+        bool good = v ? json_array_size(v) == n : stored || n == ELEMENTSOF(released_mean);
 
         for (uint32_t i = 0; i < n && good; i++) {
                 const json_t *number = json_array_get(v, i);
 
-                ret[i] = v ? (float) json_number_value(number) : released[i];
-                good = (!v || json_is_number(number)) && isfinite(ret[i]) && (!positive || ret[i] > 0);
+                ret[i] = v ? (float) json_number_value(number) : stored ? stored[i] : released[i];
+                good = (!v || json_is_number(number)) && isfinite(ret[i]) && (!positive || ret[i] > 0) &&
+                       (!stored || h3_statistics_agree(ret[i], stored[i]));
         }
         if (!good && n > 0)
-                h3_list_add(wrong, "%s in config.json (expected %u numbers%s)", key, n,
-                        positive ? " above 0" : "");
+                h3_list_add(wrong, "%s in config.json (expected %u numbers%s%s)", key, n,
+                        positive ? " above 0" : "", stored ? ", the file's own" : "");
 }
 
-int audio_config_read(const char *json, uint64_t size, H3AudioConfig *c, H3List *wrong, Fault *f) {
+int audio_config_read(const char *json, uint64_t size, const H3Statistics *stored, H3AudioConfig *c, H3List *wrong,
+        Fault *f) {
         CLEANUP(json_unref) json_t *root = NULL;
         const json_t *rate;
         json_error_t error = {};
@@ -163,8 +166,12 @@ int audio_config_read(const char *json, uint64_t size, H3AudioConfig *c, H3List 
         }
         if (c->encoder_stages > 0)
                 read_heads(root, c, wrong);
-        read_statistics(root, "latents_mean", released_mean, false, c->channels, c->mean, wrong);
-        read_statistics(root, "latents_std", released_std, true, c->channels, c->std, wrong);
+        if (stored->n > 0 && stored->n != c->channels)
+                h3_list_add(wrong, "latents_mean (%u numbers for %u channels)", stored->n, c->channels);
+        read_statistics(root, "latents_mean", stored->n == c->channels ? stored->mean : NULL, released_mean, false,
+                c->channels, c->mean, wrong);
+        read_statistics(root, "latents_std", stored->n == c->channels ? stored->std : NULL, released_std, true,
+                c->channels, c->std, wrong);
 
         rate = json_object_get(root, "sampling_rate");
         c->sample_rate = rate ? whole(rate, 1000000) : SAMPLE_RATE;

@@ -483,6 +483,7 @@ static int report(Binder *b, Fault *f) {
 
 int audio_bind(H3TensorSet *s, H3AudioVae *v, Fault *f) {
         Binder b = {.set = s, .v = v, .c = &v->config};
+        H3Statistics stored;
         int r;
 
         v->has_decoder = has_prefix(s, "decoder.") || has_prefix(s, "dec_in_proj.");
@@ -498,7 +499,9 @@ int audio_bind(H3TensorSet *s, H3AudioVae *v, Fault *f) {
         if (v->has_encoder)
                 read_encoder_sizes(&b);
         check_channels(&b);
-        r = audio_config_read(s->config, s->config_size, &v->config, &b.wrong, f);
+        r = h3_statistics_read(s, &stored, f);
+        if (r >= 0)
+                r = audio_config_read(s->config, s->config_size, &stored, &v->config, &b.wrong, f);
         if (r < 0)
                 return r;
         check_hop(&b);

@@ -76,7 +76,8 @@ struct H3AudioWeights {
 
 /* audio-vae-config.c: what the shapes do not say, from config.json or the released model; what contradicts
  * the shapes goes to the list. -EBADMSG. */
-int audio_config_read(const char *json, uint64_t size, H3AudioConfig *c, H3List *wrong, Fault *f);
+int audio_config_read(const char *json, uint64_t size, const H3Statistics *stored, H3AudioConfig *c, H3List *wrong,
+        Fault *f);
 
 /* audio-vae-fold.c. All copies are f32, owned by v->weights and counted in v->private_bytes; NULL: no
  * memory.

@@ -7,6 +7,7 @@
 
 #include <stdint.h>
 
+#include "service/h3/model.h"
 #include "service/shared/fault.h"
 
 #define H3_PATCH 16           /* pixels, both ways */
@@ -15,6 +16,7 @@
 #define H3_PATCH_NUMBERS 1536 /* channel 3, time 2, 16, 16 */
 #define H3_PICTURE_EDGE_MAX UINT64_C(65536)
 #define H3_PICTURE_ASPECT_MAX UINT64_C(200)
+#define H3_PICTURE_PIXELS_MAX (UINT64_C(1) << 30) /* of a picture, or of a video's sampled frames */
 
 typedef enum H3Filter {
         H3_FILTER_BICUBIC, /* a = -0.5, wider when it shrinks (antialias), columns first, rounded to u8 after
@@ -32,6 +34,12 @@ typedef struct H3PictureRules {
 
 extern const H3PictureRules h3_picture_published; /* Qwen3-VL's processors, as released with H3 */
 extern const H3PictureRules h3_picture_comfy;     /* ComfyUI's */
+
+/* The published rules with the limits that the files preprocessor_config.json (images) and
+ * video_preprocessor_config.json (videos) give: size.shortest_edge and size.longest_edge, or min_pixels and
+ * max_pixels; each file may be absent, and others are ignored. -EBADMSG (InvalidFile): not JSON, or no number
+ * of pixels; -ENOTSUP (NotSupported): another patch, mean, deviation or filter, by its name; -ENOMEM. */
+int h3_picture_rules_read(const H3File *files, size_t n_files, H3PictureRules *ret, Fault *f);
 
 typedef struct H3PictureSize {
         uint64_t height, width; /* pixels, multiples of H3_PATCH_PIXELS */

@@ -30,6 +30,7 @@
 #define RELEASED_LAYERS 64
 #define RELEASED_RUN 50
 #define RELEASED_HEAD_DIM 128
+#define RELEASED_TOKENS 262144u
 #define RELEASED_VISION_HIDDEN 1152
 #define RELEASED_VISION_HEADS 16
 #define RELEASED_DEPTH 27
@@ -192,6 +193,9 @@ static int choose_rope(H3TextConfig *c, const TextSaid *said, Fault *f) {
         const uint32_t *s = said->sections;
         bool empty = s[0] + s[1] + s[2] == 0;
 
+        c->tokens_max = said->positions == 0 ? RELEASED_TOKENS
+                        : said->positions < H3_TEXT_TOKENS_MAX ? said->positions
+                                                               : (uint32_t) H3_TEXT_TOKENS_MAX;
         c->eps = (float) (said->eps > 0 ? said->eps : EPS);
         c->theta = (float) (said->theta > 0 ? said->theta : THETA);
         if (c->head_dim == 0) /* reported */

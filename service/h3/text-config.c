@@ -114,6 +114,8 @@ int text_config_read(const char *json, uint64_t size, TextSaid *ret, Fault *f) {
         if (r >= 0)
                 r = read_count(root, "latentd_run_layers", 1024, &said.run_layers, f);
         if (r >= 0)
+                r = read_count(root, "text_config.max_position_embeddings", 1u << 30, &said.positions, f);
+        if (r >= 0)
                 r = read_count(root, "vision_config.num_heads", 4096, &said.heads, f);
         if (r >= 0)
                 r = read_list(root, "vision_config.deepstack_visual_indexes", &said.n_deepstack,

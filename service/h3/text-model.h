@@ -28,11 +28,14 @@ typedef struct H3VisionConfig {
         float eps, theta;
 } H3VisionConfig;
 
+#define H3_TEXT_TOKENS_MAX (UINT64_C(1) << 20) /* of any model */
+
 typedef struct H3TextConfig {
         uint32_t layers;      /* that run (K) */
         uint32_t file_layers; /* that the files have */
         uint32_t hidden, heads, kv_heads, head_dim, ffn, vocab;
         uint32_t sections[3]; /* M-RoPE frequencies of t, h, w; sum head_dim / 2 */
+        uint32_t tokens_max;  /* that it was made for */
         float eps, theta;
         H3VisionConfig vision;
 } H3TextConfig;

@@ -12,6 +12,7 @@ typedef struct TextSaid {
         uint32_t heads; /* of the vision tower */
         uint32_t n_deepstack, deepstack[H3_DEEPSTACK_MAX];
         uint32_t sections[3];
+        uint32_t positions; /* that the model was made for */
         double eps, theta, vision_theta;
 } TextSaid;
 
@@ -112,10 +113,15 @@ int text_gather(TextRun *run, uint64_t n, TextRows y, uint64_t units, uint64_t w
 int text_linear(TextRun *run, uint64_t n, TextRows x, const LkMatrix *w, const LkVector *bias,
         LkFunction function, TextRows y);
 
+/* Attention with own heads, in pieces of query rows: it grows with the square of the tokens, and between two
+ * pieces somebody is asked whether to go on. */
+int text_attention(const TextRun *run, const LkAttention *args);
+
 /* x[n, columns] += y. */
 int text_add(const TextRun *run, uint64_t n, uint64_t columns, TextRows x, TextRows y);
 
-/* Counts a block and asks whether to go on. */
+/* Asks whether to go on; the second counts a block before that. */
+int text_ask(const TextRun *run);
 int text_block_done(TextRun *run);
 
 /* Hands rows x columns to the test's tap, if there is one. */

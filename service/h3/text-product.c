@@ -9,10 +9,23 @@
 
 /* Products that ranks split, and what they have in common. */
 
+#define PRODUCT_ROWS 4096u             /* at a time: many rows of the weights' panels each */
+#define ATTENTION_WORK (UINT64_C(1) << 29) /* products at a time: some hundredths of a second of one processor */
+#define ATTENTION_ROWS 8u
+
+static int product_piece(
+        const TextRun *run, const LkGemm *all, uint64_t begin, uint64_t n) {
+        LkGemm args = *all;
+
+        args.m = n;
+        args.x = (const uint8_t *) all->x + begin * all->x_ld * lk_type_size(all->x_type);
+        args.y = (uint8_t *) all->y + begin * all->y_ld * lk_type_size(all->y_type);
+        return run->ops->gemm(run->context, &args);
+}
+
 int text_product(const TextRun *run, uint64_t n, TextRows x, const LkMatrix *w, const LkVector *bias,
         H3Range rows, TextRows y) {
         LkGemm args = {
-                .m = n,
                 .x = x.data,
                 .x_type = x.type,
                 .x_ld = x.ld,
@@ -20,6 +33,7 @@ int text_product(const TextRun *run, uint64_t n, TextRows x, const LkMatrix *w, 
                 .y_type = y.type,
                 .y_ld = y.ld,
         };
+        int r = 0;
 
         if (n == 0 || h3_range_size(rows) == 0)
                 return 0;
@@ -30,7 +44,33 @@ int text_product(const TextRun *run, uint64_t n, TextRows x, const LkMatrix *w, 
                         .type = bias->type,
                         .n = h3_range_size(rows),
                 };
-        return run->ops->gemm(run->context, &args);
+        for (uint64_t begin = 0; r >= 0 && begin < n; begin += PRODUCT_ROWS) {
+                if (begin > 0)
+                        r = text_ask(run);
+                if (r >= 0)
+                        r = product_piece(run, &args, begin, n - begin < PRODUCT_ROWS ? n - begin : PRODUCT_ROWS);
+        }
+        return r;
+}
+
+int text_attention(const TextRun *run, const LkAttention *args) {
+        uint64_t rows = ATTENTION_WORK / args->n_k / (args->heads * args->head_dim), size = lk_type_size(args->type);
+        int r = 0;
+
+        rows = rows < ATTENTION_ROWS ? ATTENTION_ROWS : rows / ATTENTION_ROWS * ATTENTION_ROWS;
+        for (uint64_t begin = 0; r >= 0 && begin < args->n_q; begin += rows) {
+                LkAttention piece = *args;
+
+                piece.n_q = args->n_q - begin < rows ? args->n_q - begin : rows;
+                piece.first_row = args->first_row + begin;
+                piece.q = (const uint8_t *) args->q + begin * args->q_ld * size;
+                piece.o = (uint8_t *) args->o + begin * args->o_ld * size;
+                if (begin > 0)
+                        r = text_ask(run);
+                if (r >= 0)
+                        r = run->ops->attention(run->context, &piece);
+        }
+        return r;
 }
 
 /* The columns that a rank has made. */
@@ -108,11 +148,15 @@ int text_add(const TextRun *run, uint64_t n, uint64_t columns, TextRows x, TextR
         return run->ops->residual(run->context, &args);
 }
 
-int text_block_done(TextRun *run) {
-        run->done++;
+int text_ask(const TextRun *run) {
         if (!run->hooks || !run->hooks->on_block)
                 return 0;
         return run->hooks->on_block(run->hooks->userdata, run->done, run->total);
+}
+
+int text_block_done(TextRun *run) {
+        run->done++;
+        return text_ask(run);
 }
 
 int text_tap(const TextRun *run, const char *name, uint32_t number, const void *x, uint64_t rows,

@@ -260,10 +260,11 @@ static int check_ids(const H3TextModel *m, const H3TextInput *in, Fault *f) {
 int h3_text_check(const H3TextModel *m, const H3TextInput *in, Fault *f) {
         int r;
 
-        if (in->n < 1 || in->n > H3_TEXT_TOKENS_MAX)
+        if (in->n < 1 || in->n > m->config.tokens_max)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "There are %" PRIu64 " tokens; expected 1 to %" PRIu64 ".", in->n,
-                        H3_TEXT_TOKENS_MAX);
+                        "There are %" PRIu64 " tokens; this conditioner takes 1 to %" PRIu32
+                        " (max_position_embeddings). Give it a shorter prompt, or fewer or smaller pictures.",
+                        in->n, m->config.tokens_max);
         if (!in->ids || !in->positions || (in->n_vision > 0 && !in->vision))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "Ids, positions or vision inputs were not given.");

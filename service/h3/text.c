@@ -220,7 +220,7 @@ static int attend(const TextRun *run, const H3TextLayer *l) {
         if (keys == 0)
                 return 0;
         r = project_heads(run, l, kv);
-        return r < 0 ? r : run->ops->attention(run->context, &args);
+        return r < 0 ? r : text_attention(run, &args);
 }
 
 /* y = the MLP of rows begin .. begin + n of h. */

@@ -15,7 +15,6 @@
 #include "service/h3/text-model.h"
 
 #define H3_TEXT_RANKS_MAX 64
-#define H3_TEXT_TOKENS_MAX (UINT64_C(1) << 20)
 #define H3_VISION_PATCHES_MAX (UINT64_C(1) << 20) /* of a block */
 
 /* What the tower sees at once: a picture, or two frames of a video. Attention stays inside. */
@@ -28,7 +27,7 @@ typedef struct H3VisionInput {
 
 typedef struct H3TextInput {
         H3Compute compute;
-        uint64_t n;                  /* tokens, 1 to H3_TEXT_TOKENS_MAX */
+        uint64_t n;                  /* tokens, 1 to tokens_max of the model */
         const int32_t *ids;          /* [n]; those under a vision block are not looked at */
         const int32_t *positions;    /* [3, n]: t, h, w, not negative */
         const H3VisionInput *vision; /* by first_token, not overlapping */
@@ -63,7 +62,8 @@ uint64_t h3_text_message_max(const H3TextModel *m, const H3TextSize *size, const
 uint64_t h3_text_rank_bytes(const H3TextModel *m, uint32_t ranks, uint32_t rank, bool vision);
 
 /* Runs it. rank->plan: h3_text_plan() of the group. hooks (may be NULL): on_block is called after every
- * block of the tower, once per vision input, and after every layer; total counts them all. ret_hidden: host,
+ * block of the tower, once per vision input, and after every layer; total counts them all. Inside of one it is
+ * called with the same number again, often enough that a cancel is heard within a fraction of a second. ret_hidden: host,
  * [n, hidden] of the activation type (bf16 or f32); NULL: the rank only helps. On failure the content is
  * undefined, and rank->exchange was told. 0, -EINVAL, -ECANCELED, -ENOMEM, or a device error. */
 int h3_text_run(const H3Rank *rank, const H3TextModel *m, const H3TextInput *in, const H3StepHooks *hooks,

@@ -300,6 +300,32 @@ static int compare(const char *what, uint64_t said, uint64_t is, Fault *f) {
                 said, what, is);
 }
 
+int video_config_stored(const H3Statistics *stored, VideoSaid *s, Fault *f) {
+        if (stored->n == 0)
+                return 0;
+
+        if (s->latent_channels > 0 && s->latent_channels != stored->n)
+                return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
+                        "latents_mean has %" PRIu32 " numbers, config.json says %" PRIu32 " latent channels.", stored->n,
+                        s->latent_channels);
+        s->latent_channels = stored->n;
+        for (uint32_t i = 0; i < stored->n; i++) {
+                if (s->has_statistics && (!h3_statistics_agree(s->mean[i], stored->mean[i]) ||
+                                                 !h3_statistics_agree(s->std[i], stored->std[i])))
+                        return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
+                                "latents_mean or latents_std of channel %" PRIu32
+                                " is another in config.json than in the file. Use the config.json of this model, or "
+                                "leave it out.",
+                                i);
+                if (!s->has_statistics) {
+                        s->mean[i] = stored->mean[i];
+                        s->std[i] = stored->std[i];
+                }
+        }
+        s->has_statistics = true;
+        return 0;
+}
+
 int video_config_check(const VideoSaid *s, const H3VideoConfig *c, Fault *f) {
         int r;
 

@@ -26,6 +26,7 @@ static int check_backend(const H3VideoVae *m, const LkOps *ops, Fault *f) {
 int h3_video_vae_open(const H3File *files, size_t n_files, const LkOps *ops, H3VideoVae **ret, Fault *f) {
         CLEANUP(h3_video_vae_freep) H3VideoVae *m = NULL;
         CLEANUP(h3_tensor_set_freep) H3TensorSet *set = NULL;
+        H3Statistics stored;
         VideoSaid said;
         int r;
 
@@ -38,6 +39,10 @@ int h3_video_vae_open(const H3File *files, size_t n_files, const LkOps *ops, H3V
                         f, -ENOMEM, FAULT_DOES_NOT_FIT, "No memory for the model; free some and try again.");
 
         r = video_config_read(set->config, set->config_size, &said, f);
+        if (r >= 0)
+                r = h3_statistics_read(set, &stored, f);
+        if (r >= 0)
+                r = video_config_stored(&stored, &said, f);
         if (r >= 0)
                 r = video_vae_bind(set, &said, m, f);
         if (r >= 0)

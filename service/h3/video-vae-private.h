@@ -67,6 +67,9 @@ typedef struct VideoSaid {
 
 int video_config_read(const char *json, uint64_t size, VideoSaid *ret, Fault *f); /* json NULL: none */
 
+/* Adds mean and std that the file has as tensors. -EINVAL if both say something and it is not the same. */
+int video_config_stored(const H3Statistics *stored, VideoSaid *s, Fault *f);
+
 /* Compares it with the sizes that the tensors say. */
 int video_config_check(const VideoSaid *s, const H3VideoConfig *c, Fault *f);
 

@@ -202,7 +202,7 @@ static int attend(const TextRun *run, const H3VisionBlockWeights *w, uint64_t n)
                 r = rotate(run, n, h3_range_size(heads), run->vq);
         if (r >= 0)
                 r = rotate(run, n, h3_range_size(heads), run->vk);
-        return r < 0 ? r : run->ops->attention(run->context, &args);
+        return r < 0 ? r : text_attention(run, &args);
 }
 
 static int block(TextRun *run, const H3VisionBlockWeights *w, uint64_t n) {

@@ -148,6 +148,13 @@ static int open_failed(const Root *root, const char *path, int error, Fault *f) 
         }
 }
 
+static bool has_file(const ModelFiles *m, const char *name) {
+        for (size_t i = 0; i < m->n_files; i++)
+                if (strcmp(m->files[i].name, name) == 0)
+                        return true;
+        return false;
+}
+
 static int add_file(ModelFiles *m, const Root *root, const char *path, int fd_taken, Fault *f) {
         CLEANUP_CLOSE int fd = fd_taken;
         const char *base = strrchr(path, '/');
@@ -163,10 +170,9 @@ static int add_file(ModelFiles *m, const Root *root, const char *path, int fd_ta
         r = descriptor_check(fd, path, f);
         if (r < 0)
                 return r;
-        for (size_t i = 0; i < m->n_files; i++)
-                if (strcmp(m->files[i].name, base ? base + 1 : path) == 0)
-                        return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s: the model has a file of this name already",
-                                root->path, path);
+        if (has_file(m, base ? base + 1 : path))
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s: the model has a file of this name already",
+                        root->path, path);
         if (m->n_files >= MODEL_FILES_MAX)
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s: a model may have at most %d files",
                         root->path, path, MODEL_FILES_MAX);
@@ -399,10 +405,14 @@ static int add_directory(
         return r;
 }
 
-/* The tokenizer's files of this directory, as many as there are: *ret_n. -ENOENT without f: there is no such directory. */
-static int add_tokenizer(ModelFiles *m, const Root *root, const char *directory, size_t *ret_n, Fault *f) {
-        static const char *const names[] = {
-                "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json"};
+static const char *const tokenizer_names[] = {
+        "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json", NULL};
+static const char *const processor_names[] = {
+        "preprocessor_config.json", "video_preprocessor_config.json", NULL};
+
+/* Those of the names that are in this directory: *ret_n. -ENOENT without f: there is no such directory. */
+static int add_those(ModelFiles *m, const Root *root, const char *directory, const char *const *names,
+        size_t *ret_n, Fault *f) {
         CLEANUP_CLOSE int fd = open_beneath(root->fd, directory, O_RDONLY | O_DIRECTORY | O_NONBLOCK);
         size_t n = 0;
         int r;
@@ -412,7 +422,7 @@ static int add_tokenizer(ModelFiles *m, const Root *root, const char *directory,
         if (fd < 0)
                 return open_failed(root, directory, fd, f);
 
-        for (size_t i = 0; i < ELEMENTSOF(names); i++) {
+        for (size_t i = 0; names[i]; i++) {
                 r = add_named(m, root, directory, names[i], f);
                 if (r < 0 && r != -ENOENT)
                         return r;
@@ -423,8 +433,20 @@ static int add_tokenizer(ModelFiles *m, const Root *root, const char *directory,
         return 0;
 }
 
-/* Of a directory text_encoder: the path of the directory tokenizer beside it. False: it is none. */
-static bool tokenizer_beside(const char *directory, char ret[static PATH_MAX]) {
+/* Pictures' sizes are the processor's business; where it is no directory of its own its files lie with the
+ * tokenizer's. */
+static int add_tokenizer(ModelFiles *m, const Root *root, const char *directory, size_t *ret_n, Fault *f) {
+        size_t ignored;
+        int r;
+
+        r = add_those(m, root, directory, tokenizer_names, ret_n, f);
+        if (r < 0 || has_file(m, processor_names[0]) || has_file(m, processor_names[1]))
+                return r;
+        return add_those(m, root, directory, processor_names, &ignored, f);
+}
+
+/* Of a directory text_encoder: the path of the directory `sibling` beside it. False: it is none. */
+static bool path_beside(const char *directory, const char *sibling, char ret[static PATH_MAX]) {
         static const char base[] = "text_encoder";
         size_t n = strlen(directory);
 
@@ -436,22 +458,23 @@ static bool tokenizer_beside(const char *directory, char ret[static PATH_MAX]) {
         if (n > 0 && directory[n - 1] != '/')
                 return false;
 
-        return snprintf(ret, PATH_MAX, "%.*stokenizer", (int) n, directory) < PATH_MAX;
+        return snprintf(ret, PATH_MAX, "%.*s%s", (int) n, directory, sibling) < PATH_MAX;
 }
 
-static int add_tokenizer_beside(ModelFiles *m, const Root *root, const char *directory, Fault *f) {
+static int add_beside(ModelFiles *m, const Root *root, const char *directory, bool tokenizer, Fault *f) {
         char path[PATH_MAX];
         size_t n;
-        int r;
+        int r = 0;
 
-        if (!tokenizer_beside(directory, path))
-                return 0;
-
-        r = add_tokenizer(m, root, path, &n, f);
+        if (path_beside(directory, "processor", path))
+                r = add_those(m, root, path, processor_names, &n, f);
+        if ((r >= 0 || r == -ENOENT) && tokenizer && path_beside(directory, "tokenizer", path))
+                r = add_tokenizer(m, root, path, &n, f);
         return r == -ENOENT ? 0 : r;
 }
 
-/* -ENOENT without f: this directory does not have it. beside: a tokenizer beside a text_encoder comes along. */
+/* -ENOENT without f: this directory does not have it. beside: a tokenizer beside a text_encoder comes along, as
+ * its processor does in any case. */
 static int open_in_root(const Root *root, const char *name, bool beside, ModelFiles *m, Fault *f) {
         CLEANUP_CLOSE int fd = -EBADF;
         struct stat st;
@@ -467,7 +490,7 @@ static int open_in_root(const Root *root, const char *name, bool beside, ModelFi
         if (S_ISDIR(st.st_mode)) {
                 int r = add_directory(m, root, name, fd, false, f);
 
-                return r >= 0 && beside ? add_tokenizer_beside(m, root, name, f) : r;
+                return r < 0 ? r : add_beside(m, root, name, beside, f);
         }
         if (S_ISREG(st.st_mode) && !has_suffix(name, suffix_weights))
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s is not a .safetensors file",

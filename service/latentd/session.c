@@ -543,7 +543,7 @@ int session_check_kind(const Session *s, WireJobKind kind, Fault *f) {
                 return 0;
 
         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                "The session's model is of kind \"%s\", %s needs %s: open a session on such a model.", model_kind_to_string(has),
+                "The session's model is of kind \"%s\", %s needs %s: use such a model.", model_kind_to_string(has),
                 job_rules[kind].method, job_rules[kind].needs);
 }
 

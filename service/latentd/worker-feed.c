@@ -93,6 +93,7 @@ static void send_model(WorkerLink *w, const Model *model) {
         wire_init(&m, WIRE_MODEL_OPEN, w->epoch, model->id, 0);
         m.model_open.n_files = (uint32_t) model->n_parts;
         m.model_open.qkv_order = model->qkv_order;
+        m.model_open.identity = model_identity(model);
         (void) snprintf(m.model_open.partition, sizeof(m.model_open.partition), "%s", model->partition);
         worker_send(w, &m, -EBADF);
 

@@ -141,6 +141,8 @@ typedef struct WireModelOpen {
         uint32_t n_files;
         uint32_t qkv_order; /* WireQkvOrder */
         char partition[16]; /* "", "fl2va", "ref2va" */
+        uint64_t identity;  /* the same for files with the same names and bytes, for results that are kept when the model is
+                               closed; 0: not known */
 } WireModelOpen;
 
 /* One file of the model. The fd is the region: file bytes at their own offsets from 0 to size. Kept open by the worker

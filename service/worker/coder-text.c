@@ -184,7 +184,7 @@ static EncodeKey key_of(const Job *j) {
         const TextWork *x = j->coder->work;
 
         return (EncodeKey){
-                .owner = j->coder->owner, .serial = j->model->serial, .bytes = x->key, .size = x->key_size};
+                .owner = j->coder->owner, .model = j->model->identity, .bytes = x->key, .size = x->key_size};
 }
 
 static int encode_recall(StepRunner *s, Job *j, StepResult *ret) {
@@ -344,7 +344,7 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         if (r < 0)
                 return r;
 
-        encode_cache_add(&s->encodes, j->model, &key, text, t->size);
+        encode_cache_add(&s->encodes, &key, text, t->size);
         return 0;
 }
 

@@ -2,6 +2,7 @@
 #include "service/worker/encode-cache.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -83,7 +84,7 @@ void encode_cache_clear(EncodeCache *c) {
 
 /* Owner and size first: most keys differ there, and pictures are large. */
 static bool has_key(const Encoded *e, const EncodeKey *key) {
-        return e->owner == key->owner && e->serial == key->serial && e->key_size == key->size &&
+        return e->owner == key->owner && e->model == key->model && e->key_size == key->size &&
                memcmp(e->key, key->bytes, (size_t) key->size) == 0;
 }
 
@@ -117,7 +118,7 @@ static int encoded_new(const EncodeKey *key, const void *text, uint64_t text_siz
                 return -ENOMEM;
         e->n_ref = 1;
         e->owner = key->owner;
-        e->serial = key->serial;
+        e->model = key->model;
         e->key_size = key->size;
         e->text_size = text_size;
         e->key = copy_of(key->bytes, key->size);
@@ -136,34 +137,16 @@ static bool fits(const EncodeCache *c, const EncodeKey *key, uint64_t text_size)
                !__builtin_add_overflow(sum, sizeof(Encoded), &sum) && sum <= c->limit;
 }
 
-void encode_cache_add(EncodeCache *c, const ModelEntry *model, const EncodeKey *key, const void *text,
-        uint64_t text_size) {
+void encode_cache_add(EncodeCache *c, const EncodeKey *key, const void *text, uint64_t text_size) {
         Encoded *e, *gone = NULL;
 
-        if (!fits(c, key, text_size) || encoded_new(key, text, text_size, &e) < 0)
+        if (key->model == 0 || !fits(c, key, text_size) || encoded_new(key, text, text_size, &e) < 0)
                 return;
 
         (void) pthread_mutex_lock(&c->lock);
-        if (model->closed)
-                gone = e;
-        else {
-                put_first(c, e);
-                while (c->used > c->limit)
-                        let_go(c, last_of(c), &gone);
-        }
-        (void) pthread_mutex_unlock(&c->lock);
-        free_list(gone);
-}
-
-void encode_cache_drop(EncodeCache *c, uint64_t serial) {
-        Encoded *gone = NULL;
-
-        (void) pthread_mutex_lock(&c->lock);
-        for (Encoded **at = &c->first; *at;)
-                if ((*at)->serial == serial)
-                        let_go(c, at, &gone);
-                else
-                        at = &(*at)->next;
+        put_first(c, e);
+        while (c->used > c->limit)
+                let_go(c, last_of(c), &gone);
         (void) pthread_mutex_unlock(&c->lock);
         free_list(gone);
 }

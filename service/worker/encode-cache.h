@@ -4,27 +4,26 @@
 /* What ENCODE made of prompts, kept between jobs: the same prompt is asked for again with every film of a
  * series, and clients come back with it. The newest used are kept, as many bytes as WELCOME allows. A key is
  * whole, pictures included, and compared byte by byte: what one user asked for is never found by the hash of
- * another's, and never by another user at all. Filled on the steps' thread, MODEL_CLOSE drops on the link's.
+ * another's, and never by another user at all. A model is known by its bytes, not by when it was opened: clients
+ * load it for every prompt, and what a closed one made is found again when it comes back. Filled on the steps'
+ * thread; the link's clears it.
  */
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "service/worker/model-table.h"
-
 typedef struct EncodeKey {
         uint64_t owner;  /* whose job it is; never 0 */
-        uint64_t serial; /* of the model */
+        uint64_t model; /* its identity; 0: not known, nothing is found or kept */
         const void *bytes;
         uint64_t size; /* everything else that the result depends on */
 } EncodeKey;
 
 typedef struct Encoded {
         atomic_uint n_ref;
-        uint64_t owner, serial;
+        uint64_t owner, model;
         void *key, *text; /* owned */
         uint64_t key_size, text_size;
         struct Encoded *next; /* the cache's, under its lock */
@@ -52,10 +51,6 @@ void encode_cache_clear(EncodeCache *c);
 /* A counted reference to what has this key, or NULL. What is found becomes the newest. */
 Encoded *encode_cache_find(EncodeCache *c, const EncodeKey *key);
 
-/* Keeps copies of the key and of text, unless they are larger than the limit altogether or the model was
- * closed meanwhile; lets go what is oldest for it. No memory for it is no error: it goes without. */
-void encode_cache_add(
-        EncodeCache *c, const ModelEntry *model, const EncodeKey *key, const void *text, uint64_t text_size);
-
-/* MODEL_CLOSE, after model_table_close(): lets go what this model made. */
-void encode_cache_drop(EncodeCache *c, uint64_t serial);
+/* Keeps copies of the key and of text, unless they are larger than the limit altogether; lets go what is oldest
+ * for it. No memory for it is no error: it goes without. */
+void encode_cache_add(EncodeCache *c, const EncodeKey *key, const void *text, uint64_t text_size);

@@ -132,6 +132,7 @@ int model_table_open(ModelTable *t, const WireModelOpen *w, Fault *f) {
         m->n_ref = 1;
         m->id = w->header.job;
         m->serial = ++t->last_serial;
+        m->identity = w->identity;
         m->qkv_order = order;
         m->n_files = w->n_files;
         (void) snprintf(m->partition, sizeof(m->partition), "%s", w->partition);
@@ -229,7 +230,9 @@ static int open_conditioner(ModelEntry *m, const H3File *files, const LkOps *ops
         bool has_tokenizer = false;
         int r;
 
-        r = h3_text_open(files, m->n_files, ops, &m->conditioner, f);
+        r = h3_picture_rules_read(files, m->n_files, &m->picture_rules, f);
+        if (r >= 0)
+                r = h3_text_open(files, m->n_files, ops, &m->conditioner, f);
         for (uint32_t i = 0; i < m->n_files; i++)
                 has_tokenizer = has_tokenizer || is_tokenizer_file(files + i);
         if (r < 0 || !has_tokenizer)

@@ -11,6 +11,7 @@
 #include "service/h3/lora.h"
 #include "service/h3/model-kind.h"
 #include "service/h3/model.h"
+#include "service/h3/picture.h"
 #include "service/h3/text-model.h"
 #include "service/h3/tokenizer.h"
 #include "service/h3/video-vae.h"
@@ -31,6 +32,7 @@ typedef struct ModelEntry {
         atomic_uint n_ref;
         uint64_t id;
         uint64_t serial; /* never used twice, unlike the id */
+        uint64_t identity; /* of its bytes, for what outlives it; 0: not known */
         H3QkvOrder qkv_order;
         char partition[16];
         uint32_t n_files, n_regions;
@@ -41,6 +43,7 @@ typedef struct ModelEntry {
         H3Lora *lora;
         H3TextModel *conditioner;
         H3Tokenizer *tokenizer; /* of a conditioner; NULL: its files were not there */
+        H3PictureRules picture_rules; /* of a conditioner */
         H3VideoVae *video_vae;
         H3AudioVae *audio_vae;
         atomic_bool closed; /* by MODEL_CLOSE: only jobs and merged models hold it still */

@@ -188,7 +188,7 @@ int text_request_new(const Job *j, const WireJobOpen *w, TextWork *x, Fault *f) 
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The job has the unknown picture rule %" PRIu32 ".", w->picture_rule);
         in.comfy = w->picture_rule == WIRE_PICTURE_COMFY;
-        in.rules = x->rules = in.comfy ? &h3_picture_comfy : &h3_picture_published;
+        in.rules = x->rules = in.comfy ? &h3_picture_comfy : &j->model->picture_rules;
 
         r = take_items(j, w, items, f);
         if (r >= 0)

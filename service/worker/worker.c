@@ -152,7 +152,6 @@ static void on_model_close(Worker *w, const WireMessage *m) {
                 return;
         merged_cache_drop(&w->steps.merged, serial);
         mod_cache_drop(&w->steps.tables, serial);
-        encode_cache_drop(&w->steps.encodes, serial);
 }
 
 static int on_arena(Worker *w, const WireMessage *m, int fd, Fault *f) {

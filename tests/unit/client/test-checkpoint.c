@@ -187,6 +187,21 @@ static void open_text_encoder_with_its_tokenizer(void **state) {
         assert_int_equal(checkpoint_open("p/text_encoder", "p/nothing", &c, &f), -ENOENT);
 }
 
+static void open_text_encoder_with_its_processor(void **state) {
+        assert_int_equal(mkdir("p", 0755), 0);
+        assert_int_equal(mkdir("p/text_encoder", 0755), 0);
+        touch("p/text_encoder/e.safetensors");
+        assert_int_equal(mkdir("p/processor", 0755), 0);
+        touch("p/processor/tokenizer.json"); /* savers repeat the tokenizer there */
+        expect("p/text_encoder", "text_encoder", "e.safetensors", NULL);
+        assert_int_equal(mkdir("p/tokenizer", 0755), 0);
+        touch("p/tokenizer/tokenizer.json");
+        touch("p/tokenizer/video_preprocessor_config.json");
+        expect("p/text_encoder", "text_encoder", "e.safetensors", "tokenizer.json", "video_preprocessor_config.json", NULL);
+        touch("p/processor/preprocessor_config.json"); /* all of one directory */
+        expect("p/text_encoder", "text_encoder", "e.safetensors", "preprocessor_config.json", "tokenizer.json", NULL);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, temporary_setup, temporary_teardown)
 
 int main(void) {
@@ -197,6 +212,7 @@ int main(void) {
                 TEST(open_directory_config_and_shards),
                 TEST(open_pipeline_transformer),
                 TEST(open_text_encoder_with_its_tokenizer),
+                TEST(open_text_encoder_with_its_processor),
                 TEST(open_absent_shards_listed),
                 TEST(open_index_leaving_directory_refused),
                 TEST(open_two_indexes_refused),

@@ -310,6 +310,42 @@ static void open_config_is_obeyed(void **state) {
         assert_int_equal(m->vae->config.block_dilations[2][2], 9);
 }
 
+static void file_add_numbers(File *k, const char *name, const float *numbers, uint64_t n) {
+        k->tensors[k->n] = (StTensor){.name = name, .type = ST_F32, .n_dims = 1, .shape = {n}, .size = n * sizeof(float)};
+        k->data[k->n++] = numbers;
+}
+
+/* As ComfyUI's file has them. */
+static void open_stored_statistics_are_used(void **state) {
+        CLEANUP(file_freep) File *k = file_new();
+        CLEANUP(audio_model_freep) AudioModel *m = NULL;
+        float mean[32], std[32];
+        Fault f = {};
+
+        for (unsigned i = 0; i < ELEMENTSOF(mean); i++) {
+                mean[i] = (float) i / 8 - 2;
+                std[i] = (float) (i + 1) / 16;
+        }
+        file_add_numbers(k, "latents_mean", mean, ELEMENTSOF(mean));
+        assert_int_equal(file_open(k, "{\"num_attention_heads\": 2}", &m, &f), -EINVAL);
+        assert_non_null(strstr(f.text, "latents_mean but not latents_std"));
+
+        file_add_numbers(k, "latents_std", std, ELEMENTSOF(std));
+        m = file_model(k, "{\"num_attention_heads\": 2}");
+        assert_memory_equal(m->vae->config.mean, mean, sizeof(mean));
+        assert_memory_equal(m->vae->config.std, std, sizeof(std));
+        m = audio_model_free(m);
+
+        f = (Fault){};
+        assert_int_equal(file_open(k, (char *) k->config, &m, &f), -EINVAL);
+        assert_non_null(strstr(f.text, "the file's own"));
+
+        f = (Fault){};
+        std[3] = 0;
+        assert_int_equal(file_open(k, "{\"num_attention_heads\": 2}", &m, &f), -EINVAL);
+        assert_non_null(strstr(f.text, "Number 3 of latents_std"));
+}
+
 static void open_faults_are_listed_together(void **state) {
         CLEANUP(file_freep) File *k = file_new();
         AudioModel *m;
@@ -513,6 +549,7 @@ int main(void) {
                 cmocka_unit_test(open_one_half_is_enough),
                 cmocka_unit_test(open_without_config_takes_the_released_numbers),
                 cmocka_unit_test(open_config_is_obeyed),
+                cmocka_unit_test(open_stored_statistics_are_used),
                 cmocka_unit_test(open_faults_are_listed_together),
                 cmocka_unit_test(open_every_tensor_is_needed),
                 cmocka_unit_test(open_wrong_type_is_refused),

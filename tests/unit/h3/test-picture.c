@@ -106,6 +106,94 @@ static void size_bad_edges_are_refused(void **state) {
         assert_int_equal(size_of(&h3_picture_published, 0, 1, 200).width, 3648);
 }
 
+static int read_rules(const char *name, const char *json, H3PictureRules *ret, Fault *f) {
+        const H3File files[] = {
+                {.name = "config.json", .bytes = (const uint8_t *) "no JSON", .size = 7},
+                {.name = name, .bytes = (const uint8_t *) json, .size = strlen(json)},
+        };
+
+        *f = (Fault){};
+        return h3_picture_rules_read(files, 2, ret, f);
+}
+
+static void expect_rules(const char *name, const char *json, const H3PictureRules *expected) {
+        H3PictureRules rules = {};
+        Fault f;
+
+        if (read_rules(name, json, &rules, &f) < 0)
+                fail_msg("%s: %s", json, f.text);
+        assert_memory_equal(&rules, expected, sizeof(rules));
+}
+
+#define IMAGES "preprocessor_config.json"
+#define VIDEOS "video_preprocessor_config.json"
+
+static void rules_read_limits_of_images_and_videos(void **state) {
+        H3PictureRules rules = h3_picture_published;
+
+        expect_rules("other.json", "{\"size\": 3}", &rules);
+        expect_rules(IMAGES, "{}", &rules);
+        expect_rules(VIDEOS, "{\"size\": null, \"min_pixels\": null, \"image_mean\": null}", &rules);
+        rules.image_min = 3136;
+        expect_rules(IMAGES,
+                "{\"size\": {\"shortest_edge\": 3136, \"longest_edge\": 16777216}, \"patch_size\": 16, \"merge_size\": 2,"
+                " \"temporal_patch_size\": 2, \"image_mean\": [0.5, 0.5, 0.5], \"image_std\": [0.5, 0.5, 0.5],"
+                " \"resample\": 3, \"rescale_factor\": 0.00392156862745098, \"do_resize\": true, \"more\": [1]}",
+                &rules);
+        assert_int_equal(size_of(&rules, 0, 96, 160).height, 96);
+        assert_int_equal(size_of(&h3_picture_published, 0, 96, 160).height, 224);
+        expect_rules(IMAGES, "{\"min_pixels\": 3136, \"size\": {\"shortest_edge\": 5}}", &rules);
+        rules.image_max = 4000;
+        expect_rules(IMAGES, "{\"min_pixels\": 3136, \"max_pixels\": 4000}", &rules);
+        rules = h3_picture_published;
+        rules.video_min = 1;
+        rules.video_max = UINT64_C(1) << 30;
+        expect_rules(VIDEOS, "{\"size\": {\"longest_edge\": 1073741824, \"shortest_edge\": 1}}", &rules);
+}
+
+static void rules_read_others_are_refused_by_name(void **state) {
+        static const struct {
+                const char *json, *says;
+                int error;
+        } bad[] = {
+                {"{\"patch_size\": 14}", "patch_size is not 16", -ENOTSUP},
+                {"{\"merge_size\": 1}", "merge_size is not 2", -ENOTSUP},
+                {"{\"temporal_patch_size\": \"2\"}", "temporal_patch_size is not 2", -ENOTSUP},
+                {"{\"resample\": 2}", "resample is not 3", -ENOTSUP},
+                {"{\"rescale_factor\": 0.004}", "rescale_factor is not", -ENOTSUP},
+                {"{\"do_normalize\": false}", "do_normalize is not true", -ENOTSUP},
+                {"{\"image_mean\": [0.48, 0.46, 0.41]}", "image_mean is not", -ENOTSUP},
+                {"{\"image_std\": [0.5, 0.5]}", "image_std is not", -ENOTSUP},
+                {"{\"size\": {\"height\": 384, \"width\": 384}}", "size is not", -ENOTSUP},
+                {"", "not JSON", -EBADMSG},
+                {"[1]", "not a JSON object", -EBADMSG},
+                {"{\"size\": 1}", "size is not an object", -EBADMSG},
+                {"{\"size\": {\"shortest_edge\": 0}}", "size.shortest_edge", -EBADMSG},
+                {"{\"size\": {\"longest_edge\": -1}}", "size.longest_edge", -EBADMSG},
+                {"{\"max_pixels\": 1e9}", "max_pixels", -EBADMSG},
+                {"{\"max_pixels\": 1073741825}", "max_pixels", -EBADMSG},
+                {"{\"min_pixels\": 99999999}", "above the most", -EBADMSG},
+                {"{\"min_pixels\": 1, \"min_pixels\": 1}", "not JSON", -EBADMSG},
+        };
+        CLEANUP_FREE char *large = malloc(65538);
+        H3PictureRules rules = {.image_min = 7};
+        Fault f;
+
+        for (size_t i = 0; i < ELEMENTSOF(bad); i++) {
+                assert_int_equal(read_rules(i % 2 ? VIDEOS : IMAGES, bad[i].json, &rules, &f), bad[i].error);
+                assert_string_equal(f.name, bad[i].error == -EBADMSG ? FAULT_INVALID_FILE : FAULT_NOT_SUPPORTED);
+                if (!strstr(f.text, bad[i].says) || !strstr(f.text, i % 2 ? VIDEOS : IMAGES))
+                        fail_msg("%s: %s", bad[i].json, f.text);
+        }
+        assert_non_null(large);
+        memset(large, ' ', 65537);
+        memcpy(large, "{}", 2);
+        large[65537] = '\0';
+        assert_int_equal(read_rules(IMAGES, large, &rules, &f), -EBADMSG);
+        assert_non_null(strstr(f.text, "65536"));
+        assert_int_equal(rules.image_min, 7);
+}
+
 static uint64_t fnv(const uint8_t *p, uint64_t n) {
         uint64_t h = UINT64_C(0xcbf29ce484222325);
 
@@ -354,6 +442,8 @@ int main(void) {
                 cmocka_unit_test(size_published_rows_match),
                 cmocka_unit_test(size_of_a_video_by_comfys_rules_is_an_images),
                 cmocka_unit_test(size_bad_edges_are_refused),
+                cmocka_unit_test(rules_read_limits_of_images_and_videos),
+                cmocka_unit_test(rules_read_others_are_refused_by_name),
                 cmocka_unit_test(resize_published_pictures_match),
                 cmocka_unit_test(resize_any_size_follows_the_rule),
                 cmocka_unit_test(resize_a_plain_picture_stays_plain),

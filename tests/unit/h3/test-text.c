@@ -159,11 +159,50 @@ static void text_published_layout_same_bits(void **state) {
         }
 }
 
+#define LONG 4096
+
+static int stop_inside(void *userdata, uint32_t done, uint32_t total) {
+        uint32_t *asked = userdata;
+
+        assert_int_equal(done, 0);
+        return ++*asked == 3 ? -ECANCELED : 0;
+}
+
+/* Attention grows with the square of the tokens: a cancel is heard inside of a layer. */
+static void text_long_stops_inside_a_layer(void **state) {
+        CLEANUP(text_model_files_freep) TextModelFiles *files = text_model_files_open("model.comfy.safetensors");
+        CLEANUP_FREE int32_t *ids = calloc(LONG, sizeof(*ids)), *positions = calloc(3 * LONG, sizeof(*positions));
+        const LkOps *ops = lk_cpu_ops(LK_CPU_AUTO);
+        H3Range rows[1];
+        H3Plan plan = h3_text_plan(1, rows);
+        H3Rank rank = {.ops = ops, .plan = &plan};
+        H3TextInput in = {.compute = H3_COMPUTE_F32, .n = LONG, .ids = ids, .positions = positions};
+        uint32_t asked = 0;
+        Fault f = {};
+
+        assert_non_null(ids);
+        assert_non_null(positions);
+        for (int32_t i = 0; i < 3 * LONG; i++)
+                positions[i] = i % LONG;
+        assert_int_equal(ops->context_new(1, &rank.context), 0);
+        assert_int_equal(h3_text_run(&rank, files->model, &in, &(H3StepHooks){.on_block = stop_inside, .userdata = &asked},
+                                 NULL, &f),
+                -ECANCELED);
+        assert_int_equal(asked, 3);
+
+        in.n = files->model->config.tokens_max + 1ull;
+        f = (Fault){};
+        assert_int_equal(h3_text_run(&rank, files->model, &in, NULL, NULL, &f), -EINVAL);
+        assert_non_null(strstr(f.text, "max_position_embeddings"));
+        assert_null(ops->context_free(rank.context));
+}
+
 int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(text_f32_every_stage_matches),
                 cmocka_unit_test(text_bf16_matches),
                 cmocka_unit_test(text_published_layout_same_bits),
+                cmocka_unit_test(text_long_stops_inside_a_layer),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

@@ -372,6 +372,32 @@ static void open_config_that_disagrees_is_refused(void **state) {
         refused(c, "{", -EBADMSG, FAULT_INVALID_FILE, "config.json is not a JSON object");
 }
 
+/* As ComfyUI's file has them. */
+static void open_stored_statistics_are_used(void **state) {
+        CLEANUP_FREE char *config = video_config(), *half = changed(config, "\"latents_mean\"", "\"a\""),
+                          *none = changed(half, "\"latents_std\"", "\"b\"");
+        CLEANUP(checkpoint_freep) Checkpoint *c = video_checkpoint();
+        CLEANUP_FREE uint8_t *bytes = NULL;
+        H3VideoVae *vae = NULL;
+        float mean[24], std[24];
+        Fault f = {};
+
+        for (unsigned i = 0; i < ELEMENTSOF(mean); i++) {
+                mean[i] = (float) i / 8 - 2;
+                std[i] = (float) (i + 1) / 16;
+        }
+        checkpoint_add(c, "latents_std", ST_F32, 1, ELEMENTSOF(std), 0, std);
+        refused(c, none, -EINVAL, FAULT_INVALID_MODEL, "latents_std but not latents_mean");
+        checkpoint_add(c, "latents_mean", ST_F32, 1, ELEMENTSOF(mean), 0, mean);
+        assert_int_equal(video_try_open(c, none, &bytes, &vae, &f), 0);
+        assert_memory_equal(h3_video_vae_config(vae)->mean, mean, sizeof(mean));
+        assert_memory_equal(h3_video_vae_config(vae)->std, std, sizeof(std));
+        (void) h3_video_vae_free(vae);
+        refused(c, config, -EINVAL, FAULT_INVALID_MODEL, "is another in config.json than in the file");
+        checkpoint_replace(c, "latents_mean", ST_F32, 1, 23, 0, mean);
+        refused(c, none, -EINVAL, FAULT_INVALID_MODEL, "latents_std of model.safetensors is no list");
+}
+
 /* The publisher's spelling of the same facts; and what disagrees in it. */
 static void open_original_config_is_read(void **state) {
         CLEANUP(video_freep) Video *v = video_open();
@@ -506,6 +532,7 @@ int main(void) {
                 cmocka_unit_test(open_broken_checkpoints_are_refused),
                 cmocka_unit_test(open_config_that_disagrees_is_refused),
                 cmocka_unit_test(open_original_config_is_read),
+                cmocka_unit_test(open_stored_statistics_are_used),
                 cmocka_unit_test(demo_model_matches_public_classes),
         };
 

@@ -353,6 +353,36 @@ static void model_files_open_text_encoder_brings_the_tokenizer_beside_it(void **
         expect(t, "text_encoder/x.safetensors", "x.safetensors"); /* a file is that file */
 }
 
+/* The sizes of pictures: of the directory processor, or else of the tokenizer's. */
+static void model_files_open_text_encoder_brings_its_processor(void **state) {
+        static const char with[] = "config.json e.safetensors preprocessor_config.json vocab.json merges.txt tokenizer_config.json";
+        Test *t = *state;
+
+        put_pipeline(t);
+        put(t, "a/p/processor/tokenizer.json", "{}", 2); /* savers repeat the tokenizer there */
+        expect(t, "p/text_encoder", "config.json e.safetensors vocab.json merges.txt tokenizer_config.json");
+        put(t, "a/p/tokenizer/preprocessor_config.json", "{}", 2);
+        expect(t, "p/text_encoder",
+                "config.json e.safetensors vocab.json merges.txt tokenizer_config.json preprocessor_config.json");
+        put(t, "a/p/processor/preprocessor_config.json", "{}", 2);
+        expect(t, "p/text_encoder", with);
+        put(t, "a/p/tokenizer/video_preprocessor_config.json", "{}", 2); /* all of one directory */
+        expect(t, "p/text_encoder", with);
+        put(t, "a/p/processor/video_preprocessor_config.json", "{}", 2);
+        expect_with(t, "p/text_encoder", "words",
+                "config.json e.safetensors preprocessor_config.json video_preprocessor_config.json tokenizer.json");
+        put_weights(t, "b/single.safetensors", "x");
+        expect_with(t, "single.safetensors", "p/tokenizer",
+                "single.safetensors vocab.json merges.txt tokenizer_config.json preprocessor_config.json "
+                "video_preprocessor_config.json");
+        put(t, "a/empty/preprocessor_config.json", "{}", 2);
+        assert_int_equal(try_with(t, "single.safetensors", "empty"), -EBADMSG);
+        put_link(t, "a/q/processor/preprocessor_config.json", "../../../out/x");
+        put(t, "out/x", "{}", 2);
+        put_weights(t, "a/q/text_encoder/e.safetensors", "e");
+        expect_error(t, "q/text_encoder", -EACCES, FAULT_ACCESS_DENIED, "q/processor/preprocessor_config.json");
+}
+
 static void model_files_open_tokenizer_by_name(void **state) {
         Test *t = *state;
 
@@ -476,6 +506,7 @@ int main(void) {
                 TEST(model_files_open_pipeline_means_its_transformer),
                 TEST(model_files_open_closes_what_it_opened),
                 TEST(model_files_open_text_encoder_brings_the_tokenizer_beside_it),
+                TEST(model_files_open_text_encoder_brings_its_processor),
                 TEST(model_files_open_tokenizer_by_name),
                 TEST(model_files_open_tokenizer_stays_below_the_root),
                 TEST(model_files_open_without_openat2_follows_no_link),

@@ -299,6 +299,7 @@ void broker_load_sources(Broker *b, uint64_t id, const char *const *files, WireM
         WireMessage m;
 
         wire_init(&m, WIRE_MODEL_OPEN, b->epoch, id, 0);
+        m.model_open.identity = 1;
         while (files[m.model_open.n_files])
                 m.model_open.n_files++;
         broker_send(b, &m, -EBADF);

@@ -62,6 +62,7 @@ int bench_try_load(CoderBench *b, uint64_t id, const char *const *files, WireMod
         WireMessage m;
 
         wire_init(&m, WIRE_MODEL_OPEN, 1, id, 0);
+        m.model_open.identity = b->identity;
         while (files[m.model_open.n_files])
                 m.model_open.n_files++;
         assert_int_equal(model_table_open(&b->models, &m.model_open, f), 0);
@@ -116,6 +117,7 @@ CoderBench *bench_new(uint32_t ranks, uint64_t arena_size) {
 
         assert_non_null(b);
         b->size = arena_size;
+        b->identity = 1;
         b->ops = *lk_cpu_ops(LK_CPU_AUTO);
         b->backend = (Backend){.program = "test", .ops = &b->ops, .memory_available = memory_available};
         bench_memory_available = 0;

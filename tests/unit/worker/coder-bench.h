@@ -17,6 +17,7 @@ typedef struct CoderBench {
         uint8_t *input;  /* writable map of the input arena, as a client has it */
         uint8_t *output; /* the worker's map of the output arena */
         uint64_t size;   /* of each arena */
+        uint64_t identity; /* of the models that are loaded next; 1 at first */
         uint64_t used;   /* of the input */
         int sockets[2];
         Link *link;

@@ -274,24 +274,49 @@ static void encode_anything_else_is_computed(void **state) {
         assert_true(run_is_cached(b, &good));
 }
 
-static void encode_of_a_closed_model_is_forgotten(void **state) {
+/* Clients load the model for every prompt: what counts is its bytes. */
+static void encode_of_a_model_that_came_back_is_found(void **state) {
         CoderBench *b = *state;
         const WireJobOpen w = encode_job(b, PROMPT);
         CLEANUP(job_unrefp) Job *late = NULL;
         StepResult result;
         Fault f = {};
 
-        assert_false(run_is_cached(b, &w));
         late = bench_open(b, &w);
-        encode_cache_drop(&b->runner.encodes, model_table_close(&b->models, MODEL));
-        assert_int_equal(b->runner.encodes.used, 0);
-
-        /* A job that still has the model leaves nothing behind either. */
-        assert_int_equal(bench_try_step(b, late, &result, &f), 0);
+        (void) model_table_close(&b->models, MODEL);
+        assert_int_equal(bench_try_step(b, late, &result, &f), 0); /* it still has the model */
         assert_false(result.cached);
-        assert_int_equal(b->runner.encodes.used, 0);
+        bench_load(b, MODEL, bench_conditioner);
+        assert_true(run_is_cached(b, &w));
+
+        (void) model_table_close(&b->models, MODEL);
+        b->identity = 2;
         bench_load(b, MODEL, bench_conditioner);
         assert_false(run_is_cached(b, &w));
+}
+
+static void encode_shows_pictures_as_large_as_the_processor_says(void **state) {
+        const char *files[16] = {};
+        CoderBench *b = *state;
+        uint64_t rows[2];
+        size_t n = 0;
+
+        for (; bench_conditioner[n]; n++)
+                files[n] = bench_conditioner[n];
+        files[n] = "tests/demo-model/processor/preprocessor_config.json";
+        for (unsigned i = 0; i < 2; i++) {
+                WireJobOpen w = encode_job(b, "");
+                CLEANUP(job_unrefp) Job *j = NULL;
+
+                if (i > 0) {
+                        (void) model_table_close(&b->models, MODEL);
+                        bench_load(b, MODEL, files);
+                }
+                add_picture(b, &w, WIRE_CONDITION_KEYFRAME, 1, 96, 64);
+                j = bench_open(b, &w);
+                rows[i] = j->coder->rows;
+        }
+        assert_int_equal(rows[0] - rows[1], 320 / 32 * 224 / 32 - 96 / 32 * 64 / 32); /* 65536 pixels at least, or 3136 */
 }
 
 static void encode_video_looks_at_what_is_shown(void **state) {
@@ -437,7 +462,8 @@ int main(void) {
                 TEST(encode_other_output_type_is_rounded),
                 TEST(encode_again_is_not_computed_again),
                 TEST(encode_anything_else_is_computed),
-                TEST(encode_of_a_closed_model_is_forgotten),
+                TEST(encode_of_a_model_that_came_back_is_found),
+                TEST(encode_shows_pictures_as_large_as_the_processor_says),
                 TEST(encode_video_looks_at_what_is_shown),
                 TEST(encode_cancelled_in_a_block_commits_nothing),
                 TEST(encode_does_not_fit_says_numbers),

@@ -3,6 +3,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -14,14 +15,13 @@
 static const char text[TEXT_BYTES] = "what was made";
 
 static EncodeKey key_of(uint64_t owner, const char *bytes) {
-        return (EncodeKey){.owner = owner, .serial = 7, .bytes = bytes, .size = strlen(bytes)};
+        return (EncodeKey){.owner = owner, .model = 7, .bytes = bytes, .size = strlen(bytes)};
 }
 
 static void add(EncodeCache *c, uint64_t owner, const char *bytes) {
         const EncodeKey key = key_of(owner, bytes);
-        ModelEntry model = {.serial = 7};
 
-        encode_cache_add(c, &model, &key, text, sizeof(text));
+        encode_cache_add(c, &key, text, sizeof(text));
 }
 
 static bool has(EncodeCache *c, uint64_t owner, const char *bytes) {
@@ -46,7 +46,7 @@ static void find_tells_owners_models_and_keys_apart(void **state) {
         assert_false(has(&c, 1, "rad"));
         assert_false(has(&c, 1, "re"));
         assert_false(has(&c, 1, "redd"));
-        key.serial = 8;
+        key.model = 8;
         assert_null(encode_cache_find(&c, &key));
         encode_cache_clear(&c);
         assert_false(has(&c, 1, "red"));
@@ -89,69 +89,62 @@ static void add_counts_all_bytes(void **state) {
         assert_false(has(&c, 1, "a"));
 }
 
-static void add_of_a_closed_model_keeps_nothing(void **state) {
+static void add_of_an_unknown_model_keeps_nothing(void **state) {
         EncodeCache c = ENCODE_CACHE_INIT;
-        const EncodeKey key = key_of(1, "a");
-        ModelEntry closed = {.serial = 7, .closed = true};
+        EncodeKey key = key_of(1, "a");
 
         encode_cache_set_limit(&c, 10 * ENTRY);
-        encode_cache_add(&c, &closed, &key, text, sizeof(text));
-        assert_false(has(&c, 1, "a"));
+        key.model = 0;
+        encode_cache_add(&c, &key, text, sizeof(text));
+        assert_null(encode_cache_find(&c, &key));
         assert_int_equal(c.used, 0);
 }
 
-static void drop_lets_one_model_go(void **state) {
+static void clear_leaves_what_is_in_use(void **state) {
         EncodeCache c = ENCODE_CACHE_INIT;
-        EncodeKey other = key_of(1, "b");
-        ModelEntry model = {.serial = 8};
+        const EncodeKey key = key_of(2, "c");
         Encoded *used;
 
         encode_cache_set_limit(&c, 10 * ENTRY);
         add(&c, 1, "a");
-        other.serial = 8;
-        encode_cache_add(&c, &model, &other, text, sizeof(text));
         add(&c, 2, "c");
-        used = encode_cache_find(&c, &(EncodeKey){.owner = 2, .serial = 7, .bytes = "c", .size = 1});
-        encode_cache_drop(&c, 7);
-        assert_int_equal(c.used, ENTRY);
+        used = encode_cache_find(&c, &key);
+        encode_cache_clear(&c);
+        assert_int_equal(c.used, 0);
         assert_false(has(&c, 1, "a"));
         assert_memory_equal(used->text, text, sizeof(text)); /* whoever has it keeps it */
         assert_int_equal(used->n_ref, 1);
-        (void) encoded_unref(used);
-        used = encode_cache_find(&c, &other);
-        assert_non_null(used);
-        (void) encoded_unref(used);
-        encode_cache_clear(&c);
+        assert_null(encoded_unref(used));
         assert_null(encoded_unref(NULL));
 }
 
-typedef struct Closer {
+typedef struct Clearer {
         EncodeCache *cache;
         atomic_bool end;
-} Closer;
+} Clearer;
 
-static void *close_again_and_again(void *userdata) {
-        Closer *x = userdata;
+static void *clear_again_and_again(void *userdata) {
+        Clearer *x = userdata;
 
         while (!x->end)
-                encode_cache_drop(x->cache, 7);
+                encode_cache_clear(x->cache);
         return NULL;
 }
 
-/* The link's thread drops what the steps' thread looks for and uses. */
-static void drop_in_use_by_another_thread(void **state) {
+/* The link's thread clears what the steps' thread looks for and uses. */
+static void clear_in_use_by_another_thread(void **state) {
         EncodeCache c = ENCODE_CACHE_INIT;
-        Closer closer = {.cache = &c};
+        Clearer clearer = {.cache = &c};
         pthread_t thread;
 
         encode_cache_set_limit(&c, 2 * ENTRY);
-        assert_int_equal(pthread_create(&thread, NULL, close_again_and_again, &closer), 0);
+        assert_int_equal(pthread_create(&thread, NULL, clear_again_and_again, &clearer), 0);
         for (unsigned i = 0; i < 2000; i++) {
                 add(&c, 1, i % 2 ? "a" : "b");
                 (void) has(&c, 1, "a");
                 (void) has(&c, 1, "b");
         }
-        closer.end = true;
+        clearer.end = true;
         assert_int_equal(pthread_join(thread, NULL), 0);
         encode_cache_clear(&c);
         assert_int_equal(c.used, 0);
@@ -162,9 +155,9 @@ int main(void) {
                 cmocka_unit_test(find_tells_owners_models_and_keys_apart),
                 cmocka_unit_test(add_lets_the_oldest_used_go),
                 cmocka_unit_test(add_counts_all_bytes),
-                cmocka_unit_test(add_of_a_closed_model_keeps_nothing),
-                cmocka_unit_test(drop_lets_one_model_go),
-                cmocka_unit_test(drop_in_use_by_another_thread),
+                cmocka_unit_test(add_of_an_unknown_model_keeps_nothing),
+                cmocka_unit_test(clear_leaves_what_is_in_use),
+                cmocka_unit_test(clear_in_use_by_another_thread),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);
