@@ -295,6 +295,10 @@ typedef struct latent_session_options {
         const char *const *gpus;
         uint32_t n_gpus;
         uint32_t reserved;
+        /* The other parts of a pipeline, for latent_session_render(); `model` is its denoiser then. NULL: none. */
+        latent_model *conditioner;
+        latent_model *video_vae;
+        latent_model *audio_vae;
 } latent_session_options;
 
 /* Opens a session and maps its arenas. options may be NULL. *ret_session: latent_session_free(). Errors:
@@ -516,6 +520,45 @@ typedef struct latent_encode_media_options {
 /* Pictures or sound as latents. Results: "video" F32 [24, T, H / 16, W / 16] or "audio" F32 [32, 2, A]. */
 int latent_session_encode_media(latent_session *session, const latent_encode_media_options *options,
         latent_job **ret_job, latent_error *error);
+
+enum {
+        LATENT_RENDER_KEEP_LATENTS = 1, /* the latents are results, too: "video", "audio" */
+        LATENT_RENDER_FILE = 2          /* `file` counts */
+};
+
+typedef struct latent_render_options {
+        uint32_t struct_size;
+        uint32_t flags;              /* LATENT_RENDER_* */
+        const latent_tensor *prompt; /* U8 [bytes] of UTF-8; NULL: empty */
+        uint32_t width, height;      /* pixels, rounded to multiples of 32; 0, both: 1344, 768 */
+        uint32_t frames;             /* 1 .. 362, rounded up to 17k + 5; 0: 124 */
+        uint32_t steps;              /* as in latent_sample_options, and so on; 0: 20 */
+        const latent_tensor *sigmas_video;
+        const latent_tensor *sigmas_audio;
+        const char *schedule;
+        double shift_video;
+        double shift_audio;
+        const char *sampler;
+        const char *noise; /* "comfy" (default), "diffusers" */
+        uint64_t seed;     /* with has_seed; default 42 */
+        uint32_t has_seed;
+        /* With LATENT_RENDER_FILE: a regular, empty file, open for writing; the library keeps a duplicate until the job is freed. The film is
+         * written there while it is made, and the output arena has the kept latents alone. */
+        int file;
+        const char *format; /* of it: "mp4" (default), "webm", "mkv" */
+        const char *type;   /* of frames in the output arena: "u8" (default), "f32" */
+        uint64_t ring;      /* likewise, as frames in latent_decode_options */
+        const char *compute;
+        uint64_t output_offset;
+        uint64_t output_bytes;
+} latent_render_options;
+
+/* A film of a prompt, in a session with the parts of a pipeline. Results: "frames" and "sound" as latent_session_decode() has
+ * them, but with a file; "video" and "audio" as asked for. The job's result has frames, width, height, samples, with a file bytes, and
+ * phases (pairs of name and microseconds). After a restart of the service it is made again from the start; what was written of the file
+ * is cut off. */
+int latent_session_render(latent_session *session, const latent_render_options *options, latent_job **ret_job,
+        latent_error *error);
 
 /* What such a job would take: as latent_session_plan_step(), and memory-bytes: what a step takes beside arenas and weights. */
 int latent_session_plan_tokenize(latent_session *session, const latent_tokenize_options *options,

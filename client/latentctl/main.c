@@ -96,6 +96,22 @@ static const Verb verbs[] = {
                 "  --posterior mean|sampled               which latent of the distribution; default: mean\n"
                 "  --seed N                               of sampled; default: 42\n" RESTART_HELP,
                 verb_encode_media},
+        {"render", "MODEL --prompt TEXT|- -o FILM.mp4 [OPTION]...",
+                "Makes a film of a prompt. MODEL: a pipeline with transformer/, text_encoder/, vae/ and audio_vae/; FILM: .mp4, .webm or .mkv.",
+                "  -o, --output FILE\n"
+                "  -p, --prompt TEXT                      -: standard input\n"
+                "  --size WIDTHxHEIGHT                    rounded to multiples of 32; default: 1344x768\n"
+                "  --seconds S, --frames N                rounded up to 17k+5 frames at 24 a second, at most 362; default: 124\n"
+                "  --steps N                              evaluations, 1 to 1000; default: 20\n"
+                "  --seed N                               of the noise; default: 42\n"
+                "  --noise comfy|diffusers                as this program draws it; default: comfy\n"
+                "  --schedule simple|reference            default: simple\n"
+                "  --shift-video S, --shift-audio S       default: 12, 3\n"
+                "  --sampler euler|res_multistep|res_multistep_perstream  default: euler\n"
+                "  --lora FILE[:STRENGTH]                 an adapter, merged for this work only; at most 16 times\n"
+                "  --keep-latents FILE.safetensors        gets the latents video and audio\n"
+                "  --compute auto|f32|bf16\n" TOKENIZER_HELP RESTART_HELP,
+                verb_render},
         {"parity", "MODEL [OPTION]...",
                 "Runs a short step on one rank and on every number of ranks, plan and exchange that the service "
                 "offers, and compares the\n"

@@ -51,6 +51,7 @@ static void format_where(const latent_progress *n, char *buf, size_t size) {
 
 void progress_format(const Progress *p, const latent_progress *n, size_t columns, char *buf, size_t size) {
         char where[64], eta[FORMAT_MAX], time[FORMAT_MAX + 8] = "", bar[COLUMNS_MAX];
+        const char *label = strcmp(p->label, PROGRESS_PHASES) == 0 && n->phase[0] != '\0' ? n->phase : p->label;
         size_t room, width, full;
 
         format_where(n, where, sizeof(where));
@@ -58,12 +59,12 @@ void progress_format(const Progress *p, const latent_progress *n, size_t columns
                 (void) snprintf(time, sizeof(time), "  ETA %s", format_usec(n->eta_usec, eta));
 
         /* The bar takes what the words leave; a narrow terminal gets none, and then the words are cut. */
-        room = strlen(p->label) + strlen(where) + ETA_WIDTH + 14;
+        room = strlen(label) + strlen(where) + ETA_WIDTH + 14;
         width = columns > room ? columns - room : 0;
         if (width > 40)
                 width = 40;
         if (width < BAR_MIN) {
-                (void) snprintf(buf, size < columns ? size : columns, "%s  %s  %3.0f%%%s", p->label, where,
+                (void) snprintf(buf, size < columns ? size : columns, "%s  %s  %3.0f%%%s", label, where,
                         n->fraction * 100, time);
                 return;
         }
@@ -72,7 +73,7 @@ void progress_format(const Progress *p, const latent_progress *n, size_t columns
         memset(bar, '#', full);
         memset(bar + full, '.', width - full);
         bar[width] = '\0';
-        (void) snprintf(buf, size < columns ? size : columns, "%s  %s  [%s] %3.0f%%%s", p->label, where, bar,
+        (void) snprintf(buf, size < columns ? size : columns, "%s  %s  [%s] %3.0f%%%s", label, where, bar,
                 n->fraction * 100, time);
 }
 

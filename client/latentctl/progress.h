@@ -6,6 +6,9 @@
 
 #include "client/latentctl/ctl.h"
 
+/* The label of a job whose phases stand in its place. */
+#define PROGRESS_PHASES "rendering"
+
 typedef struct Progress {
         const char *label; /* "loading", "sampling" */
         bool bar, json, drawn;

@@ -14,11 +14,13 @@ _Static_assert(sizeof(latent_tokenize_options) == 32, "public layout changed: ad
 _Static_assert(sizeof(latent_encode_options) == 64, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_decode_options) == 64, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_encode_media_options) == 56, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_render_options) == 152, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_picture) == 24, "public layout changed");
 #define TOKENIZE_OPTIONS_SIZE_V1 32u
 #define ENCODE_OPTIONS_SIZE_V1 64u
 #define DECODE_OPTIONS_SIZE_V1 64u
 #define ENCODE_MEDIA_OPTIONS_SIZE_V1 56u
+#define RENDER_OPTIONS_SIZE_V1 152u
 
 static int request_tokenize(const void *options, Request **ret, latent_error *e) {
         latent_tokenize_options o;
@@ -101,6 +103,45 @@ static int request_encode_media(const void *options, Request **ret, latent_error
         return request_new_coding(&q, ret, e);
 }
 
+static int request_render(const void *options, Request **ret, latent_error *e) {
+        latent_render_options o;
+        Request q = {.kind = REQUEST_RENDER};
+        int r;
+
+        r = options_read(options, RENDER_OPTIONS_SIZE_V1, &o, sizeof(o), e);
+        if (r < 0)
+                return r;
+        if (o.flags & ~(uint32_t) (LATENT_RENDER_KEEP_LATENTS | LATENT_RENDER_FILE))
+                return error_set(e, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT, "Unknown flags %#x; expected LATENT_RENDER_*.", o.flags);
+
+        q.sample = (latent_sample_options){
+                .text = o.prompt,
+                .sigmas_video = o.sigmas_video,
+                .sigmas_audio = o.sigmas_audio,
+                .steps = o.steps,
+                .schedule = o.schedule,
+                .shift_video = o.shift_video,
+                .shift_audio = o.shift_audio,
+                .sampler = o.sampler,
+                .noise = o.noise,
+                .has_seed = o.has_seed,
+                .seed = o.seed,
+                .compute = o.compute,
+                .output_offset = o.output_offset,
+                .output_bytes = o.output_bytes,
+        };
+        q.width = o.width;
+        q.height = o.height;
+        q.frames = o.frames;
+        q.keep_latents = o.flags & LATENT_RENDER_KEEP_LATENTS;
+        q.has_file = o.flags & LATENT_RENDER_FILE;
+        q.file = o.file;
+        q.format = o.format;
+        q.type = o.type;
+        q.ring_frames = o.ring;
+        return request_new_coding(&q, ret, e);
+}
+
 typedef int (*RequestFn)(const void *options, Request **ret, latent_error *e);
 
 static int start(latent_session *s, RequestFn make, const void *options, latent_job **ret, latent_error *e) {
@@ -137,6 +178,19 @@ LATENT_PUBLIC int latent_session_decode(latent_session *session, const latent_de
 LATENT_PUBLIC int latent_session_encode_media(latent_session *session, const latent_encode_media_options *options,
         latent_job **ret_job, latent_error *error) {
         return start(session, request_encode_media, options, ret_job, error);
+}
+
+LATENT_PUBLIC int latent_session_render(latent_session *session, const latent_render_options *options, latent_job **ret_job,
+        latent_error *error) {
+        CLEANUP(request_freep) Request *q = NULL;
+        int r;
+
+        r = request_render(options, &q, error);
+        if (r < 0)
+                return r;
+
+        q->adapters = adapters_ref(session->adapters);
+        return session_start(session, &q, ret_job, error);
 }
 
 LATENT_PUBLIC int latent_session_plan_tokenize(latent_session *session, const latent_tokenize_options *options,

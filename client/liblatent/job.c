@@ -430,8 +430,8 @@ LATENT_PUBLIC int latent_job_frames_ready(latent_job *job, uint64_t known, uint6
         void *userdata, uint64_t *ret_frames, latent_error *error) {
         int r;
 
-        if (!job->request || job->request->kind != REQUEST_DECODE)
-                return error_set(error, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "The job makes no frames: expected a decode.");
+        if (!job->request || !request_makes_frames(job->request))
+                return error_set(error, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "The job makes no frames: expected a decode or render.");
 
         r = job_wait(job, known, timeout_usec, progress, userdata, error);
         if (r != 0)
@@ -451,7 +451,7 @@ LATENT_PUBLIC int latent_job_release_frames(latent_job *job, uint64_t up_to, lat
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
         int r;
 
-        if (!job->request || job->request->kind != REQUEST_DECODE || up_to > job->frames)
+        if (!job->request || !request_makes_frames(job->request) || up_to > job->frames)
                 return error_set(error, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
                         "%llu frames cannot be released: the job has made %llu of them so far.", (unsigned long long) up_to,
                         (unsigned long long) job->frames);

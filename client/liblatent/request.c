@@ -2,8 +2,10 @@
 #include "client/liblatent/request.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 int append_string(sd_bus_message *m, const char *key, const char *value) {
         return value ? sd_bus_message_append(m, "{sv}", key, "s", value) : 0;
@@ -196,6 +198,40 @@ static int append_pictures(sd_bus_message *m, const Request *q) {
         return r;
 }
 
+static int append_render(sd_bus_message *m, const Request *q) {
+        const latent_sample_options *o = &q->sample;
+        const struct {
+                const char *key;
+                uint32_t value;
+        } numbers[] = {{"width", q->width}, {"height", q->height}, {"frames", q->frames}};
+        int r;
+
+        r = append_tensor(m, "prompt", o->text);
+        for (size_t i = 0; r >= 0 && i < ELEMENTSOF(numbers); i++)
+                if (numbers[i].value > 0)
+                        r = sd_bus_message_append(m, "{sv}", numbers[i].key, "u", numbers[i].value);
+        if (r >= 0)
+                r = append_schedule(m, o);
+        if (r >= 0)
+                r = append_string(m, "sampler", o->sampler);
+        if (r >= 0)
+                r = append_string(m, "noise", o->noise);
+        if (r >= 0 && o->has_seed)
+                r = sd_bus_message_append(m, "{sv}", "seed", "t", o->seed);
+        if (r >= 0 && q->has_file)
+                r = sd_bus_message_append(m, "{sv}", "output", "h", q->file);
+        if (r >= 0)
+                r = append_string(m, "format", q->format);
+        if (r >= 0)
+                r = append_string(m, "type", q->type);
+        if (r >= 0 && q->ring_frames > 0)
+                r = sd_bus_message_append(m, "{sv}", "ring", "t", q->ring_frames);
+        if (r >= 0 && q->keep_latents)
+                r = sd_bus_message_append(m, "{sv}", "keep-latents", "b", (int) true);
+
+        return r;
+}
+
 /* What a kind does not have is not set. */
 static int append_coding(sd_bus_message *m, const Request *q) {
         const latent_sample_options *o = &q->sample;
@@ -246,7 +282,16 @@ static const struct {
         [REQUEST_ENCODE] = {"Encode", "encode", "Encoding a prompt"},
         [REQUEST_DECODE] = {"Decode", "decode", "Decoding latents"},
         [REQUEST_ENCODE_MEDIA] = {"EncodeMedia", "encode-media", "Encoding frames or sound"},
+        [REQUEST_RENDER] = {"Render", "render", "Rendering a film"},
 };
+
+bool request_makes_frames(const Request *q) {
+        return q->kind == REQUEST_DECODE || (q->kind == REQUEST_RENDER && !q->has_file);
+}
+
+int request_rewind(const Request *q) {
+        return q->has_file && ftruncate(q->file, 0) < 0 ? -errno : 0;
+}
 
 const char *request_method(const Request *q) {
         return request_names[q->kind].method;
@@ -262,12 +307,13 @@ const char *request_doing(const Request *q) {
 
 int request_append(sd_bus_message *m, const Request *q, const Resume *resume) {
         const latent_sample_options *o = &q->sample;
-        bool coding = q->kind > REQUEST_MERGE;
         int r;
 
         r = sd_bus_message_open_container(m, 'a', "{sv}");
         if (r >= 0)
-                r = coding ? append_coding(m, q) : append_inputs(m, o);
+                r = q->kind == REQUEST_RENDER  ? append_render(m, q)
+                    : q->kind > REQUEST_MERGE ? append_coding(m, q)
+                                              : append_inputs(m, o);
         if (r >= 0 && q->kind == REQUEST_STEP)
                 r = sd_bus_message_append(m, "{sv}", "sigma-video", "d", q->sigma_video);
         if (r >= 0 && q->kind == REQUEST_STEP)
@@ -308,6 +354,8 @@ Request *request_free(Request *r) {
         for (size_t i = 0; i < ELEMENTSOF(r->condition_kinds); i++)
                 free(r->condition_kinds[i]);
         (void) adapters_unref(r->adapters);
+        if (r->has_file)
+                (void) close(r->file);
         free(r);
         return NULL;
 }
@@ -387,7 +435,7 @@ static int own_all(Request *q) {
         const latent_tensor **tensors[REQUEST_TENSORS] = {&o->text, &o->text_tags, &o->video, &o->audio, &o->sigmas_video,
                 &o->sigmas_audio, &o->mask_video, &o->mask_audio, &o->clean_video, &o->clean_audio};
         const char **strings[REQUEST_STRINGS] = {&o->compute, &o->schedule, &o->sampler, &o->noise, &o->condition_noise, &q->type,
-                &q->picture_rule, &q->posterior};
+                &q->picture_rule, &q->posterior, &q->format};
 
         for (size_t i = 0; i < REQUEST_TENSORS; i++)
                 own_tensor(tensors[i], &q->tensors[i]);
@@ -439,6 +487,14 @@ int request_new_coding(const Request *q, Request **ret, latent_error *e) {
                 return error_errno(e, -ENOMEM, request_doing(q));
 
         *copy = *q;
+        copy->adapters = adapters_ref(q->adapters);
+        copy->has_file = false; /* until it is ours */
+        if (q->has_file) {
+                copy->file = fcntl(q->file, F_DUPFD_CLOEXEC, 3);
+                if (copy->file < 0)
+                        return error_set(e, -errno, LATENT_ERROR_INVALID_ARGUMENT, "The file cannot be used: %s.", strerror(errno));
+                copy->has_file = true;
+        }
         r = own_all(copy);
         if (r < 0)
                 return error_errno(e, r, request_doing(q));

@@ -31,11 +31,12 @@ typedef enum RequestKind {
         REQUEST_ENCODE,
         REQUEST_DECODE,
         REQUEST_ENCODE_MEDIA,
+        REQUEST_RENDER, /* `adapters` does; its prompt is sample.text */
 } RequestKind;
 
 #define CONDITIONS_MAX 30u
 #define REQUEST_TENSORS 10u
-#define REQUEST_STRINGS 8u
+#define REQUEST_STRINGS 9u
 
 /* A request as the caller made it, with copies of all that it points to: it may be sent again much later. */
 typedef struct Request {
@@ -48,6 +49,10 @@ typedef struct Request {
         const char *type, *picture_rule, *posterior;
         uint64_t ring_frames;
         bool sound[CONDITIONS_MAX];
+        uint32_t width, height, frames; /* RENDER */
+        bool keep_latents, has_file;
+        int file;           /* with has_file: ours, open for writing */
+        const char *format;
 
         latent_tensor tensors[REQUEST_TENSORS];
         latent_condition conditions[CONDITIONS_MAX];
@@ -62,6 +67,11 @@ int request_new(const latent_step_options *step, const latent_sample_options *sa
 int request_new_coding(const Request *q, Request **ret, latent_error *e);
 int request_new_merge(AdapterSet *adapters, Request **ret, latent_error *e);
 Request *request_free(Request *r);
+
+/* Frames become ready one after the other. */
+bool request_makes_frames(const Request *q);
+/* Before it is sent again: what was written of its file goes. */
+int request_rewind(const Request *q);
 
 /* The method of the Session interface, the kind of Plan() and what an error says was tried; of a MERGE none. */
 const char *request_method(const Request *q);
