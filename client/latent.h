@@ -542,8 +542,8 @@ typedef struct latent_render_options {
         const char *noise; /* "comfy" (default), "diffusers" */
         uint64_t seed;     /* with has_seed; default 42 */
         uint32_t has_seed;
-        /* With LATENT_RENDER_FILE: a regular, empty file, open for writing; the library keeps a duplicate until the job is freed. The film is
-         * written there while it is made, and the output arena has the kept latents alone. */
+        /* With LATENT_RENDER_FILE: a regular, empty file, open for writing; the library keeps a duplicate until the job is
+         * freed. The film is written there while it is made, and the output arena has the kept latents alone. */
         int file;
         const char *format; /* of it: "mp4" (default), "webm", "mkv" */
         const char *type;   /* of frames in the output arena: "u8" (default), "f32" */

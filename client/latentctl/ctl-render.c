@@ -169,7 +169,8 @@ static uint64_t output_bytes(const Render *x) {
                 video.size *= video.shape[i];
         for (size_t i = 0; i < 3; i++)
                 audio.size *= audio.shape[i];
-        bytes = latent_output_bytes(&video, &audio, x->sampler ? x->sampler : "euler", x->has_steps ? (uint32_t) x->steps : STEPS_DEFAULT, 0);
+        bytes = latent_output_bytes(&video, &audio, x->sampler ? x->sampler : "euler",
+                x->has_steps ? (uint32_t) x->steps : STEPS_DEFAULT, 0);
         return bytes < UINT64_MAX - ARENA_MIN ? bytes + ARENA_MIN : ARENA_MIN;
 }
 
@@ -253,8 +254,8 @@ static void report(const CodingJob *j, const Render *x) {
         JsonWriter w = {.file = stdout};
 
         if (!j->ctl->json) {
-                (void) printf("%s: %" PRIu64 " frames of %" PRIu64 "x%" PRIu64 " (%.2f s), %" PRIu64 " bytes, made in %s\n", x->coding.output,
-                        frames, get_uint(v, "width"), get_uint(v, "height"), (double) frames / 24, get_uint(v, "bytes"),
+                (void) printf("%s: %" PRIu64 " frames of %" PRIu64 "x%" PRIu64 " (%.2f s), %" PRIu64 " bytes, made in %s\n",
+                        x->coding.output, frames, get_uint(v, "width"), get_uint(v, "height"), (double) frames / 24, get_uint(v, "bytes"),
                         format_usec(usec, buf));
                 return;
         }

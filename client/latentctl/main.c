@@ -97,7 +97,8 @@ static const Verb verbs[] = {
                 "  --seed N                               of sampled; default: 42\n" RESTART_HELP,
                 verb_encode_media},
         {"render", "MODEL --prompt TEXT|- -o FILM.mp4 [OPTION]...",
-                "Makes a film of a prompt. MODEL: a pipeline with transformer/, text_encoder/, vae/ and audio_vae/; FILM: .mp4, .webm or .mkv.",
+                "Makes a film of a prompt. MODEL: a pipeline with transformer/, text_encoder/, vae/ and audio_vae/; FILM: .mp4, .webm or\n"
+                ".mkv.",
                 "  -o, --output FILE\n"
                 "  -p, --prompt TEXT                      -: standard input\n"
                 "  --size WIDTHxHEIGHT                    rounded to multiples of 32; default: 1344x768\n"

@@ -285,7 +285,8 @@ static int reopen(latent_session *s, latent_error *e) {
 
                 if (!p->given)
                         continue;
-                if (p->model && (!s->client->owner || strcmp(p->model->object.owner, s->client->owner) != 0)) /* gone with another service */
+                /* gone with another service */
+                if (p->model && (!s->client->owner || strcmp(p->model->object.owner, s->client->owner) != 0))
                         latent_model_free(STEAL_PTR(p->model));
                 r = p->model ? 0 : load_again(s, p->source, p->identity, &p->model, e);
                 if (r != 0)

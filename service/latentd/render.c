@@ -455,8 +455,8 @@ static void on_written(void *userdata, const MediaDone *done, const Fault *f) {
         (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
 }
 
-/* The first ones say where the frames lie: then latent-media starts, beside what follows. This is called from inside of the queue: a failure
- * is told from the loop. */
+/* The first ones say where the frames lie: then latent-media starts, beside what follows. This is called from inside of the queue: a
+ * failure is told from the loop. */
 static void write_frames(Render *r, uint64_t ready) {
         const MediaHandlers handlers = { .taken = on_taken, .end = on_written, .userdata = r };
         MediaMessage m;

@@ -40,10 +40,8 @@ typedef struct RenderSizes {
         uint64_t output_bytes; /* of the client's output arena */
 } RenderSizes;
 
-/* fault: of its phase, or NULL. r ends after it. */
-typedef void (*RenderPlanFn)(void *userdata, const Render *r, const Fault *fault);
-
-/* A JOB_RENDER that owns a Render, which takes o->file over on success. InvalidArgument: the session has not all models; DoesNotFit; LimitExceeded. */
+/* A JOB_RENDER that owns a Render, which takes o->file over on success. InvalidArgument: the session has not all models; DoesNotFit;
+ * LimitExceeded. */
 int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
 /* The job has ended: nothing of it runs any more for the client's eyes. What the worker is at ends at its next block. */
 void render_stop(Render *r);

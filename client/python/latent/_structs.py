@@ -83,6 +83,9 @@ class latent_session_options(Struct):  # noqa: N801
         ("gpus", POINTER(c_char_p)),
         ("n_gpus", c_uint32),
         ("reserved", c_uint32),
+        ("conditioner", c_void_p),
+        ("video_vae", c_void_p),
+        ("audio_vae", c_void_p),
     ]
 
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A Render over a worker that the test plays: its phases and where each reads and writes, failures, deaths and cancels in each, what is left
- * behind. */
+/* A Render over a worker that the test plays: its phases and where each reads and writes, failures, deaths and cancels in each, what
+ * is left behind. */
 #include <math.h>
 
 #include "service/latentd/quota.h"
@@ -32,7 +32,8 @@ static RenderOptions film(uint32_t frames) {
                 .width = SIDE,
                 .height = SIDE,
                 .frames = frames,
-                .sample = { .kind = WIRE_JOB_SAMPLE, .steps = STEPS, .schedule = WIRE_SCHEDULE_SIMPLE, .noise = WIRE_NOISE_COMFY, .seed = 7 },
+                .sample = { .kind = WIRE_JOB_SAMPLE, .steps = STEPS, .schedule = WIRE_SCHEDULE_SIMPLE, .noise = WIRE_NOISE_COMFY,
+                        .seed = 7 },
                 .frame_type = ST_U8,
                 .output_size = FILM_ARENA,
                 .file = -EBADF,
