@@ -13,6 +13,8 @@ ALIGNMENT = 64
 BUS_AUTO, BUS_SYSTEM, BUS_USER, BUS_ADDRESS = range(4)
 CLIENT_NO_RESUME = 1
 SAMPLE_KEEP_STEPS = 1
+RENDER_KEEP_LATENTS = 1
+RENDER_FILE = 2
 JOB_STATES = ("queued", "running", "cancelling", "done", "failed", "cancelled")
 VALUE_BOOL, VALUE_UINT, VALUE_INT, VALUE_DOUBLE, VALUE_STRING, VALUE_LIST, VALUE_DICT = range(1, 8)
 
@@ -214,6 +216,34 @@ class latent_encode_media_options(Struct):  # noqa: N801
         ("audio", POINTER(latent_tensor)),
         ("posterior", c_char_p),
         ("seed", c_uint64),
+        ("output_offset", c_uint64),
+        ("output_bytes", c_uint64),
+    ]
+
+
+class latent_render_options(Struct):  # noqa: N801
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("prompt", POINTER(latent_tensor)),
+        ("width", c_uint32),
+        ("height", c_uint32),
+        ("frames", c_uint32),
+        ("steps", c_uint32),
+        ("sigmas_video", POINTER(latent_tensor)),
+        ("sigmas_audio", POINTER(latent_tensor)),
+        ("schedule", c_char_p),
+        ("shift_video", c_double),
+        ("shift_audio", c_double),
+        ("sampler", c_char_p),
+        ("noise", c_char_p),
+        ("seed", c_uint64),
+        ("has_seed", c_uint32),
+        ("file", c_int32),
+        ("format", c_char_p),
+        ("type", c_char_p),
+        ("ring", c_uint64),
+        ("compute", c_char_p),
         ("output_offset", c_uint64),
         ("output_bytes", c_uint64),
     ]
