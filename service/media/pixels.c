@@ -75,10 +75,21 @@ static uint8_t to_8_bits(uint32_t v, int depth) {
         return depth == 8 ? (uint8_t) v : (uint8_t) (((uint64_t) v * 255 + max / 2) / max);
 }
 
+static void take_palette(const AVFrame *frame, uint8_t *rgb) {
+        for (int y = 0; y < frame->height; y++)
+                for (int x = 0; x < frame->width; x++, rgb += 3) {
+                        uint32_t argb;
+
+                        memcpy(&argb, frame->data[1] + (size_t) frame->data[0][(ptrdiff_t) y * frame->linesize[0] + x] * 4, 4);
+                        for (unsigned c = 0; c < 3; c++)
+                                rgb[c] = (uint8_t) (((argb >> (16 - 8 * c) & 0xff) * (argb >> 24) + 127) / 255);
+                }
+}
+
 /* Formats whose components are red, green and blue, or grey: exact, for any order and depth. */
 static int take_rgb(const AVFrame *frame, const AVPixFmtDescriptor *d, uint8_t *rgb, Fault *f) {
-        bool palette = d->flags & AV_PIX_FMT_FLAG_PAL, alpha = palette || (d->flags & AV_PIX_FMT_FLAG_ALPHA);
-        unsigned n = palette ? 4 : d->nb_components, colours = n - (alpha ? 1 : 0);
+        bool alpha = d->flags & AV_PIX_FMT_FLAG_ALPHA;
+        unsigned n = d->nb_components, colours = n - (alpha ? 1 : 0);
         bool limited = colours == 1 && frame->color_range == AVCOL_RANGE_MPEG;
         CLEANUP_FREE uint16_t *line = calloc((size_t) frame->width * 4, sizeof(*line));
 
@@ -90,18 +101,18 @@ static int take_rgb(const AVFrame *frame, const AVPixFmtDescriptor *d, uint8_t *
 
                 for (unsigned c = 0; c < n; c++)
                         av_read_image_line2(line + (size_t) c * (size_t) frame->width, (const uint8_t **) frame->data, frame->linesize, d, 0, y,
-                                (int) c, frame->width, palette, 2);
+                                (int) c, frame->width, 0, 2);
                 for (size_t x = 0; x < (size_t) frame->width; x++, to += 3) {
                         for (unsigned c = 0; c < 3; c++) {
                                 unsigned from = colours == 1 ? 0 : c;
-                                int depth = palette ? 8 : d->comp[from].depth;
+                                int depth = d->comp[from].depth;
 
                                 to[c] = to_8_bits(line[from * (size_t) frame->width + x], depth);
                                 if (limited)
                                         to[c] = to[c] <= 16 ? 0 : to[c] >= 235 ? 255 : (uint8_t) (((to[c] - 16) * 255 + 109) / 219);
                         }
                         if (alpha) {
-                                unsigned a = to_8_bits(line[(n - 1) * (size_t) frame->width + x], palette ? 8 : d->comp[n - 1].depth);
+                                unsigned a = to_8_bits(line[(n - 1) * (size_t) frame->width + x], d->comp[n - 1].depth);
 
                                 for (unsigned c = 0; c < 3; c++)
                                         to[c] = (uint8_t) ((to[c] * a + 127) / 255);
@@ -192,7 +203,8 @@ int pixels_take(Pixels *p, const AVFrame *frame, PixelsTurn turn, AVRational asp
         if (frame->width < 1 || frame->height < 1 || width > MEDIA_SIDE_MAX || height > MEDIA_SIDE_MAX || (uint64_t) width * height > MEDIA_PIXELS_MAX)
                 return fault_set(f, -EINVAL, FAULT_LIMIT, "A picture has %dx%d pixels, expected sides of at most %u.", frame->width,
                         frame->height, MEDIA_SIDE_MAX);
-        if (!d || (d->flags & (AV_PIX_FMT_FLAG_HWACCEL | AV_PIX_FMT_FLAG_BAYER | AV_PIX_FMT_FLAG_FLOAT)))
+        if (!d || (d->flags & (AV_PIX_FMT_FLAG_HWACCEL | AV_PIX_FMT_FLAG_BAYER | AV_PIX_FMT_FLAG_FLOAT)) ||
+                ((d->flags & AV_PIX_FMT_FLAG_PAL) && frame->format != AV_PIX_FMT_PAL8))
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "Pictures of the pixel format %s cannot be converted.",
                         d ? d->name : "?");
 
@@ -200,7 +212,9 @@ int pixels_take(Pixels *p, const AVFrame *frame, PixelsTurn turn, AVRational asp
         r = make_room(&p->rgb, &p->room, size, f);
         if (r < 0)
                 return r;
-        if ((d->flags & (AV_PIX_FMT_FLAG_RGB | AV_PIX_FMT_FLAG_PAL)) || d->nb_components <= 2)
+        if (frame->format == AV_PIX_FMT_PAL8)
+                take_palette(frame, p->rgb);
+        else if ((d->flags & AV_PIX_FMT_FLAG_RGB) || d->nb_components <= 2)
                 r = take_rgb(frame, d, p->rgb, f);
         else
                 r = take_yuv(p, frame, d, p->rgb, f);
