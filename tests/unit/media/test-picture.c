@@ -78,7 +78,7 @@ static void read_formats_close_to_source(void **state) {
                 const char *name, *options;
                 int within;
         } cases[] = {{"a.jpg", "-q:v 1 -pix_fmt yuvj444p", 6}, {"a.bmp", "", 0}, {"a.webp", "-c:v libwebp -lossless 1", 0}, {"b.webp", "-c:v libwebp -quality 100", 8},
-                {"a.png", "-pix_fmt rgb48be", 1}, {"c.png", "-vf \"split[a][b];[a]palettegen[p];[b][p]paletteuse\" -pix_fmt pal8", 1}, {"a.gif", "", 1}, {"d.png", "-pix_fmt rgba", 0}};
+                {"a.png", "-pix_fmt rgb48be", 1}, {"c.png", "-vf \"split[a][b];[a]palettegen[p];[b][p]paletteuse\" -pix_fmt pal8", 1}, {"a.gif", "-vf \"split[a][b];[a]palettegen[p];[b][p]paletteuse\"", 1}, {"d.png", "-pix_fmt rgba", 0}};
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 CLEANUP_FREE uint8_t *q = NULL;
