@@ -63,8 +63,8 @@ typedef struct MediaHello {
 typedef enum MediaWhat {
         MEDIA_PROBE,   /* nothing: DONE says what is in the file */
         MEDIA_PICTURE, /* one picture (of an animation or film the first), its orientation applied, over black where transparent */
-        MEDIA_CLIP,    /* pictures at MEDIA_FPS by dropping and repeating whole ones: each from slot = floor(time * 24 + 0.5) to the next one's,
-                        * the last until its time is over (h3.md 5.7). More than frames_max are not read */
+        MEDIA_CLIP,    /* pictures at MEDIA_FPS by dropping and repeating whole ones: each from slot = floor(time * 24 + 0.5) to the
+                        * next one's, the last until its time is over (h3.md 5.7). More than frames_max are not read */
         MEDIA_SOUND,   /* all of it at MEDIA_SAMPLE_RATE, stereo; mono is on both sides */
         _MEDIA_WHAT_MAX,
 } MediaWhat;
@@ -83,8 +83,8 @@ typedef struct MediaRead {
         uint32_t width, height;
         uint64_t frames_max; /* CLIP: no more than these */
         uint64_t samples_max; /* SOUND: per channel */
-        /* Place in the arena, large enough for frames_max or samples_max: U8 [frames, height, width, 3] RGB; F32 [2, samples], dense, of the
-         * samples that DONE says (room behind them is undefined). */
+        /* Place in the arena, large enough for frames_max or samples_max: U8 [frames, height, width, 3] RGB; F32 [2, samples], dense, of
+         * the samples that DONE says (room behind them is undefined). */
         uint64_t offset, size;
 } MediaRead;
 

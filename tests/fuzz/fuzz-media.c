@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Input: a byte that says what is asked, then a file. Whatever it holds, the answer is done or a named error. */
+/* Input: a byte that says what is asked, then a file. Whatever it holds, the answer is done or a named
+ * error. */
 #include <string.h>
 #include <sys/mman.h>
 

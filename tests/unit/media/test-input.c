@@ -10,7 +10,12 @@
 #include "tests/unit/shared/cmocka-all.h"
 
 static Fault fault_of(int file, MediaWhat what) {
-        MediaRead m = {.what = what, .width = 32, .height = 32, .frames_max = 50, .samples_max = 32000, .size = 32000 * 8};
+        MediaRead m = {.what = what,
+                .width = 32,
+                .height = 32,
+                .frames_max = 50,
+                .samples_max = 32000,
+                .size = 32000 * 8};
         CLEANUP_CLOSE int arena = -EBADF;
         Fault f = {};
         void *map;
@@ -41,8 +46,9 @@ static void read_empty_file_refused(void **state) {
 }
 
 static void read_few_bytes_refused(void **state) {
-        static const char *const starts[] = {"\x89PNG\r\n\x1a\n", "\xff\xd8\xff", "GIF89a", "RIFF\1\0\0\0WEBP", "RIFF\1\0\0\0WAVE", "RIFF\1\0\0\0AVI ", "fLaC",
-                "OggS", "\x1a\x45\xdf\xa3", "BM\1\1\1\1", "ID3\4", "\xff\xfb\x90\x64", "\xff\xf1\x50\x80"};
+        static const char *const starts[] = {"\x89PNG\r\n\x1a\n", "\xff\xd8\xff", "GIF89a",
+                "RIFF\1\0\0\0WEBP", "RIFF\1\0\0\0WAVE", "RIFF\1\0\0\0AVI ", "fLaC", "OggS",
+                "\x1a\x45\xdf\xa3", "BM\1\1\1\1", "ID3\4", "\xff\xfb\x90\x64", "\xff\xf1\x50\x80"};
 
         for (size_t i = 0; i < ELEMENTSOF(starts); i++)
                 for (size_t n = 4; n <= 64; n *= 16) {
@@ -56,13 +62,15 @@ static void read_few_bytes_refused(void **state) {
                                 Fault f = fault_of(file, (MediaWhat) what);
 
                                 if (strcmp(f.name, FAULT_INVALID_FILE) != 0 || strlen(f.text) < 20)
-                                        fail_msg("start %zu, %zu bytes, what %u: %s: %s", i, n, what, f.name, f.text);
+                                        fail_msg("start %zu, %zu bytes, what %u: %s: %s", i, n, what, f.name,
+                                                f.text);
                         }
                 }
 }
 
 static void read_folder_and_device_refused(void **state) {
-        CLEANUP_CLOSE int folder = open("/", O_RDONLY | O_CLOEXEC), device = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        CLEANUP_CLOSE int folder = open("/", O_RDONLY | O_CLOEXEC),
+                          device = open("/dev/null", O_RDONLY | O_CLOEXEC);
 
         expect_all(folder, FAULT_INVALID_FILE, "a folder");
         expect_all(device, FAULT_INVALID_FILE, "no regular file");
@@ -123,7 +131,8 @@ static void read_truncated_film_says_how_far(void **state) {
                         CLEANUP_CLOSE int file = file_new(p, n * k / 4);
                         Fault f = fault_of(file, MEDIA_CLIP);
 
-                        if (strcmp(f.name, FAULT_INVALID_FILE) != 0 || (!strstr(f.text, "cut off") && !strstr(f.text, "damaged")))
+                        if (strcmp(f.name, FAULT_INVALID_FILE) != 0 ||
+                                (!strstr(f.text, "cut off") && !strstr(f.text, "damaged")))
                                 fail_msg("format %d at %u/4: %s: %s", (int) formats[i], k, f.name, f.text);
                         if (formats[i] == MEDIA_MP4 && k == 3)
                                 assert_non_null(strstr(f.text, "could be read for"));
@@ -230,7 +239,8 @@ static void read_nested_boxes_refused(void **state) {
         expect_fault(&f, FAULT_INVALID_FILE, "");
 }
 
-/* The index says that the film has 10^9 frames (of one size, each as long): what is asked comes, or an error. */
+/* The index says that the film has 10^9 frames (of one size, each as long): what is asked comes, or an
+ * error. */
 static void read_billion_frames_refused_or_cut(void **state) {
         uint64_t n;
         CLEANUP_FREE uint8_t *p = film_bytes(MEDIA_MP4, &n);
@@ -253,7 +263,11 @@ static void read_growing_and_shrinking_file_refused(void **state) {
         CLEANUP_FREE uint8_t *p = film_bytes(MEDIA_MP4, &n);
 
         for (unsigned shrink = 0; shrink < 2; shrink++) {
-                MediaRead request = {.what = MEDIA_CLIP, .width = 3000, .height = 2000, .frames_max = 40, .size = UINT64_C(3000) * 2000 * 3 * 40};
+                MediaRead request = {.what = MEDIA_CLIP,
+                        .width = 3000,
+                        .height = 2000,
+                        .frames_max = 40,
+                        .size = UINT64_C(3000) * 2000 * 3 * 40};
                 CLEANUP_CLOSE int file = file_new(p, n), arena = -EBADF;
                 CLEANUP_PEER Peer *peer = peer_open();
                 MediaMessage m;
@@ -295,8 +309,10 @@ static void read_picture_where_film_or_sound_is_asked_refused(void **state) {
 
 /* Lists of other files are no kind of file here. */
 static void read_playlists_refused(void **state) {
-        static const char *const lists[] = {"#EXTM3U\n#EXTINF:1,\n/etc/passwd\n", "ffconcat version 1.0\nfile /etc/passwd\n",
-                "<?xml version=\"1.0\"?><MPD xmlns=\"urn:mpeg:dash:schema:mpd:2011\"></MPD>", "[playlist]\nFile1=/etc/passwd\n"};
+        static const char *const lists[] = {"#EXTM3U\n#EXTINF:1,\n/etc/passwd\n",
+                "ffconcat version 1.0\nfile /etc/passwd\n",
+                "<?xml version=\"1.0\"?><MPD xmlns=\"urn:mpeg:dash:schema:mpd:2011\"></MPD>",
+                "[playlist]\nFile1=/etc/passwd\n"};
 
         for (size_t i = 0; i < ELEMENTSOF(lists); i++) {
                 CLEANUP_CLOSE int file = file_new(lists[i], strlen(lists[i]));

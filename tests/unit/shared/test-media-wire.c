@@ -141,7 +141,8 @@ static void media_receive_wrong_messages_refused(void **state) {
 }
 
 static void media_receive_strings_without_end_are_ended(void **state) {
-        static const MediaType with_strings[] = {MEDIA_HELLO, MEDIA_DONE, MEDIA_ERROR, MEDIA_WRITE, MEDIA_FRAMES};
+        static const MediaType with_strings[] = {
+                MEDIA_HELLO, MEDIA_DONE, MEDIA_ERROR, MEDIA_WRITE, MEDIA_FRAMES};
 
         for (size_t i = 0; i < ELEMENTSOF(with_strings); i++) {
                 int fds[MEDIA_FDS_MAX];
@@ -150,7 +151,8 @@ static void media_receive_strings_without_end_are_ended(void **state) {
                 uint32_t size = media_init(&m, with_strings[i]);
 
                 memset(m.bytes + sizeof(MediaHeader), 'x', size - sizeof(MediaHeader));
-                assert_int_equal(datagram_send(sockets[0], &m, size, both, fds_of((uint16_t) with_strings[i])), 0);
+                assert_int_equal(
+                        datagram_send(sockets[0], &m, size, both, fds_of((uint16_t) with_strings[i])), 0);
                 assert_int_equal(media_receive(sockets[1], &m, fds, &f), 1);
                 for (unsigned k = 0; k < MEDIA_FDS_MAX; k++)
                         cleanup_closep(&fds[k]);
@@ -204,7 +206,8 @@ int main(void) {
                 cmocka_unit_test_setup_teardown(media_receive_every_type_arrives, setup, teardown),
                 cmocka_unit_test_setup_teardown(media_receive_probe_has_one_descriptor, setup, teardown),
                 cmocka_unit_test_setup_teardown(media_receive_wrong_messages_refused, setup, teardown),
-                cmocka_unit_test_setup_teardown(media_receive_strings_without_end_are_ended, setup, teardown),
+                cmocka_unit_test_setup_teardown(
+                        media_receive_strings_without_end_are_ended, setup, teardown),
                 cmocka_unit_test_setup_teardown(media_send_and_receive_ends, setup, teardown),
         };
 
