@@ -30,14 +30,15 @@
  *
  * - Strings are UTF-8. Strings passed in are copied before the call returns.
  *
- * - Restarts. When the service goes away during a step or a trajectory (a crash, an upgrade) and comes back, latent_job_wait()
- *   loads the model again by the same means, opens the session again with its inputs and sends the job again; a trajectory
- *   goes on from its last finished step. The result has the same bits. Pointers into the input arena stay valid. A client of
- *   the service's own socket connects there again, in latent_job_wait() and in any call. Jobs that cannot be taken up (loads,
- *   models that were found and not loaded by this client) end with Restarted, and so does a job whose service went away for
- *   the eleventh time without a step of it having been finished in between: it may be the reason. If a file of the model or of
- *   an adapter was replaced or written to since the session was opened or the adapters were set, the job ends with FileChanged,
- *   a step too: no result is made of two versions of the weights. Start it again, in a new session.
+ * - Restarts. When the service goes away during a step or a trajectory (a crash, an upgrade) and comes back,
+ *   latent_job_wait() loads the model again by the same means, opens the session again with its inputs and sends the job
+ *   again; a trajectory goes on from its last finished step, and coding is done again from the start. The result has the
+ *   same bits. Pointers into the input arena stay valid. A client of the service's own socket connects there again, in
+ *   latent_job_wait() and in any call. Jobs that cannot be taken up (loads, a decode into a ring of frames, models that were
+ *   found and not loaded by this client) end with Restarted, and so does a job whose service went away for the eleventh time
+ *   without a step of it having been finished in between: it may be the reason. If a file of the model or of an adapter was
+ *   replaced or written to since the session was opened or the adapters were set, the job ends with FileChanged, a step too:
+ *   no result is made of two versions of the weights. Start it again, in a new session.
  *
  * - Threads. One thread at a time per client and everything that was made from it. Different clients are
  *   independent. After fork() only the parent may use them. */
@@ -200,6 +201,10 @@ int latent_client_regions(latent_client *client, latent_value **ret_value, laten
 /* Frees all weights that no model uses. *ret_bytes: how much. Errors: NoService, AccessDenied, Internal. */
 int latent_client_drop_cache(latent_client *client, uint64_t *ret_bytes, latent_error *error);
 
+/* Ends idle workers, and with them what they have on devices; the weights stay in main memory, and the next job starts
+ * a worker again. Errors: Busy (jobs run or wait), NoService, AccessDenied, Internal. */
+int latent_client_release_gpus(latent_client *client, latent_error *error);
+
 /* Cancels any job of this user by its object path. Errors: NotFound, InvalidArgument (no path of a job),
  * NoService. */
 int latent_client_cancel_job(latent_client *client, const char *path, latent_error *error);
@@ -213,6 +218,12 @@ typedef struct latent_load_options {
         const char *qkv_order; /* of files with original names: "auto" (default), "interleaved", "stacked" */
         const char *partition; /* "fl2va", "ref2va"; default: from the name */
         const char *numa; /* "auto", "default", "interleave", "bind:N"; default: as the service is set up */
+        /* Of a conditioner: a directory with its tokenizer's files (vocab.json, merges.txt, tokenizer.json, tokenizer_config.json,
+         * added_tokens.json, those that are there): for a path one that this process can read, for a name one below ModelPath=.
+         * Default: of a directory text_encoder the directory tokenizer beside it, else none. The sizes of pictures come from
+         * preprocessor_config.json and video_preprocessor_config.json in the directory processor beside it, or else with the
+         * tokenizer; absent: as the released model has them. */
+        const char *tokenizer;
 } latent_load_options;
 
 /* Loads a model below the service's ModelPath= by its name there. options may be NULL. *ret_job:
@@ -224,7 +235,8 @@ int latent_model_load_name(latent_client *client, const char *name, const latent
 
 /* Loads files that this library opens with the rights of this process: a .safetensors file, or a directory
  * with one checkpoint: config.json if there, and the shards that its one *.safetensors.index.json names, or
- * without an index all its .safetensors files; of a pipeline directory its transformer/. The model is
+ * without an index all its .safetensors files; of a pipeline directory its transformer/. Of a pipeline the
+ * other parts are DIR/text_encoder, which brings the files of DIR/tokenizer, DIR/vae and DIR/audio_vae. The model is
  * private to this user and goes when this client is freed and no session uses it; its weights stay in the
  * service's cache while memory lasts. Errors: NotFound, InvalidFile (also: which shards are absent),
  * AccessDenied, IOError and those of latent_model_load_name(). */
@@ -278,6 +290,11 @@ typedef struct latent_session_options {
         uint32_t chunks;      /* parts of a rank's rows, exchanged one by one: 1 .. 32; 0: as fits */
         const char *plan;     /* "auto" (default), "hidden-gather", "kv-gather", "qkv-all-to-all" */
         const char *exchange; /* "auto" (default), "host" */
+        /* [n_gpus] the devices to use, by the Uuid or PciAddress of org.latentd.Latent1.Device; NULL: as the service is set
+         * up. A service without GPUs answers NotSupported. */
+        const char *const *gpus;
+        uint32_t n_gpus;
+        uint32_t reserved;
 } latent_session_options;
 
 /* Opens a session and maps its arenas. options may be NULL. *ret_session: latent_session_free(). Errors:
@@ -426,6 +443,90 @@ int latent_session_plan_step(
 int latent_session_plan_sample(latent_session *session, const latent_sample_options *options,
         latent_value **ret_value, latent_error *error);
 
+/* ---- coding: a conditioner's and a VAE's jobs ---- */
+
+/* Options as everywhere; output_offset and output_bytes as in latent_step_options. How many bytes a result takes
+ * the plan functions below say; a session with a small output arena is enough for them. */
+typedef struct latent_tokenize_options {
+        uint32_t struct_size;
+        uint32_t reserved;
+        const latent_tensor *text; /* U8 [bytes] of UTF-8; NULL: the empty text */
+        uint64_t output_offset;
+        uint64_t output_bytes;
+} latent_tokenize_options;
+
+/* A text's tokens. Result: "ids" I32 [L]. The session's model is a conditioner with a tokenizer. *ret_job:
+ * latent_job_free(). Errors as latent_session_step(); by the job also InvalidArgument: no UTF-8, with the offset. */
+int latent_session_tokenize(latent_session *session, const latent_tokenize_options *options, latent_job **ret_job,
+        latent_error *error);
+
+/* What the conditioner sees beside the prompt. Of fixed size. */
+typedef struct latent_picture {
+        const char *kind; /* "keyframe"; or "image", "video", "audio": references. The two do not go together */
+        const latent_tensor *picture; /* U8 [H, W, 3], of a video U8 [F, H, W, 3] at 24 frames a second; NULL: of an audio */
+        uint32_t sound; /* video: it has sound */
+        uint32_t reserved;
+} latent_picture;
+
+typedef struct latent_encode_options {
+        uint32_t struct_size;
+        uint32_t n_pictures; /* at most 30 */
+        const latent_tensor *text; /* as in latent_tokenize_options */
+        const latent_picture *pictures; /* in the order of the request */
+        const char *picture_rule; /* "reference" (default), "comfy": sizes and filter of the pictures */
+        const char *type; /* "bf16" (default), "f32": of the result text */
+        const char *compute; /* as in latent_step_options */
+        uint64_t output_offset;
+        uint64_t output_bytes;
+} latent_encode_options;
+
+/* A prompt and pictures, as the denoiser reads them. Results: "text" [L, text_dim], "text_tags" U8 [L], "ids" I32 [L]. */
+int latent_session_encode(latent_session *session, const latent_encode_options *options, latent_job **ret_job,
+        latent_error *error);
+
+typedef struct latent_decode_options {
+        uint32_t struct_size;
+        uint32_t reserved;
+        const latent_tensor *video; /* F32 [24, T, H, W]: of a video VAE */
+        const latent_tensor *audio; /* F32 [32, 2, A]: of an audio VAE */
+        const char *type; /* "u8" (default), "f32" (0 to 1): of the frames */
+        uint64_t frames; /* a ring: how many frames the result may hold at a time, 22 or more; 0: all */
+        const char *compute;
+        uint64_t output_offset;
+        uint64_t output_bytes;
+} latent_decode_options;
+
+/* Latents as pictures or sound. Results: "frames" [F, H * 16, W * 16, 3], RGB, frame i at i modulo its first dimension;
+ * or "sound" F32 [2, samples], 32 kHz. The job's result also has "frames", the number of frames of the film. Frames are
+ * there one after the other: latent_job_frames_ready(). */
+int latent_session_decode(latent_session *session, const latent_decode_options *options, latent_job **ret_job,
+        latent_error *error);
+
+typedef struct latent_encode_media_options {
+        uint32_t struct_size;
+        uint32_t has_seed;
+        const latent_tensor *video; /* U8 or F32 (0 to 1) [F, H, W, 3]: of a video VAE; H and W multiples of 16, 32 or more */
+        const latent_tensor *audio; /* F32 [2, samples], 32 kHz: of an audio VAE */
+        const char *posterior; /* video: "mean" (default), "sampled" */
+        uint64_t seed; /* of sampled; default 42 */
+        uint64_t output_offset;
+        uint64_t output_bytes;
+} latent_encode_media_options;
+
+/* Pictures or sound as latents. Results: "video" F32 [24, T, H / 16, W / 16] or "audio" F32 [32, 2, A]. */
+int latent_session_encode_media(latent_session *session, const latent_encode_media_options *options,
+        latent_job **ret_job, latent_error *error);
+
+/* What such a job would take: as latent_session_plan_step(), and memory-bytes: what a step takes beside arenas and weights. */
+int latent_session_plan_tokenize(latent_session *session, const latent_tokenize_options *options,
+        latent_value **ret_value, latent_error *error);
+int latent_session_plan_encode(latent_session *session, const latent_encode_options *options,
+        latent_value **ret_value, latent_error *error);
+int latent_session_plan_decode(latent_session *session, const latent_decode_options *options,
+        latent_value **ret_value, latent_error *error);
+int latent_session_plan_encode_media(latent_session *session, const latent_encode_media_options *options,
+        latent_value **ret_value, latent_error *error);
+
 enum {
         LATENT_JOB_QUEUED = 0,
         LATENT_JOB_RUNNING = 1,
@@ -439,8 +540,9 @@ enum {
 typedef struct latent_progress {
         uint32_t struct_size;
         uint32_t state;         /* LATENT_JOB_* */
-        char phase[32];         /* "read", "check" (load); "queue", "sample", "merge"; "crash-wait" (CrashBudget= of the service);
-                                 "restart" (the service went away) */
+        char phase[32];         /* "read", "check" (load); "queue", "sample", "merge", "tokenize", "encode", "decode", "encode-media";
+                                 "frames-wait" (latent_job_release_frames()); "crash-wait" (CrashBudget= of the service); "restart" (the
+                                 service went away) */
         uint32_t step, steps;   /* finished, of; 0: not known yet */
         uint32_t block, blocks; /* of the current step; MiB read for a load */
         double fraction;        /* 0 .. 1 of the whole job */
@@ -457,6 +559,18 @@ typedef void (*latent_progress_fn)(const latent_progress *progress, void *userda
 int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent_progress_fn progress, void *userdata,
         latent_error *error);
 
+/* How many frames of a decoded film are final and can be read, counted from its start. Waits as latent_job_wait() does,
+ * until there are more than `known` or the job ends. Returns 0: *ret_frames are there, more than `known` unless the job
+ * is done, in which case it is all of them; 1: no more yet; negative: as latent_job_wait(). From the first frame on
+ * latent_job_tensor() finds "frames", and latent_job_result() has the number of all. After a restart of the service the
+ * frames are made again, with the same bits in another place: the number then begins at 0 again. */
+int latent_job_frames_ready(latent_job *job, uint64_t known, uint64_t timeout_usec, latent_progress_fn progress,
+        void *userdata, uint64_t *ret_frames, latent_error *error);
+
+/* The reader is done with the frames before this one: in a ring others may take their place. Does nothing for a job that
+ * is done. Errors: InvalidArgument (more than were ready, no decode), NoService, Restarted. */
+int latent_job_release_frames(latent_job *job, uint64_t up_to, latent_error *error);
+
 /* The newest news that arrived, without asking the service. -EINVAL: struct_size. */
 int latent_job_progress(const latent_job *job, latent_progress *ret_progress);
 
@@ -471,8 +585,9 @@ const char *latent_job_path(const latent_job *job);
 int latent_job_properties(latent_job *job, latent_value **ret_value, latent_error *error);
 
 /* The result of a job that is done, a dictionary: rows, numerics, tensors, compute-usec, queued-usec and how
- * it was split: plan, ranks, chunks, exchange, exchanged-bytes; model, bytes-read of a load.
- * Belongs to the job. NULL before. */
+ * it was split: plan, ranks, chunks, exchange, exchanged-bytes; model, bytes-read of a load; cached of an encode, frames of
+ * a decode. Belongs to the job. NULL before, but of a decode: there from its first frame on (latent_job_frames_ready()),
+ * until the service is restarted. */
 const latent_value *latent_job_result(const latent_job *job);
 
 /* The model of a load that is done. *ret_model: latent_model_free(). Errors: InvalidArgument (not a load,

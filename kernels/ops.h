@@ -11,8 +11,8 @@
  *    position, on the thread count or on the instruction set chosen at run time.
  *  - gemm: one f32 accumulator per output, k ascending, fused multiply-add (fmaf semantics), then
  *    + bias in f32, then one rounding to the output type.
- *  - reductions over a row (norms): 8 virtual lanes (element i goes to lane i % 8, ascending, fma), then
- *    the fixed tree ((0+4)+(2+6))+((1+5)+(3+7)).
+ *  - reductions over a row (norms): 8 virtual lanes (element i goes to lane i % 8, ascending; squares by
+ *    fma), then the fixed tree ((0+4)+(2+6))+((1+5)+(3+7)).
  *  - attention: keys in absolute order in tiles of LK_KEY_TILE; online softmax; every decision per row.
  *  - no libm in result paths: own exp2, sqrtf and division are exact by IEEE.
  *  - bf16 results are rounded to nearest even at the points stated with each operation and nowhere else.
@@ -25,8 +25,9 @@
  * All functions return 0 or a negative errno (-EINVAL for an argument that breaks the contract, -EIO or
  * -ENODEV when a device fails). They are called from one thread per LkContext. */
 
-#include <stdint.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef enum LkType {
         LK_F32 = 1,
@@ -153,14 +154,19 @@ typedef struct LkGemmI8 {
         uint64_t y_ld;
 } LkGemmI8;
 
-/* o[i, h, :] = softmax(scale * q[i, h, :] . k[j, h, :]) . v[j, h, :], full attention over n_k keys.
- * Rows are [heads, head_dim] with row strides in elements. Scores, maximum and sum are f32; with LK_BF16
- * the probabilities exp(s - running max) are rounded to bf16 before they meet v (the sum takes the unrounded
- * ones), accumulation is f32, the quotient is rounded once. head_dim is a multiple of 8, at most 256. */
+/* o[i, h, :] = softmax(scale * q[i, h, :] . k[j, g, :]) . v[j, g, :] over n_k keys, g = h / (heads /
+ * kv_heads). Rows are [heads, head_dim] (k, v: [kv_heads, head_dim]) with row strides in elements. Scores,
+ * maximum and sum are f32; with LK_BF16 the probabilities exp(s - running max) are rounded to bf16 before
+ * they meet v (the sum takes the unrounded ones), accumulation is f32, the quotient is rounded once.
+ * head_dim is a multiple of 4, at most 256. causal: query i sees keys 0 .. first_row + i, bit for bit as if
+ * there were no others (first_row + n_q <= n_k), so that any range of the queries can be computed alone. */
 typedef struct LkAttention {
         LkType type;
         uint64_t n_q, n_k;
         uint32_t heads, head_dim;
+        uint32_t kv_heads; /* 0: `heads`; else a divisor of it */
+        bool causal;
+        uint64_t first_row; /* of the whole sequence, that q[0] is; looked at if causal */
         float scale;
         const void *q, *k, *v;
         void *o;
@@ -170,7 +176,8 @@ typedef struct LkAttention {
 /* y = rms(x) * weight, optionally modulated: y = y * (1 + scale[row]) + shift[row].
  * Statistics f32: rstd = 1 / sqrtf(sum(x^2) / n + eps). Rounding points (LK_BF16): x * rstd * weight ->
  * bf16; then fma(h, 1 + scale, shift) in f32 -> bf16. Row i uses modulation row mod_index[i] of `mod`
- * (elements of `mod_type`): shift at + shift_at, scale at + scale_at. */
+ * (elements of `mod_type`): shift at + shift_at, scale at + scale_at. round_first: x * rstd -> bf16, times
+ * weight -> bf16 (no modulation then). */
 typedef struct LkNorm {
         LkType type;
         uint64_t m, n;
@@ -178,6 +185,7 @@ typedef struct LkNorm {
         uint64_t x_ld;
         LkVector weight;
         float eps;
+        bool round_first;
         const void *mod; /* NULL: no modulation */
         LkType mod_type; /* 0: `type` */
         uint64_t mod_ld;
@@ -186,6 +194,19 @@ typedef struct LkNorm {
         void *y;
         uint64_t y_ld;
 } LkNorm;
+
+/* y = layer_norm(x) * weight + bias. Statistics f32, of the row as it is: mean = sum(x) / n; d = x - mean;
+ * rstd = 1 / sqrtf(sum(d^2) / n + eps). Then fma(d * rstd, weight, bias), rounded once. y may be x. */
+typedef struct LkLayerNorm {
+        LkType type;
+        uint64_t m, n;
+        const void *x;
+        uint64_t x_ld;
+        LkVector weight, bias;
+        float eps;
+        void *y;
+        uint64_t y_ld;
+} LkLayerNorm;
 
 /* In place on x[m, heads, head_dim] (row stride x_ld): per-head rms with weight[head_dim], f32 statistics,
  * rounded to `type`; then, if cos is given, the first 2 * rope_dims of each head are rotated split-half:
@@ -198,7 +219,7 @@ typedef struct LkQkNormRope {
         uint32_t heads, head_dim;
         void *x;
         uint64_t x_ld;
-        LkVector weight;
+        LkVector weight; /* data NULL: rotation only */
         float eps;
         const float *cos, *sin; /* NULL: no rotation (refiner) */
         uint32_t rope_dims;
@@ -230,6 +251,28 @@ typedef struct LkSwiglu {
         uint64_t y_ld;
 } LkSwiglu;
 
+/* Element-wise, in f32, rounded once to `type`. Relative error, of finite x and normal results: LK_GELU
+ * 2^-20; LK_SILU and LK_GELU_TANH 2^-22 * (1 + |exponent of their exp|), and 0 from an exponent of 88.73 on.
+ */
+typedef enum LkFunction {
+        LK_SILU = 1,  /* x / (1 + exp(-x)) */
+        LK_GELU,      /* x * (1 + erf(x / sqrt(2))) / 2 */
+        LK_GELU_TANH, /* x * (1 + tanh(u)) / 2 = x / (1 + exp(-2 * u)), u = sqrt(2 / pi) * (x + 0.044715 *
+                         x^3) */
+        _LK_FUNCTION_MAX,
+} LkFunction;
+
+/* y may be x. */
+typedef struct LkActivate {
+        LkType type;
+        LkFunction function;
+        uint64_t m, n;
+        const void *x;
+        uint64_t x_ld;
+        void *y;
+        uint64_t y_ld;
+} LkActivate;
+
 /* y[i, :] = x[i, :] in another type (f32 <-> bf16, round to nearest even). */
 typedef struct LkConvert {
         uint64_t m, n;
@@ -240,6 +283,104 @@ typedef struct LkConvert {
         LkType y_type;
         uint64_t y_ld;
 } LkConvert;
+
+/* What lies beyond an axis. */
+typedef enum LkPad {
+        LK_PAD_ZERO,
+        LK_PAD_REFLECT,   /* about the edge element: 2 1 | 0 1 2; both pads are smaller than size */
+        LK_PAD_REPLICATE, /* the edge element */
+        LK_PAD_MAX,
+} LkPad;
+
+/* How a convolution walks an axis. */
+typedef struct LkConvAxis {
+        uint64_t size;                     /* of x, > 0 */
+        uint32_t kernel, stride, dilation; /* > 0 */
+        uint32_t before, after;            /* elements of padding */
+        LkPad pad;
+} LkConvAxis;
+
+/* Positions of y along the axis; 0: the kernel does not fit. */
+static inline uint64_t lk_conv_size(const LkConvAxis *a) {
+        uint64_t padded = a->size + a->before + a->after;
+        uint64_t span = (uint64_t) a->dilation * (a->kernel - 1) + 1;
+
+        return padded < span ? 0 : (padded - span) / a->stride + 1;
+}
+
+/* A convolution (cross-correlation, as in torch) over t, h, w of channels-last f32; fewer axes: size and
+ * kernel 1. It is gemm with one row of x per position of y: the numbers under the kernel in the order that
+ * the weight has in its file, [out, in, kt, kh, kw], so k = ((c * KT + t) * KH + h) * KW + w ascending; what
+ * lies in zero padding takes part as +0. All rules of gemm hold. */
+#define LK_CONV_TAPS_MAX 256u /* kt * kh * kw */
+typedef struct LkConv {
+        LkConvAxis axis[3]; /* t, h, w */
+        uint64_t channels;
+        const float *x; /* [t, h, w, channels] */
+        LkMatrix w;     /* [out, channels * kt * kh * kw]; not quantised */
+        LkVector bias;  /* data may be NULL */
+        float *y;       /* [t', h', w', out], lk_conv_size(); does not overlap x */
+} LkConv;
+
+/* y = (x - mean) * rstd * weight + bias per frame and group of neighbouring channels, then y = silu(y) if
+ * asked for; f32, y may be x. Every product, sum and fma rounds once:
+ *  1. channel sums of blocks of LK_GROUP_PIXELS pixels (the last one shorter), pixels ascending from +0
+ *  2. the group's sum: f64, over blocks ascending and inside a block over channels ascending
+ *  3. mean = f32(sum / n), n = pixels * channels of the group, division in f64
+ *  4. the same two sums of d * d with d = x - mean, in 1 as fma(d, d, sum)
+ *  5. rstd = 1 / sqrtf(f32(sum / n) + eps)
+ *  6. y = fma(d * rstd, weight, bias); silu(y) = y / (1 + exp(-y)) */
+#define LK_GROUP_PIXELS 256u
+typedef struct LkGroupNorm {
+        uint64_t frames, pixels, channels; /* x and y: [frames, pixels, channels] */
+        uint32_t groups;                   /* divides channels */
+        const float *x;
+        LkVector weight, bias; /* [channels] */
+        float eps;
+        bool silu;
+        float *y;
+} LkGroupNorm;
+
+/* y = fma(sin^2(a * x), 1 / (b + 1e-9), x) per channel with a = alpha, b = beta, or their exponentials; f32,
+ * dense rows, y may be x. a * x is rounded; then sin^2 has an own polynomial behind a reduction by pi (no
+ * libm): within LK_SIN2_ERROR of the exact value for |a * x| <= LK_SIN2_MAX, beyond it that of the limit. */
+#define LK_SIN2_ERROR 2.5e-7f
+#define LK_SIN2_MAX 0x1p18f
+typedef struct LkSnake {
+        uint64_t m, channels;
+        const float *x;
+        LkVector alpha, beta; /* [channels]; beta.data NULL: alpha */
+        bool exponents;       /* alpha and beta are logarithms */
+        float *y;
+} LkSnake;
+
+/* Snake between an upsampling and a downsampling by two, so that its overtones do not fold back: of rows
+ * [first, first + m) of x, in one pass. x is [rows, channels] dense, beyond its ends x[-1] = x[0] and
+ * x[rows] = x[rows - 1] and so on. Sums are chains of fma over j ascending from +0; 0 <= i < rows, all f32:
+ *     u[2i]     = 2 * sum of up[j] * x[i + 2 - (j - 1) / 2], j = 1, 3 .. 11
+ *     u[2i + 1] = 2 * sum of up[j] * x[i + 3 - j / 2], j = 0, 2 .. 10
+ *     s         = snake(u); beyond its ends as x
+ *     y[i]      = sum of down[j] * s[2i + j - 5], j = 0 .. 11
+ * (a transposed convolution of x padded by 5, times 2, cropped by 15 on both sides; a convolution with stride
+ * 2 of s padded by 5 and 6). A row of y depends on LK_ALIAS_FREE_REACH rows of x on each side. */
+#define LK_ALIAS_FREE_TAPS 12u
+#define LK_ALIAS_FREE_REACH 5u
+typedef struct LkAliasFree {
+        uint64_t rows, channels, first, m;
+        const float *x;
+        LkVector alpha, beta; /* [channels], logarithms */
+        LkVector up, down;    /* [LK_ALIAS_FREE_TAPS] */
+        float *y;             /* [m, channels]; does not overlap x */
+} LkAliasFree;
+
+/* y = ((x[0] + x[1]) + ..) / count of n numbers of f32; y may be one of x. */
+#define LK_AVERAGE_MAX 4u
+typedef struct LkAverage {
+        uint64_t n;
+        uint32_t count;
+        const float *x[LK_AVERAGE_MAX];
+        float *y;
+} LkAverage;
 
 typedef struct LkOps {
         const char *backend;          /* "cpu", "cuda" */
@@ -259,13 +400,20 @@ typedef struct LkOps {
         int (*gemm)(LkContext *c, const LkGemm *a);
         int (*attention)(LkContext *c, const LkAttention *a);
         int (*norm)(LkContext *c, const LkNorm *a);
+        int (*layer_norm)(LkContext *c, const LkLayerNorm *a);
         int (*qk_norm_rope)(LkContext *c, const LkQkNormRope *a);
         int (*residual)(LkContext *c, const LkResidual *a);
         int (*swiglu)(LkContext *c, const LkSwiglu *a);
+        int (*activate)(LkContext *c, const LkActivate *a);
         int (*convert)(LkContext *c, const LkConvert *a);
         int (*quantise)(LkContext *c, const LkQuantise *a);
         int (*gemm_i8)(LkContext *c, const LkGemmI8 *a);
         int (*dequantise)(LkContext *c, const LkDequantise *a);
+        int (*conv)(LkContext *c, const LkConv *a);
+        int (*group_norm)(LkContext *c, const LkGroupNorm *a);
+        int (*snake)(LkContext *c, const LkSnake *a);
+        int (*alias_free)(LkContext *c, const LkAliasFree *a);
+        int (*average)(LkContext *c, const LkAverage *a);
 } LkOps;
 
 /* Bytes of a number of an activation or a vector. */

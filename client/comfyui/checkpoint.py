@@ -25,7 +25,10 @@ class Raw(NamedTuple):
 
 
 class BadCheckpoint(ValueError):
-    pass
+    """Said to the user as it is."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"latentd: {what}. Choose the file of a MiniMax H3 diffusion model that is made for ComfyUI.")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import os
 import folder_paths
 from comfy_api.latest import ComfyExtension, io
 
-from .run import SERVICE, Split, parse_shares
+from . import library
+from .run import SERVICE, Split, parse_gpus, parse_shares
 
 log = logging.getLogger("latentd")
 
@@ -101,16 +102,18 @@ class LatentdSplit(io.ComfyNode):
                 io.Combo.Input("plan", options=["auto", "hidden-gather", "kv-gather", "qkv-all-to-all"], default="auto",
                                tooltip="What the devices exchange."),
                 io.Combo.Input("exchange", options=["auto", "host", "p2p", "nccl"], default="auto",
-                               tooltip="How they exchange it: through main memory, from card to card, or with NCCL."),
+                               tooltip="How they exchange it: through main memory, from card to card, or with NCCL. CPUs have main memory only."),
                 io.Int.Input("chunks", default=0, min=0, max=64, tooltip="In how many pieces, so that sending and computing overlap. 0: automatic."),
+                io.String.Input("gpus", default="", tooltip="Which GPUs of the service to use: UUIDs or PCI addresses as `latentctl devices` shows them, "
+                                                            "with commas between. Empty: all. A service that computes on the CPU has none to choose."),
             ],
             outputs=[SplitSocket.Output(display_name="split")],
         )
 
     @classmethod
-    def execute(cls, ranks=0, shares="", plan="auto", exchange="auto", chunks=0) -> io.NodeOutput:
+    def execute(cls, ranks=0, shares="", plan="auto", exchange="auto", chunks=0, gpus="") -> io.NodeOutput:
         return io.NodeOutput(Split(ranks=ranks or None, shares=parse_shares(shares, ranks), plan=None if plan == "auto" else plan,
-                                   exchange=None if exchange == "auto" else exchange, chunks=chunks or None))
+                                   exchange=None if exchange == "auto" else exchange, chunks=chunks or None, gpus=parse_gpus(gpus)))
 
 
 class LatentdRelease(io.ComfyNode):
@@ -142,20 +145,29 @@ class LatentdRelease(io.ComfyNode):
 
 
 def release(weights):
-    """What was done, a line each."""
-    lines = []
-    client = SERVICE.client()
-    gpus = [d["Name"] for d in client.devices() if d["Kind"] != "cpu"]
-    if not gpus:
-        lines.append("GPU memory: none to give back, the service computes on the CPU")
-    elif hasattr(client, "release_gpus"):
+    """What was done, a line each. What the service refuses, because others use it or this user may not, is a line as well: the workflow goes on."""
+    client, lines = SERVICE.client(), []
+
+    def attempt(what, f):
+        try:
+            lines.append(f"{what}: {f()}")
+        except library.latent().Error as e:
+            if e.name not in ("AccessDenied", "Busy", "NotSupported"):
+                raise
+            lines.append(f"{what}: kept, {e}")
+
+    def gpus():
         client.release_gpus()
-        lines.append(f"GPU memory of {', '.join(gpus)}: given back")
-    else:
-        lines.append(f"GPU memory of {', '.join(gpus)}: not given back, this version of liblatent has no ReleaseGpus")
+        devices = client.devices()
+        if not devices:
+            return "none, nothing was computed yet"
+        names = [d["Name"] for d in devices if d["Kind"] != "cpu"]
+        return f"{', '.join(names)} given back" if names else "none, the service computes on the CPU; its worker has ended until the next step"
+
+    attempt("GPU memory", gpus)
     if weights:
         lines += SERVICE.unload()
-        lines.append(f"weights that nobody uses: {client.drop_cache() / 2**20:.0f} MiB freed")
+        attempt("weights that nobody uses", lambda: f"{client.drop_cache() / 2**20:.0f} MiB freed")
     for line in lines:
         log.info("latentd: %s", line)
     return lines

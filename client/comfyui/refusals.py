@@ -10,8 +10,8 @@ from typing import Any
 class Refused(ValueError):
     """Said to the user as it is."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"latentd: {what}. Take the node that adds it out of the workflow, or use ComfyUI's own loader.")
+    def __init__(self, what: str, cure: str = "Take the node that adds it out of the workflow, or use ComfyUI's own loader") -> None:
+        super().__init__(f"latentd: {what}. {cure}.")
 
 
 def _names(nested: Mapping[Any, Any]) -> str:

@@ -69,6 +69,17 @@ class RemoteDiT(torch.nn.Module):
         self.patcher = None  # of the run
         self.sigmas = None
 
+    def __getattr__(self, name):
+        """A node that looks for the network's blocks, such as Load LoRA (Bypass), is told that they are not here: some go on without when they
+        find none."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            checkpoint = self.__dict__.get("checkpoint")
+            if checkpoint is None or not any(key.split(".", 1)[0] == name for key in checkpoint.shapes):
+                raise
+            raise Refused(f"a node works on the network's own {PREFIX}{name}, which is in the service") from None
+
     def preprocess_text_embeds(self, text):
         return text  # the service refines it
 
@@ -98,7 +109,8 @@ class RemoteDiT(torch.nn.Module):
         check_call(options, control, others)
         payload = minimax_payload or {}
         if len(x) != 2 or x[0].shape[0] != 1 or x[1].shape[0] != 1:
-            raise Refused(f"latents of {[list(t.shape) for t in x]}; MiniMax H3 takes one film at a time, picture and sound")
+            raise Refused(f"latents of {[list(t.shape) for t in x]}; MiniMax H3 takes one film at a time, picture and sound",
+                          "Make the latent with a node for MiniMax H3, such as Empty MiniMax H3 AV Latent")
         sigma = float((timestep.flatten()[0] / 1000.0).float())
         shifts = options.get("minimax_h3_sigma_shift_video", SHIFT_VIDEO), options.get("minimax_h3_sigma_shift_audio", SHIFT_AUDIO)
         c = carrier(sigma, float(payload.get("audio_scale", 1.0)), *map(float, shifts))
@@ -120,7 +132,7 @@ class RemoteDiT(torch.nn.Module):
     def _evaluate(self, x, context, c, shifts, options, payload, masks):
         if context is None or context.shape[0] != 1 or context.shape[-1] != self.checkpoint.text_dim:
             shape = "none" if context is None else list(context.shape)
-            raise Refused(f"the text is {shape}; this checkpoint takes [1, L, {self.checkpoint.text_dim}]: use its text encoder")
+            raise Refused(f"the text is {shape}; this checkpoint takes [1, L, {self.checkpoint.text_dim}]", "Use its own text encoder")
         run = self.run
         if run is None:  # called outside of a sampling run
             raise RuntimeError("latentd: the model was called outside of a sampler.")
@@ -230,7 +242,7 @@ def remote_patcher(path, rounding=False, compute=None, split=None):
 def source_file(patcher):
     """The file that a MODEL of ComfyUI's own loader comes from."""
     if isinstance(patcher, RemotePatcher):
-        raise ValueError("latentd: this model is sampled by latentd already.")
+        raise ValueError("latentd: this model is sampled by latentd already; take this node out.")
     if not isinstance(patcher.model, comfy.model_base.MiniMaxH3):
         raise ValueError(f"latentd: this is a {type(patcher.model).__name__}; latentd samples MiniMax H3 only.")
     made = patcher.cached_patcher_init

@@ -22,7 +22,9 @@ log = logging.getLogger("latentd")
 
 POLL_SEC = 0.02          # how often an interrupt is looked for
 CANCEL_SEC = 0.02        # how long an interrupted run waits for the service's word; closing the session cancels as well
+RESTART_SEC = 20         # how long a step waits for a service that went away; then a new connection starts it, where the bus can
 ALIGNMENT = 64
+SHARE_MAX = 1_000_000    # of the service
 T = TypeVar("T")
 Key = tuple[str, int, int, int, int]  # of a file as it is now
 Loras = tuple[object, Callable[[], list[tuple[str, float, object]]]]
@@ -53,6 +55,7 @@ class Split:
     plan: Optional[str] = None
     exchange: Optional[str] = None
     chunks: Optional[int] = None
+    gpus: Optional[tuple[str, ...]] = None
 
     def options(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if v is not None}
@@ -66,11 +69,16 @@ def parse_shares(text: str, ranks: int) -> Optional[tuple[int, ...]]:
         shares = tuple(int(x) for x in text.split(","))
     except ValueError:
         raise ValueError(f"latentd: shares is {text!r}; expected whole numbers with commas between, as 3,2,2") from None
-    if min(shares) < 0 or sum(shares) == 0:
-        raise ValueError(f"latentd: shares is {text!r}; expected numbers from 0, at least one of them above it")
+    if min(shares) < 1 or max(shares) > SHARE_MAX:
+        raise ValueError(f"latentd: shares is {text!r}; expected numbers from 1 to {SHARE_MAX}. To leave a device out, ask for fewer ranks")
     if ranks and len(shares) != ranks:
         raise ValueError(f"latentd: shares has {len(shares)} numbers, and ranks is {ranks}")
     return shares
+
+
+def parse_gpus(text: str) -> Optional[tuple[str, ...]]:
+    """Names with commas between; None if empty."""
+    return tuple(name for name in (x.strip() for x in text.split(",")) if name) or None
 
 
 @dataclass
@@ -118,7 +126,7 @@ class Service:
         if self._client is None:
             latent = library.latent()
             try:
-                self._client = latent.Client(os.environ.get("LATENTD_ADDRESS") or None)
+                self._client = latent.Client(os.environ.get("LATENTD_ADDRESS") or None, restart_timeout=RESTART_SEC)
             except latent.Error as e:
                 raise RuntimeError(f"latentd: the service cannot be reached: {e}") from e
         return self._client
@@ -274,8 +282,14 @@ class Run:
         if self._session is None:
             self._room = max(need[0], self._room[0]), max(need[1], self._room[1])
             model = self.service.model(self.path, self.user, ui)
-            self._session = model.open_session(input_bytes=self._room[0], output_bytes=self._room[1], compute=self.compute,
-                                               **self.split.options())
+            split = self.split.options()
+            try:
+                self._session = model.open_session(input_bytes=self._room[0], output_bytes=self._room[1], compute=self.compute, **split)
+            except library.latent().Error as e:
+                if split and e.name in ("InvalidArgument", "NotSupported"):
+                    set_there = ", ".join(f"{k} {', '.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in split.items())
+                    raise RuntimeError(f"latentd: {e} The node latentd Split sets {set_there}; empty or 0 leaves it to the service.") from e
+                raise
         return self._session
 
     def _input_bytes(self, inputs: StepInputs) -> int:
@@ -313,8 +327,13 @@ class Run:
             return
         adapters = [(self.service.model(path, user, ui), strength) for path, strength, user in files()]
         if adapters or self._loras is not None:
-            job = session.set_loras(adapters)
-            wait(job, ui, lambda p: ui.progress(p.fraction, 1.0))
+            try:
+                job = session.set_loras(adapters)
+                wait(job, ui, lambda p: ui.progress(p.fraction, 1.0))
+            except library.latent().Error as e:
+                if e.name != "InvalidModel":
+                    raise
+                raise RuntimeError(f"latentd: a LoRA of the workflow was made for another model; take it out. {e}") from e
             for module, reason in (job.result or {}).get("refused") or ():
                 log.warning("latentd: LoRA of %s not applied: %s", module, reason)
         self._loras = version

@@ -101,7 +101,7 @@ static int set_option(Parser *p, const Option *o, const char *value) {
         }
         if (r < 0)
                 return ctl_error(p->error, r, CTL_ERROR_USAGE, "--%s: \"%s\" is not a %s", o->name, value,
-                        o->type == OPTION_UINT ? "whole number" : "number");
+                        o->type == OPTION_UINT ? "whole number from 0 to 18446744073709551615" : "number");
         if (o->seen)
                 *o->seen = true;
         return 0;

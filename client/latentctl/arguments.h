@@ -14,7 +14,7 @@ typedef enum OptionType {
         OPTION_STRINGS, /* StringList: all, in their order */
 } OptionType;
 
-#define STRINGS_MAX 16u
+#define STRINGS_MAX 30u
 
 typedef struct StringList {
         const char *items[STRINGS_MAX];

@@ -9,6 +9,7 @@
 
 #include "client/latentctl/progress.h"
 #include "client/latentctl/report.h"
+#include "client/latentctl/results.h"
 #include "client/latentctl/run.h"
 #include "service/shared/clock.h"
 
@@ -149,51 +150,14 @@ static const char *compute_used(const ComputeJob *j) {
         return s && strcmp(s, "auto") != 0 ? s : "bf16";
 }
 
-static int write_tensors(ComputeJob *j, StTensor *tensors, const void **data, size_t n, latent_error *e) {
-        const latent_value *result = latent_job_result(j->job);
-        char rows[FORMAT_MAX];
-        const StMeta meta[] = {
-                {"compute", compute_used(j)},
-                {"numerics", get_string(result, "numerics")},
-                {"rows", rows},
-        };
-        latent_tensor t;
-        int r;
-
-        (void) snprintf(rows, sizeof(rows), "%" PRIu64, get_uint(result, "rows"));
-        for (size_t i = 0; i < n; i++) {
-                const char *name = latent_job_tensor_name(j->job, i);
-
-                r = latent_job_tensor(j->job, name ? name : "", &t, &data[i], e);
-                if (r < 0)
-                        return r;
-                tensors[i] = (StTensor){
-                        .name = name, .type = st_type_parse(t.dtype), .n_dims = t.n_dims, .size = t.size};
-                memcpy(tensors[i].shape, t.shape, t.n_dims * sizeof(t.shape[0]));
-        }
-
-        return output_write(&j->output, tensors, data, n, meta, ELEMENTSOF(meta), e);
-}
-
 int compute_finish(ComputeJob *j, const char *label, latent_error *e) {
-        CLEANUP_FREE StTensor *tensors = NULL;
-        CLEANUP_FREE const void **data = NULL;
-        size_t n;
         int r;
 
         r = run_wait(j->ctl, j->job, label, e);
         if (r < 0)
                 return r;
 
-        n = latent_value_count(latent_value_get(latent_job_result(j->job), "tensors"));
-        if (n == 0)
-                return ctl_error(e, -EPROTO, LATENT_ERROR_INTERNAL, "The service gave no results.");
-        tensors = calloc(n, sizeof(*tensors));
-        data = calloc(n, sizeof(*data));
-        if (!tensors || !data)
-                return ctl_error(e, -ENOMEM, LATENT_ERROR_INTERNAL, "Out of memory.");
-
-        r = write_tensors(j, tensors, data, n, e);
+        r = results_write(&j->output, j->job, compute_used(j), e);
         if (r < 0)
                 return r;
         return output_commit(&j->output, e);

@@ -50,6 +50,8 @@ static int read_strength(const char *s, double *ret) {
 int loras_parse(const StringList *arguments, LoraOptions *ret, latent_error *e) {
         LoraOptions l = {};
 
+        if (arguments->n > WIRE_LORAS_MAX)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--lora may be given at most %d times", WIRE_LORAS_MAX);
         for (uint32_t i = 0; i < arguments->n; i++) {
                 const char *s = arguments->items[i], *colon = strrchr(s, ':');
                 LoraOption *o = &l.items[i];

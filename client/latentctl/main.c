@@ -19,9 +19,14 @@
         "                                         given: as the model sees them (default); else IN has them clean and they\n" \
         "                                         get noise from --seed as this program draws it\n"         \
         "  --seed N                               of noise that the service makes\n"                        \
-        "  --restart-timeout SECONDS              how long to wait for a service that went away; default: 60; 0: not\n" \
-        LOAD_OPTIONS                                                                                        \
+        RESTART_HELP LOAD_OPTIONS                                                                           \
         "  --sparse METHOD                        of a later version\n"
+
+#define RESTART_HELP \
+        "  --restart-timeout SECONDS              how long to wait for a service that went away; default: 60; 0: not\n"
+#define TOKENIZER_HELP \
+        "  --tokenizer DIRECTORY                  of vocab.json, merges.txt, ...; default: tokenizer/ beside\n" \
+        "                                         text_encoder/\n"
 
 static const Verb verbs[] = {
         {"status", "[--json]", "Says how the service is and what it did since it started.", "", verb_status},
@@ -63,6 +68,34 @@ static const Verb verbs[] = {
                 "this program does,\n"
                 "                                         and IN's video and audio are the clean latents\n" COMPUTE_HELP,
                 verb_sample},
+        {"tokenize", "MODEL TEXT|- [OPTION]...",
+                "Prints the tokens of a text. MODEL: a conditioner, or a pipeline with one in text_encoder/; -: standard input.",
+                TOKENIZER_HELP, verb_tokenize},
+        {"encode", "MODEL --prompt TEXT|- -o TEXT.safetensors [OPTION]...",
+                "Makes of a prompt and pictures what the denoiser reads. MODEL: as for tokenize. The file gets text, text_tags, ids.",
+                "  -o, --output FILE\n"
+                "  -p, --prompt TEXT                      -: standard input\n"
+                "  --keyframe FILE.safetensors:TENSOR     U8 [H, W, 3]: first, then last picture of the film\n"
+                "  --reference FILE.safetensors:TENSOR    U8 [H, W, 3], or a clip [F, H, W, 3]; at most 30 times, in this order\n"
+                "  --reference FILE.safetensors:TENSOR+sound   a clip that has sound\n"
+                "  --reference audio                      a sound\n"
+                "  --image FILE                           image files: of a later version\n"
+                "  --picture-rule reference|comfy         how pictures get their size; default: reference\n"
+                "  --type bf16|f32                        of text in the file; default: bf16\n"
+                "  --compute auto|f32|bf16\n" TOKENIZER_HELP RESTART_HELP,
+                verb_encode},
+        {"decode", "MODEL LATENTS.safetensors -o FRAMES.safetensors [OPTION]...",
+                "Makes frames and sound of the latents video and audio. MODEL: a VAE, or a pipeline with vae/ and audio_vae/. The file\n"
+                "gets frames [F, H, W, 3] and sound [2, samples].",
+                "  -o, --output FILE\n"
+                "  --type u8|f32                          of the frames; default: u8\n" RESTART_HELP,
+                verb_decode},
+        {"encode-media", "MODEL FRAMES.safetensors -o LATENTS.safetensors [OPTION]...",
+                "Makes the latents video and audio of frames and sound. MODEL: as for decode.",
+                "  -o, --output FILE\n"
+                "  --posterior mean|sampled               which latent of the distribution; default: mean\n"
+                "  --seed N                               of sampled; default: 42\n" RESTART_HELP,
+                verb_encode_media},
         {"parity", "MODEL [OPTION]...",
                 "Runs a short step on one rank and on every number of ranks, plan and exchange that the service "
                 "offers, and compares the\n"
@@ -78,7 +111,7 @@ static void print_help(void) {
         (void) printf("usage: latentctl [OPTION]... VERB [ARGUMENT]...\n\nTalks to latentd, the sampler "
                       "service.\n\n");
         for (size_t i = 0; i < ELEMENTSOF(verbs); i++)
-                (void) printf("  %-8s %s\n", verbs[i].name, verbs[i].arguments);
+                (void) printf("  %-12s %s\n", verbs[i].name, verbs[i].arguments);
         (void) printf("\nOptions of all verbs:\n"
                       "  --json                 machine-readable output\n"
                       "  --system, --user       which bus; default: the system bus if the service is there, "

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/sendfile.h>
@@ -154,6 +155,30 @@ int output_write(Output *o, const StTensor *tensors, const void *const *data, si
 
         r = st_write(o->fd, tensors, data, n, meta, n_meta);
         return r < 0 ? error_output(e, r, o->path) : 0;
+}
+
+int output_write_header(Output *o, const StTensor *tensors, size_t n, const StMeta *meta, size_t n_meta, latent_error *e) {
+        int r;
+
+        r = st_write_header(o->fd, tensors, n, meta, n_meta);
+        return r < 0 ? error_output(e, r, o->path) : 0;
+}
+
+int output_append(Output *o, const void *data, uint64_t size, latent_error *e) {
+        const char *p = data;
+
+        while (size > 0) {
+                ssize_t n = write(o->fd, p, size < SSIZE_MAX ? size : SSIZE_MAX);
+
+                if (n < 0 && errno == EINTR)
+                        continue;
+                if (n <= 0)
+                        return error_output(e, n < 0 ? -errno : -EIO, o->path);
+                p += n;
+                size -= (uint64_t) n;
+        }
+
+        return 0;
 }
 
 static int copy_all(int from, int to) {

@@ -20,6 +20,10 @@ int output_open(const char *path, Output *ret, latent_error *e);
 int output_write(Output *o, const StTensor *tensors, const void *const *data, size_t n, const StMeta *meta,
         size_t n_meta, latent_error *e);
 
+/* In parts: the header of all tensors, then their bytes in the order of their names. */
+int output_write_header(Output *o, const StTensor *tensors, size_t n, const StMeta *meta, size_t n_meta, latent_error *e);
+int output_append(Output *o, const void *data, uint64_t size, latent_error *e);
+
 /* Puts it in place. */
 int output_commit(Output *o, latent_error *e);
 

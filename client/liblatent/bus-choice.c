@@ -11,6 +11,10 @@
 #include "client/liblatent/error.h"
 #include "service/shared/cleanup.h"
 
+#ifndef LATENTD_LIBEXECDIR
+#define LATENTD_LIBEXECDIR "/usr/local/libexec/latentd"
+#endif
+
 static int open_address(const char *address, sd_bus **ret) {
         CLEANUP(sd_bus_flush_close_unrefp) sd_bus *bus = NULL;
         int r;
@@ -190,7 +194,7 @@ static const char *start_hint(uint32_t kind) {
         case LATENT_BUS_SYSTEM:
                 return "Start it: systemctl start latentd (and read: journalctl -u latentd).";
         case LATENT_BUS_USER:
-                return "Start it: systemctl --user start latentd, or run latentd --user.";
+                return "Start it: systemctl --user start latentd, or run " LATENTD_LIBEXECDIR "/latentd --user.";
         default:
                 return "Start the service on this bus.";
         }

@@ -306,6 +306,93 @@ static int checkpoint_open_directory(
         return 0;
 }
 
+static const char *const tokenizer_names[] = {
+        "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json", NULL};
+static const char *const processor_names[] = {
+        "preprocessor_config.json", "video_preprocessor_config.json", NULL};
+
+/* Those of the names that are in this directory: *ret_n. */
+static int add_those(Checkpoint *c, int directory, const char *const *names, size_t *ret_n, Fault *f) {
+        size_t n = 0;
+        int r;
+
+        for (size_t i = 0; names[i]; i++) {
+                if (faccessat(directory, names[i], F_OK, 0) < 0 && errno == ENOENT)
+                        continue;
+                r = checkpoint_add_at(c, directory, names[i], f);
+                if (r < 0)
+                        return r;
+                n++;
+        }
+
+        *ret_n = n;
+        return 0;
+}
+
+static bool has_file(const Checkpoint *c, const char *name) {
+        for (size_t i = 0; i < c->n_files; i++)
+                if (strcmp(c->files[i].name, name) == 0)
+                        return true;
+        return false;
+}
+
+/* Pictures' sizes are the processor's business; where it is no directory of its own its files lie with the
+ * tokenizer's. */
+static int add_tokenizer(Checkpoint *c, int directory, size_t *ret_n, Fault *f) {
+        size_t ignored;
+        int r;
+
+        r = add_those(c, directory, tokenizer_names, ret_n, f);
+        if (r < 0 || has_file(c, processor_names[0]) || has_file(c, processor_names[1]))
+                return r;
+        return add_those(c, directory, processor_names, &ignored, f);
+}
+
+/* 0: there is none, *ret_fd stays. */
+static int open_beside(int directory, const char *path, int *ret_fd, Fault *f) {
+        int fd = openat(directory, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+        if (fd < 0)
+                return errno == ENOENT || errno == ENOTDIR ? 0 : fault_open(f, -errno, path);
+        *ret_fd = fd;
+        return 0;
+}
+
+/* Of a text_encoder; a pipeline without them is none of our business. */
+static int add_beside(Checkpoint *c, int directory, bool with_tokenizer, Fault *f) {
+        CLEANUP_CLOSE int processor = -EBADF, tokenizer = -EBADF;
+        size_t n;
+        int r;
+
+        if (strcmp(c->name, "text_encoder") != 0)
+                return 0;
+
+        r = open_beside(directory, "../processor", &processor, f);
+        if (r >= 0 && processor >= 0)
+                r = add_those(c, processor, processor_names, &n, f);
+        if (r >= 0 && with_tokenizer)
+                r = open_beside(directory, "../tokenizer", &tokenizer, f);
+        if (r >= 0 && tokenizer >= 0)
+                r = add_tokenizer(c, tokenizer, &n, f);
+        return r;
+}
+
+static int add_tokenizer_at(Checkpoint *c, const char *path, Fault *f) {
+        CLEANUP_CLOSE int fd = -EBADF;
+        size_t n;
+        int r;
+
+        fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0)
+                return fault_open(f, -errno, path);
+
+        r = add_tokenizer(c, fd, &n, f);
+        if (r >= 0 && n == 0)
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
+                        "%s holds no tokenizer; expected vocab.json and merges.txt, or tokenizer.json.", path);
+        return r;
+}
+
 /* The last part of the path, of a directory also where the path ends in "." or "/". */
 static char *name_of(const char *path, bool is_directory) {
         CLEANUP_FREE char *real = is_directory ? realpath(path, NULL) : NULL;
@@ -316,7 +403,7 @@ static char *name_of(const char *path, bool is_directory) {
         return strdup(p);
 }
 
-int checkpoint_open(const char *path, Checkpoint *ret, Fault *f) {
+int checkpoint_open(const char *path, const char *tokenizer, Checkpoint *ret, Fault *f) {
         CLEANUP(checkpoint_done) Checkpoint c = {};
         CLEANUP_CLOSE int fd = -EBADF;
         struct stat st;
@@ -336,12 +423,19 @@ int checkpoint_open(const char *path, Checkpoint *ret, Fault *f) {
         if (S_ISDIR(st.st_mode)) {
                 r = checkpoint_open_directory(path, fd, true, &c, f);
                 if (r >= 0)
+                        r = add_beside(&c, fd, !tokenizer, f);
+                if (r >= 0 && tokenizer)
+                        r = add_tokenizer_at(&c, tokenizer, f);
+                if (r >= 0)
                         qsort(c.files, c.n_files, sizeof(*c.files), compare_files);
         } else if (!S_ISREG(st.st_mode) || !ends_with(path, SUFFIX))
                 r = fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
                         "%s is not a checkpoint; expected a *.safetensors file or a directory.", path);
-        else
+        else {
                 r = checkpoint_add(&c, c.name, STEAL_FD(fd), f);
+                if (r >= 0 && tokenizer)
+                        r = add_tokenizer_at(&c, tokenizer, f);
+        }
         if (r < 0)
                 return r;
 

@@ -24,7 +24,9 @@ typedef struct Checkpoint {
 
 /* path: a .safetensors file, or a directory: config.json if there, and the *.safetensors.index.json and the
  * shards that it names, or without an index all .safetensors files (usually one). A directory without either
- * but with transformer/ in it means that. -ENOENT NotFound, -EACCES AccessDenied, -EBADMSG InvalidFile
+ * but with transformer/ in it means that. A directory text_encoder brings the files of tokenizer/ beside it, and of
+ * processor/ or else of tokenizer/ those that say how large pictures are shown; tokenizer: another
+ * directory that has them, for any path; NULL: none. -ENOENT NotFound, -EACCES AccessDenied, -EBADMSG InvalidFile
  * (absent shards are listed), -EIO IOError. */
-int checkpoint_open(const char *path, Checkpoint *ret, Fault *f);
+int checkpoint_open(const char *path, const char *tokenizer, Checkpoint *ret, Fault *f);
 void checkpoint_done(Checkpoint *c);

@@ -50,6 +50,7 @@ LATENT_PUBLIC void latent_job_free(latent_job *job) {
                 LIST_REMOVE(job, entry);
         object_done(&job->object);
         latent_value_free(job->result);
+        latent_value_free(job->places);
         (void) request_free(job->request);
         (void) source_unref(job->source);
         (void) output_unref(job->output);
@@ -109,6 +110,7 @@ static void job_set_done(latent_job *j, latent_value *result) {
         latent_value_free(j->result);
         j->states = output_unref(j->states);
         j->result = result;
+        (void) latent_value_as_uint(latent_value_get(result, "frames"), &j->frames);
         j->progress.state = LATENT_JOB_DONE;
         j->progress.fraction = 1;
         j->progress.eta_usec = 0;
@@ -140,6 +142,16 @@ static void job_on_progress(latent_job *j, sd_bus_message *m) {
         j->is_news = true;
 }
 
+/* In order; those that were told of twice count once. */
+static void job_on_frames(latent_job *j, sd_bus_message *m) {
+        uint64_t first, count, end;
+
+        if (sd_bus_message_read(m, "tt", &first, &count) < 0 || first > j->frames || __builtin_add_overflow(first, count, &end))
+                return;
+        if (end > j->frames)
+                j->frames = end;
+}
+
 void job_fail(latent_job *j, const latent_error *e) {
         j->lost = false;
         job_set_failed(j, LATENT_JOB_FAILED, e->name, e->text);
@@ -154,6 +166,8 @@ void job_fail_restarted(latent_job *j) {
 
 void job_taken_up(latent_job *j) {
         job_set_phase(j, "queue");
+        j->frames = 0;
+        latent_value_free(STEAL_PTR(j->places));
         j->progress.state = LATENT_JOB_QUEUED;
         j->heard_usec = clock_usec();
         j->is_news = true;
@@ -213,6 +227,8 @@ void job_on_signal(latent_client *c, sd_bus_message *m) {
                 j->heard_usec = clock_usec();
                 if (strcmp(sd_bus_message_get_member(m), "Progress") == 0)
                         job_on_progress(j, m);
+                else if (strcmp(sd_bus_message_get_member(m), "FramesReady") == 0)
+                        job_on_frames(j, m);
                 else if (strcmp(sd_bus_message_get_member(m), "Finished") == 0)
                         job_on_finished(j, m);
         }
@@ -365,8 +381,9 @@ int job_look(latent_job *j, latent_error *e) {
         return job_is_finished(j) ? job_outcome(j, e) : 1;
 }
 
-LATENT_PUBLIC int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent_progress_fn progress,
-        void *userdata, latent_error *error) {
+/* As latent_job_wait(); 0 also when there are more frames than `known`. */
+static int job_wait(latent_job *job, uint64_t known, uint64_t timeout_usec, latent_progress_fn progress, void *userdata,
+        latent_error *error) {
         uint64_t deadline = add_saturating(clock_usec(), timeout_usec);
         latent_error own;
         int r;
@@ -395,11 +412,60 @@ LATENT_PUBLIC int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent
 
                 if (job_is_finished(job))
                         return job_outcome(job, error);
+                if (job->frames > known)
+                        return 0;
                 if (clock_usec() >= deadline)
                         return 1;
 
                 job_sleep(job, deadline);
         }
+}
+
+LATENT_PUBLIC int latent_job_wait(latent_job *job, uint64_t timeout_usec, latent_progress_fn progress,
+        void *userdata, latent_error *error) {
+        return job_wait(job, UINT64_MAX, timeout_usec, progress, userdata, error);
+}
+
+LATENT_PUBLIC int latent_job_frames_ready(latent_job *job, uint64_t known, uint64_t timeout_usec, latent_progress_fn progress,
+        void *userdata, uint64_t *ret_frames, latent_error *error) {
+        int r;
+
+        if (!job->request || job->request->kind != REQUEST_DECODE)
+                return error_set(error, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "The job makes no frames: expected a decode.");
+
+        r = job_wait(job, known, timeout_usec, progress, userdata, error);
+        if (r != 0)
+                return r;
+
+        if (!job_is_finished(job) && !job->places) {
+                r = job_read_result(job, &job->places, error);
+                if (r < 0)
+                        return r;
+        }
+
+        *ret_frames = job->frames;
+        return 0;
+}
+
+LATENT_PUBLIC int latent_job_release_frames(latent_job *job, uint64_t up_to, latent_error *error) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        int r;
+
+        if (!job->request || job->request->kind != REQUEST_DECODE || up_to > job->frames)
+                return error_set(error, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                        "%llu frames cannot be released: the job has made %llu of them so far.", (unsigned long long) up_to,
+                        (unsigned long long) job->frames);
+        if (job_is_finished(job) || job->lost || job->request->ring_frames == 0)
+                return 0;
+
+        r = client_message(job->client, job->object.owner, job->object.path, BUS_INTERFACE("Job"), "ReleaseFrames", &m, error);
+        if (r < 0)
+                return r;
+        r = sd_bus_message_append(m, "t", up_to);
+        if (r < 0)
+                return client_error_message(r, "Releasing frames", error);
+
+        return client_call(job->client, m, "Releasing frames", NULL, error);
 }
 
 LATENT_PUBLIC int latent_job_progress(const latent_job *job, latent_progress *ret_progress) {
@@ -440,7 +506,7 @@ LATENT_PUBLIC int latent_job_properties(latent_job *job, latent_value **ret_valu
 }
 
 LATENT_PUBLIC const latent_value *latent_job_result(const latent_job *job) {
-        return job->result;
+        return job->result ? job->result : job->places;
 }
 
 LATENT_PUBLIC int latent_job_model(latent_job *job, latent_model **ret_model, latent_error *error) {
@@ -454,7 +520,7 @@ LATENT_PUBLIC int latent_job_model(latent_job *job, latent_model **ret_model, la
 }
 
 static const latent_value *job_tensors(const latent_job *j) {
-        return latent_value_get(j->result, "tensors");
+        return latent_value_get(latent_job_result(j), "tensors");
 }
 
 LATENT_PUBLIC const char *latent_job_tensor_name(const latent_job *job, size_t index) {

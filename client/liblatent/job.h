@@ -16,6 +16,8 @@ struct latent_job {
         uint64_t heard_usec;      /* when we last heard of it, for lost signals */
         latent_error error;       /* FAILED, CANCELLED */
         latent_value *result;     /* DONE */
+        latent_value *places;     /* of a decode that runs: its result so far; NULL: not known */
+        uint64_t frames;          /* of a decode: final so far */
 
         /* recover.c */
         Request *request; /* NULL: a load */

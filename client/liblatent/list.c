@@ -201,6 +201,20 @@ LATENT_PUBLIC int latent_client_drop_cache(latent_client *client, uint64_t *ret_
         return 0;
 }
 
+LATENT_PUBLIC int latent_client_release_gpus(latent_client *client, latent_error *error) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL, *reply = NULL;
+        int r;
+
+        r = client_message(client, NULL, BUS_ROOT, BUS_INTERFACE("Manager"), "ReleaseGpus", &m, error);
+        if (r < 0)
+                return r;
+        r = sd_bus_message_append(m, "a{sv}", 0);
+        if (r < 0)
+                return client_error_message(r, "Releasing the devices", error);
+
+        return client_call(client, m, "Releasing the devices", &reply, error);
+}
+
 LATENT_PUBLIC int latent_client_cancel_job(latent_client *client, const char *path, latent_error *error) {
         Object o = {.path = (char *) path};
 

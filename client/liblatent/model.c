@@ -8,7 +8,7 @@
 #include "client/liblatent/options.h"
 #include "service/shared/utf8.h"
 
-_Static_assert(sizeof(latent_load_options) == 40, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_load_options) == 48, "public layout changed: add fields, never alter");
 #define LOAD_OPTIONS_SIZE_V1 40u
 
 DEFINE_CLEANUP(latent_model *, latent_model_free)
@@ -57,7 +57,7 @@ static int check_text(const char *what, const char *s, latent_error *e) {
                 what, escaped);
 }
 
-static int check_options(const latent_load_options *o, latent_error *e) {
+static int check_options(const latent_load_options *o, bool by_name, latent_error *e) {
         const struct {
                 const char *what, *value;
         } strings[] = {
@@ -65,6 +65,7 @@ static int check_options(const latent_load_options *o, latent_error *e) {
                 {"QKV order", o->qkv_order},
                 {"partition", o->partition},
                 {"NUMA policy", o->numa},
+                {"tokenizer", by_name ? o->tokenizer : NULL},
         };
         int r;
 
@@ -89,7 +90,7 @@ LATENT_PUBLIC int latent_model_load_name(latent_client *client, const char *name
         r = check_text("name", name, error);
         if (r < 0)
                 return r;
-        r = check_options(&o, error);
+        r = check_options(&o, true, error);
         if (r < 0)
                 return r;
         r = source_new(name, &o, NULL, &source);
@@ -110,10 +111,10 @@ LATENT_PUBLIC int latent_model_load_path(latent_client *client, const char *path
         r = options_read(options, LOAD_OPTIONS_SIZE_V1, &o, sizeof(o), error);
         if (r < 0)
                 return r;
-        r = check_options(&o, error);
+        r = check_options(&o, false, error);
         if (r < 0)
                 return r;
-        r = checkpoint_open(path, &c, &f);
+        r = checkpoint_open(path, o.tokenizer, &c, &f);
         if (r < 0)
                 return error_fault(error, r, &f);
         r = source_new(o.name ? o.name : c.name, &o, &c, &source);

@@ -63,17 +63,19 @@ static bool can_be_taken_up(const latent_session *s) {
 
 int recover_before(latent_session *s, const Request *q, Before *ret, latent_error *e) {
         *ret = (Before){.word = read_word(s->output, q)};
-        if (q->kind == REQUEST_SAMPLE && can_be_taken_up(s))
+        if ((q->kind == REQUEST_SAMPLE || q->kind == REQUEST_DECODE) && can_be_taken_up(s))
                 ask_numerics(s->client, s->object.owner, ret->numerics);
         return 0;
 }
 
 int recover_adapters(latent_session *s, const Request *q, latent_error *e) {
+        if (q->kind > REQUEST_MERGE)
+                return 0;
         return adapters_same(s->in_force, q->adapters) ? 0 : session_send_adapters(s, q->adapters, NULL, e);
 }
 
 int recover_send(latent_session *s, const Request *q, const Resume *resume, sd_bus_message **ret_reply, latent_error *e) {
-        const char *doing = q->kind == REQUEST_SAMPLE ? "Starting a trajectory" : "Starting a step";
+        const char *doing = request_doing(q);
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
         int r;
 
@@ -83,8 +85,7 @@ int recover_send(latent_session *s, const Request *q, const Resume *resume, sd_b
         r = recover_adapters(s, q, e);
         if (r < 0)
                 return r;
-        r = client_message(s->client, s->object.owner, s->object.path, BUS_INTERFACE("Session"),
-                q->kind == REQUEST_SAMPLE ? "Sample" : "Step", &m, e);
+        r = client_message(s->client, s->object.owner, s->object.path, BUS_INTERFACE("Session"), request_method(q), &m, e);
         if (r < 0)
                 return r;
         r = request_append(m, q, resume);
@@ -134,6 +135,11 @@ static void choose_states(latent_job *j, const char *numerics) {
         bool same = numerics[0] != '\0' && strcmp(numerics, j->before.numerics) == 0;
         uint32_t step = same ? committed(j) : 0, known = same && j->states ? j->resume.step : 0;
 
+        /* Frames that were read are final. */
+        if (j->request->kind == REQUEST_DECODE && j->frames > 0 && !same) {
+                job_fail_restarted(j);
+                return;
+        }
         if (!same) /* what is there counts for nothing, also when this has to be tried again */
                 j->before.word = read_word(j->output, j->request);
         if (step == 0 && known == 0)
@@ -190,6 +196,8 @@ static void pass_states(latent_job *j, char *input) {
 
 bool recover_begin(latent_job *j) {
         if (!j->request || !client_can_return(j->client) || !can_be_taken_up(j->session) || !adapters_known(j->request->adapters))
+                return false;
+        if (j->request->ring_frames > 0) /* what was read of it is gone */
                 return false;
         if (committed(j) > j->resume.step)
                 j->n_taken_up = 0;
@@ -329,6 +337,8 @@ void recover_go_on(latent_job *j) {
                 if (c->owner && strcmp(c->owner, j->object.owner) != 0)
                         r = reopen(s, &e);
         }
+        if (r == 0 && !j->lost) /* it cannot go on there */
+                return;
         if (r == 0) {
                 r = load_adapters(j, &e);
                 if (r == 0)

@@ -158,6 +158,70 @@ static int append_trajectory(sd_bus_message *m, const latent_sample_options *o) 
         return r;
 }
 
+static int append_picture(sd_bus_message *m, const latent_condition *c, bool sound) {
+        int r;
+
+        r = sd_bus_message_open_container(m, 'a', "{sv}");
+        if (r >= 0)
+                r = append_string(m, "kind", c->kind);
+        if (r >= 0)
+                r = append_tensor(m, "picture", c->video);
+        if (r >= 0 && sound)
+                r = sd_bus_message_append(m, "{sv}", "sound", "b", (int) true);
+        if (r >= 0)
+                r = sd_bus_message_close_container(m);
+
+        return r;
+}
+
+static int append_pictures(sd_bus_message *m, const Request *q) {
+        const latent_sample_options *o = &q->sample;
+        int r;
+
+        if (o->n_conditions == 0)
+                return 0;
+
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", "pictures");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "aa{sv}");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'a', "a{sv}");
+        for (uint32_t i = 0; r >= 0 && i < o->n_conditions; i++)
+                r = append_picture(m, &o->conditions[i], q->sound[i]);
+        for (unsigned i = 0; r >= 0 && i < 3; i++)
+                r = sd_bus_message_close_container(m);
+
+        return r;
+}
+
+/* What a kind does not have is not set. */
+static int append_coding(sd_bus_message *m, const Request *q) {
+        const latent_sample_options *o = &q->sample;
+        int r;
+
+        r = append_tensor(m, "text", o->text);
+        if (r >= 0)
+                r = append_pictures(m, q);
+        if (r >= 0)
+                r = append_string(m, "picture-rule", q->picture_rule);
+        if (r >= 0)
+                r = append_tensor(m, "video", o->video);
+        if (r >= 0)
+                r = append_tensor(m, "audio", o->audio);
+        if (r >= 0)
+                r = append_string(m, "type", q->type);
+        if (r >= 0 && q->ring_frames > 0)
+                r = sd_bus_message_append(m, "{sv}", "frames", "t", q->ring_frames);
+        if (r >= 0)
+                r = append_string(m, "posterior", q->posterior);
+        if (r >= 0 && o->has_seed)
+                r = sd_bus_message_append(m, "{sv}", "seed", "t", o->seed);
+
+        return r;
+}
+
 static int append_resume(sd_bus_message *m, const Resume *x, bool keep_steps) {
         int r;
 
@@ -172,13 +236,38 @@ static int append_resume(sd_bus_message *m, const Resume *x, bool keep_steps) {
         return r;
 }
 
+static const struct {
+        const char *method, *kind, *doing;
+} request_names[] = {
+        [REQUEST_STEP] = {"Step", "step", "Starting a step"},
+        [REQUEST_SAMPLE] = {"Sample", "sample", "Starting a trajectory"},
+        [REQUEST_MERGE] = {"SetLoras", NULL, "Setting adapters"},
+        [REQUEST_TOKENIZE] = {"Tokenize", "tokenize", "Tokenizing a text"},
+        [REQUEST_ENCODE] = {"Encode", "encode", "Encoding a prompt"},
+        [REQUEST_DECODE] = {"Decode", "decode", "Decoding latents"},
+        [REQUEST_ENCODE_MEDIA] = {"EncodeMedia", "encode-media", "Encoding frames or sound"},
+};
+
+const char *request_method(const Request *q) {
+        return request_names[q->kind].method;
+}
+
+const char *request_plan_kind(const Request *q) {
+        return request_names[q->kind].kind;
+}
+
+const char *request_doing(const Request *q) {
+        return request_names[q->kind].doing;
+}
+
 int request_append(sd_bus_message *m, const Request *q, const Resume *resume) {
         const latent_sample_options *o = &q->sample;
+        bool coding = q->kind > REQUEST_MERGE;
         int r;
 
         r = sd_bus_message_open_container(m, 'a', "{sv}");
         if (r >= 0)
-                r = append_inputs(m, o);
+                r = coding ? append_coding(m, q) : append_inputs(m, o);
         if (r >= 0 && q->kind == REQUEST_STEP)
                 r = sd_bus_message_append(m, "{sv}", "sigma-video", "d", q->sigma_video);
         if (r >= 0 && q->kind == REQUEST_STEP)
@@ -297,7 +386,8 @@ static int own_all(Request *q) {
         latent_sample_options *o = &q->sample;
         const latent_tensor **tensors[REQUEST_TENSORS] = {&o->text, &o->text_tags, &o->video, &o->audio, &o->sigmas_video,
                 &o->sigmas_audio, &o->mask_video, &o->mask_audio, &o->clean_video, &o->clean_audio};
-        const char **strings[REQUEST_STRINGS] = {&o->compute, &o->schedule, &o->sampler, &o->noise, &o->condition_noise};
+        const char **strings[REQUEST_STRINGS] = {&o->compute, &o->schedule, &o->sampler, &o->noise, &o->condition_noise, &q->type,
+                &q->picture_rule, &q->posterior};
 
         for (size_t i = 0; i < REQUEST_TENSORS; i++)
                 own_tensor(tensors[i], &q->tensors[i]);
@@ -333,6 +423,27 @@ int request_new(const latent_step_options *step, const latent_sample_options *sa
                 return error_errno(e, r, "Starting a job");
 
         *ret = STEAL_PTR(q);
+        return 0;
+}
+
+int request_new_coding(const Request *q, Request **ret, latent_error *e) {
+        CLEANUP(request_freep) Request *copy = NULL;
+        int r;
+
+        r = check_conditions(&q->sample, e);
+        if (r < 0)
+                return r;
+
+        copy = malloc(sizeof(*copy));
+        if (!copy)
+                return error_errno(e, -ENOMEM, request_doing(q));
+
+        *copy = *q;
+        r = own_all(copy);
+        if (r < 0)
+                return error_errno(e, r, request_doing(q));
+
+        *ret = STEAL_PTR(copy);
         return 0;
 }
 

@@ -27,19 +27,27 @@ typedef enum RequestKind {
         REQUEST_STEP,
         REQUEST_SAMPLE,
         REQUEST_MERGE, /* SetLoras(): only `adapters` counts */
+        REQUEST_TOKENIZE, /* these four: `adapters` does not */
+        REQUEST_ENCODE,
+        REQUEST_DECODE,
+        REQUEST_ENCODE_MEDIA,
 } RequestKind;
 
 #define CONDITIONS_MAX 30u
 #define REQUEST_TENSORS 10u
-#define REQUEST_STRINGS 5u
+#define REQUEST_STRINGS 8u
 
 /* A request as the caller made it, with copies of all that it points to: it may be sent again much later. */
 typedef struct Request {
         RequestKind kind;
         AdapterSet *adapters; /* reference; NULL: none were ever set */
-        /* A step is put here too: of its fields only its own sigmas are not of a trajectory as well. */
+        /* A step is put here too: of its fields only its own sigmas are not of a trajectory as well. And so is coding, whose pictures
+         * are the conditions. */
         latent_sample_options sample;
         double sigma_video, sigma_audio;
+        const char *type, *picture_rule, *posterior;
+        uint64_t ring_frames;
+        bool sound[CONDITIONS_MAX];
 
         latent_tensor tensors[REQUEST_TENSORS];
         latent_condition conditions[CONDITIONS_MAX];
@@ -50,10 +58,17 @@ typedef struct Request {
 /* One of step and sample is NULL. adapters may be NULL. InvalidArgument: what cannot even be sent. */
 int request_new(const latent_step_options *step, const latent_sample_options *sample, AdapterSet *adapters,
         Request **ret, latent_error *e);
+/* Coding: q with what the caller gave, which is copied. */
+int request_new_coding(const Request *q, Request **ret, latent_error *e);
 int request_new_merge(AdapterSet *adapters, Request **ret, latent_error *e);
 Request *request_free(Request *r);
 
-/* The dictionary of a STEP or SAMPLE. resume may be NULL. */
+/* The method of the Session interface, the kind of Plan() and what an error says was tried; of a MERGE none. */
+const char *request_method(const Request *q);
+const char *request_plan_kind(const Request *q);
+const char *request_doing(const Request *q);
+
+/* The dictionary of all but a MERGE. resume may be NULL. */
 int request_append(sd_bus_message *m, const Request *q, const Resume *resume);
 
 DEFINE_CLEANUP(Request *, request_free)

@@ -16,11 +16,12 @@
 #include "client/liblatent/value.h"
 #include "service/shared/memfd.h"
 
-_Static_assert(sizeof(latent_session_options) == 72, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_session_options) == 88, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_step_options) == 144, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_sample_options) == 192, "public layout changed: add fields, never alter");
 #define SESSION_OPTIONS_SIZE_V1 40u
 #define SHARES_MAX 64u
+#define GPUS_MAX 64u
 #define STEP_OPTIONS_SIZE_V1 80u
 #define SAMPLE_OPTIONS_SIZE_V1 120u
 
@@ -45,6 +46,9 @@ latent_session *session_unref(latent_session *s) {
         free(s->plan);
         free(s->exchange);
         free(s->shares);
+        for (uint32_t i = 0; s->gpus && i < s->options.n_gpus; i++)
+                free(s->gpus[i]);
+        free(s->gpus);
         object_done(&s->object);
         (void) client_unref(s->client);
         free(s);
@@ -164,6 +168,26 @@ static int append_shares(sd_bus_message *m, const latent_session_options *o) {
         return r;
 }
 
+static int append_gpus(sd_bus_message *m, const latent_session_options *o) {
+        int r;
+
+        if (o->n_gpus == 0)
+                return 0;
+
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", "gpus");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "as");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'a', "s");
+        for (uint32_t i = 0; r >= 0 && i < o->n_gpus; i++)
+                r = sd_bus_message_append(m, "s", o->gpus[i]);
+        for (unsigned i = 0; r >= 0 && i < 3; i++)
+                r = sd_bus_message_close_container(m);
+        return r;
+}
+
 static int append_session_options(
         sd_bus_message *m, const latent_model *model, const latent_session_options *o) {
         int r;
@@ -189,6 +213,8 @@ static int append_session_options(
                 r = append_string(m, "plan", o->plan);
         if (r >= 0)
                 r = append_string(m, "exchange", o->exchange);
+        if (r >= 0)
+                r = append_gpus(m, o);
         if (r >= 0)
                 r = sd_bus_message_close_container(m);
 
@@ -226,11 +252,37 @@ static int keep_options(latent_session *s, const latent_session_options *o) {
                 memcpy(s->shares, o->shares, o->n_shares * sizeof(*s->shares));
         }
 
+        if (o->n_gpus > 0) {
+                s->gpus = calloc(o->n_gpus, sizeof(*s->gpus));
+                if (!s->gpus)
+                        return -ENOMEM;
+        }
+        for (uint32_t i = 0; i < o->n_gpus; i++)
+                if (copy_string(o->gpus[i], &s->gpus[i]) < 0)
+                        return -ENOMEM;
+
         s->options.compute = s->compute;
         s->options.job_class = s->job_class;
         s->options.plan = s->plan;
         s->options.exchange = s->exchange;
         s->options.shares = s->shares;
+        s->options.gpus = (const char *const *) s->gpus;
+        return 0;
+}
+
+static int check_options(const latent_session_options *o, latent_error *e) {
+        if (o->n_shares > SHARES_MAX || (o->n_shares > 0) != (o->shares != NULL))
+                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                        "shares is %s with n_shares = %u; expected both or none, and at most %u.",
+                        o->shares ? "given" : "NULL", o->n_shares, SHARES_MAX);
+        if (o->n_gpus > GPUS_MAX || (o->n_gpus > 0) != (o->gpus != NULL))
+                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
+                        "gpus is %s with n_gpus = %u; expected both or none, and at most %u.",
+                        o->gpus ? "given" : "NULL", o->n_gpus, GPUS_MAX);
+        for (uint32_t i = 0; i < o->n_gpus; i++)
+                if (!o->gpus[i])
+                        return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "gpus[%u] is NULL.", i);
+
         return 0;
 }
 
@@ -251,10 +303,9 @@ LATENT_PUBLIC int latent_session_open(latent_client *client, latent_model *model
         r = options_read(options, SESSION_OPTIONS_SIZE_V1, &o, sizeof(o), error);
         if (r < 0)
                 return r;
-        if (o.n_shares > SHARES_MAX || (o.n_shares > 0) != (o.shares != NULL))
-                return error_set(error, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
-                        "shares is %s with n_shares = %u; expected both or none, and at most %u.",
-                        o.shares ? "given" : "NULL", o.n_shares, SHARES_MAX);
+        r = check_options(&o, error);
+        if (r < 0)
+                return r;
 
         s = calloc(1, sizeof(*s));
         if (!s)
@@ -402,8 +453,7 @@ LATENT_PUBLIC void latent_session_free(latent_session *session) {
         (void) session_unref(session);
 }
 
-/* Sends the request, which is taken over on success. */
-static int session_start(latent_session *s, Request **q, latent_job **ret, latent_error *e) {
+int session_start(latent_session *s, Request **q, latent_job **ret, latent_error *e) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *reply = NULL;
         Before before;
         int r;
@@ -516,7 +566,7 @@ LATENT_PUBLIC int latent_session_set_loras(latent_session *session, const latent
         return 0;
 }
 
-static int session_plan(latent_session *s, const Request *q, latent_value **ret, latent_error *e) {
+int session_plan(latent_session *s, const Request *q, latent_value **ret, latent_error *e) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL, *reply = NULL;
         int r;
 
@@ -526,7 +576,7 @@ static int session_plan(latent_session *s, const Request *q, latent_value **ret,
         r = client_message(s->client, s->object.owner, s->object.path, BUS_INTERFACE("Session"), "Plan", &m, e);
         if (r < 0)
                 return r;
-        r = sd_bus_message_append(m, "s", q->kind == REQUEST_SAMPLE ? "sample" : "step");
+        r = sd_bus_message_append(m, "s", request_plan_kind(q));
         if (r >= 0)
                 r = request_append(m, q, NULL);
         if (r < 0)

@@ -29,6 +29,7 @@ struct latent_session {
         latent_session_options options;
         char *compute, *job_class, *plan, *exchange;
         uint32_t *shares;
+        char **gpus; /* [options.n_gpus] */
         latent_job *load; /* of the model, when it is being opened again */
         Arena spare;      /* behind the input: states of trajectories that go on */
 
@@ -43,6 +44,12 @@ Output *output_ref(Output *o);
 Output *output_unref(Output *o);
 /* NULL if the range does not lie in it. */
 const void *output_at(const Output *o, uint64_t offset, uint64_t size);
+
+struct Request;
+
+/* Sends the request, which is taken over on success. */
+int session_start(latent_session *s, struct Request **q, latent_job **ret, latent_error *e);
+int session_plan(latent_session *s, const struct Request *q, latent_value **ret, latent_error *e);
 
 /* SetLoras(): tells the service. a may be NULL: none. ret_reply may be NULL. */
 int session_send_adapters(latent_session *s, AdapterSet *a, sd_bus_message **ret_reply, latent_error *e);

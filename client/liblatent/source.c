@@ -30,6 +30,7 @@ ModelSource *source_unref(ModelSource *s) {
         free(s->qkv_order);
         free(s->partition);
         free(s->numa);
+        free(s->tokenizer);
         free(s);
         return NULL;
 }
@@ -43,7 +44,8 @@ int source_new(const char *name, const latent_load_options *o, Checkpoint *check
 
         s->n_ref = 1;
         if (copy_string(name, &s->name) < 0 || copy_string(o->qkv_order, &s->qkv_order) < 0 ||
-                copy_string(o->partition, &s->partition) < 0 || copy_string(o->numa, &s->numa) < 0)
+                copy_string(o->partition, &s->partition) < 0 || copy_string(o->numa, &s->numa) < 0 ||
+                (!checkpoint && copy_string(o->tokenizer, &s->tokenizer) < 0))
                 return -ENOMEM;
         if (checkpoint) {
                 s->checkpoint = *checkpoint;
@@ -66,6 +68,8 @@ static int append_load_options(sd_bus_message *m, const ModelSource *s, const ch
                 r = append_string(m, "partition", s->partition);
         if (r >= 0)
                 r = append_string(m, "numa", s->numa);
+        if (r >= 0)
+                r = append_string(m, "tokenizer", s->tokenizer);
         if (r >= 0)
                 r = sd_bus_message_close_container(m);
 

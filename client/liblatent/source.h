@@ -14,6 +14,7 @@ typedef struct ModelSource {
         unsigned n_ref;
         char *name;                         /* of the service; of files: for people */
         char *qkv_order, *partition, *numa; /* NULL: default */
+        char *tokenizer;                    /* of a name; NULL: default */
         Checkpoint checkpoint;              /* without files: a name */
 } ModelSource;
 

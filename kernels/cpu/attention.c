@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Full attention with an online softmax. For a query row and a head, per tile of LK_KEY_TILE keys in
- * absolute order:
+/* Attention, full or causal, with an online softmax. For a query row and a head, per tile of LK_KEY_TILE
+ * keys in absolute order:
  *
  *   s[j] = scale * (q . k[j])           dot: one accumulator over ascending dims, fma
  *   m'   = max(m, max s[j])             m starts at -inf; a NaN score is not a maximum (it reaches p)
@@ -12,7 +12,8 @@
  *   o    = o * f, then for ascending j fma(p[j], v[j], o)    p rounded to bf16 here with LK_BF16
  *
  * and after the last tile o / (tree of l), rounded once. A row with every score at -inf gets zeros. Keys
- * missing from the last tile count as s = -inf in l and are not visited in o. Every decision is per row. A
+ * missing from the last tile count as s = -inf in l and are not visited in o. Every decision is per row: a
+ * causal row's last key is its own, and it does not see the tiles behind that. A
  * task is one head and a block of query rows; its panels live in the thread's part of the scratch memory. */
 
 #include <errno.h>
@@ -43,6 +44,7 @@ typedef struct AttentionJob {
         AttentionScratch *scratch; /* one per thread */
         uint64_t blocks;           /* tasks per head */
         uint32_t padded;           /* head_dim in whole tiles */
+        uint32_t group;            /* query heads that share a key head */
 } AttentionJob;
 
 static const void *head_row(const LkAttention *a, const void *p, uint64_t row, uint64_t ld, uint32_t head) {
@@ -68,6 +70,7 @@ static void pack_keys(const AttentionJob *j, AttentionScratch *s, uint32_t head,
         const LkAttention *a = j->attention;
         const void *rows[LK_KEY_TILE] = {};
 
+        head /= j->group;
         for (uint32_t i = 0; i < n; i++)
                 rows[i] = head_row(a, a->k, key + i, a->k_ld, head);
 
@@ -120,11 +123,42 @@ static void softmax_row(float *p, float base, float factor, float *sum, LkType t
                 vt_store(p + i, vt_round_bf16(vt_load(p + i)));
 }
 
-/* One panel of h rows against the keys in s->k, s->v. */
-static void attend_panel(
-        const AttentionJob *j, AttentionScratch *s, uint32_t panel, uint32_t h, uint32_t n_keys) {
+/* How many of the n_keys keys from `key` on a query row sees. */
+static uint32_t seen_keys(const LkAttention *a, uint64_t row, uint64_t key, uint32_t n_keys) {
+        uint64_t end = a->first_row + row + 1;
+
+        if (!a->causal || end >= key + n_keys)
+                return n_keys;
+        return end > key ? (uint32_t) (end - key) : 0;
+}
+
+/* o += p . v of h rows from row i of a panel. */
+static void add_values(
+        const AttentionJob *j, AttentionScratch *s, float *o, uint32_t i, uint32_t h, uint32_t n_keys) {
+        for (uint32_t d = 0; d < j->padded; d += TILE_COLS) {
+                Tile t = {.a = s->p[i],
+                        .b = s->v + d,
+                        .c = o + (uint64_t) i * j->padded + d,
+                        .b_ld = j->padded,
+                        .c_ld = j->padded,
+                        .k = n_keys,
+                        .carry = true};
+
+                tile_run(&t, LK_KEY_TILE, 1, h);
+        }
+}
+
+/* One panel of h rows, the first of which is query `row`, against the keys in s->k, s->v. */
+static void attend_panel(const AttentionJob *j, AttentionScratch *s, uint32_t panel, uint32_t h,
+        uint64_t row, uint64_t key, uint32_t n_keys) {
         const LkAttention *a = j->attention;
         float *o = s->o + (uint64_t) panel * TILE_ROWS * j->padded, base[TILE_LD] = {}, factor[TILE_LD];
+        uint32_t seen[TILE_ROWS];
+
+        for (uint32_t i = 0; i < h; i++)
+                seen[i] = seen_keys(a, row + i, key, n_keys);
+        if (seen[h - 1] == 0)
+                return;
 
         for (uint32_t col = 0; col < LK_KEY_TILE; col += TILE_COLS) {
                 Tile t = {.a = s->q[panel],
@@ -137,39 +171,39 @@ static void attend_panel(
                 tile_run(&t, 1, TILE_LD, h);
         }
 
+        for (uint32_t i = 0; i < TILE_LD; i++)
+                factor[i] = 0;
         for (uint32_t i = 0; i < h; i++) {
-                float max = scale_scores(s->p[i], a->scale, n_keys, s->max[panel][i]);
+                float max;
 
+                if (seen[i] == 0)
+                        continue;
+                max = scale_scores(s->p[i], a->scale, seen[i], s->max[panel][i]);
                 base[i] = max == -F32_INFINITY ? 0 : max;
                 factor[i] = s->max[panel][i] - base[i];
                 s->max[panel][i] = max;
         }
-
-        for (uint32_t i = h; i < TILE_LD; i++)
-                factor[i] = 0;
         for (uint32_t i = 0; i < TILE_LD; i += VT_N)
                 vt_store(factor + i, vt_exp(vt_load(factor + i)));
 
         for (uint32_t i = 0; i < h; i++) {
-                float *row = o + (uint64_t) i * j->padded;
+                float *out = o + (uint64_t) i * j->padded;
 
+                if (seen[i] == 0)
+                        continue;
                 softmax_row(s->p[i], base[i], factor[i], s->sum[panel * TILE_ROWS + i], a->type);
 
                 for (uint32_t d = 0; d < j->padded; d += VT_N)
-                        vt_store(row + d, vt_mul(vt_load(row + d), vt_set1(factor[i])));
+                        vt_store(out + d, vt_mul(vt_load(out + d), vt_set1(factor[i])));
         }
 
-        for (uint32_t d = 0; d < j->padded; d += TILE_COLS) {
-                Tile t = {.a = s->p[0],
-                        .b = s->v + d,
-                        .c = o + d,
-                        .b_ld = j->padded,
-                        .c_ld = j->padded,
-                        .k = n_keys,
-                        .carry = true};
-
-                tile_run(&t, LK_KEY_TILE, 1, h);
-        }
+        /* a row may not even add 0 * v of a key that it does not see: v may be no number */
+        if (seen[0] == n_keys)
+                add_values(j, s, o, 0, h, n_keys);
+        else
+                for (uint32_t i = 0; i < h; i++)
+                        if (seen[i] > 0)
+                                add_values(j, s, o, i, 1, seen[i]);
 }
 
 static void store_rows(
@@ -194,7 +228,7 @@ static void attention_task(void *userdata, uint64_t task, uint32_t thread) {
         const LkAttention *a = j->attention;
         AttentionScratch *s = &j->scratch[thread];
         uint32_t head = (uint32_t) (task / j->blocks), n;
-        uint64_t row = task % j->blocks * BLOCK_ROWS;
+        uint64_t row = task % j->blocks * BLOCK_ROWS, end;
 
         n = a->n_q - row < BLOCK_ROWS ? (uint32_t) (a->n_q - row) : BLOCK_ROWS;
 
@@ -205,28 +239,35 @@ static void attention_task(void *userdata, uint64_t task, uint32_t thread) {
 
         pack_queries(j, s, head, row, n);
 
-        for (uint64_t key = 0; key < a->n_k; key += LK_KEY_TILE) {
-                uint32_t n_keys = a->n_k - key < LK_KEY_TILE ? (uint32_t) (a->n_k - key) : LK_KEY_TILE;
+        end = a->causal ? a->first_row + row + n : a->n_k;
+        for (uint64_t key = 0; key < end; key += LK_KEY_TILE) {
+                uint32_t n_keys = end - key < LK_KEY_TILE ? (uint32_t) (end - key) : LK_KEY_TILE;
 
                 pack_keys(j, s, head, key, n_keys);
 
                 for (uint32_t i = 0; i < n; i += TILE_ROWS)
-                        attend_panel(j, s, i / TILE_ROWS, n - i < TILE_ROWS ? n - i : TILE_ROWS, n_keys);
+                        attend_panel(j, s, i / TILE_ROWS, n - i < TILE_ROWS ? n - i : TILE_ROWS, row + i,
+                                key, n_keys);
         }
 
         store_rows(j, s, head, row, n);
 }
 
 static int check_attention(const LkAttention *a) {
-        uint64_t n;
+        uint64_t n, keys, end;
 
-        if (!a || a->head_dim == 0 || a->head_dim % 8 != 0 || a->head_dim > HEAD_DIM_MAX || a->n_k == 0)
+        if (!a || a->head_dim == 0 || a->head_dim % 4 != 0 || a->head_dim > HEAD_DIM_MAX || a->n_k == 0)
+                return -EINVAL;
+        if (a->kv_heads > 0 && a->heads % a->kv_heads != 0)
+                return -EINVAL;
+        if (a->causal && (__builtin_add_overflow(a->first_row, a->n_q, &end) || end > a->n_k))
                 return -EINVAL;
 
         n = (uint64_t) a->heads * a->head_dim;
+        keys = a->kv_heads > 0 ? (uint64_t) a->kv_heads * a->head_dim : n;
         if (!check_rows(a->q, a->type, a->n_q, n, a->q_ld) ||
-                !check_rows(a->k, a->type, a->n_k, n, a->k_ld) ||
-                !check_rows(a->v, a->type, a->n_k, n, a->v_ld) ||
+                !check_rows(a->k, a->type, a->n_k, keys, a->k_ld) ||
+                !check_rows(a->v, a->type, a->n_k, keys, a->v_ld) ||
                 !check_rows(a->o, a->type, a->n_q, n, a->o_ld))
                 return -EINVAL;
 
@@ -252,6 +293,7 @@ int LK_ISA(attention)(LkContext *c, const LkAttention *a) {
                 return r;
 
         j.scratch = scratch;
+        j.group = a->kv_heads > 0 ? a->heads / a->kv_heads : 1;
         j.blocks = a->n_q / BLOCK_ROWS + (a->n_q % BLOCK_ROWS != 0);
         j.padded = (a->head_dim + TILE_COLS - 1) / TILE_COLS * TILE_COLS;
 

@@ -32,13 +32,20 @@
                 .gemm = lk_cpu_gemm_##isa,                 \
                 .attention = lk_cpu_attention_##isa,       \
                 .norm = lk_cpu_norm_##isa,                 \
+                .layer_norm = lk_cpu_layer_norm_##isa,     \
                 .qk_norm_rope = lk_cpu_qk_norm_rope_##isa, \
                 .residual = lk_cpu_residual_##isa,         \
                 .swiglu = lk_cpu_swiglu_##isa,             \
+                .activate = lk_cpu_activate_##isa,         \
                 .convert = lk_cpu_convert_##isa,           \
                 .quantise = lk_cpu_quantise_##isa,         \
                 .gemm_i8 = lk_cpu_gemm_i8_##isa,           \
                 .dequantise = lk_cpu_dequantise_##isa,     \
+                .conv = lk_cpu_conv_##isa,                 \
+                .group_norm = lk_cpu_group_norm_##isa,     \
+                .snake = lk_cpu_snake_##isa,               \
+                .alias_free = lk_cpu_alias_free_##isa,     \
+                .average = lk_cpu_average_##isa,           \
         }
 /* clang-format on */
 

@@ -11,13 +11,20 @@
         int lk_cpu_gemm_##isa(LkContext *c, const LkGemm *a);                                               \
         int lk_cpu_attention_##isa(LkContext *c, const LkAttention *a);                                     \
         int lk_cpu_norm_##isa(LkContext *c, const LkNorm *a);                                               \
+        int lk_cpu_layer_norm_##isa(LkContext *c, const LkLayerNorm *a);                                    \
         int lk_cpu_qk_norm_rope_##isa(LkContext *c, const LkQkNormRope *a);                                 \
         int lk_cpu_residual_##isa(LkContext *c, const LkResidual *a);                                       \
         int lk_cpu_swiglu_##isa(LkContext *c, const LkSwiglu *a);                                           \
+        int lk_cpu_activate_##isa(LkContext *c, const LkActivate *a);                                       \
         int lk_cpu_convert_##isa(LkContext *c, const LkConvert *a);                                         \
         int lk_cpu_quantise_##isa(LkContext *c, const LkQuantise *a);                                       \
         int lk_cpu_gemm_i8_##isa(LkContext *c, const LkGemmI8 *a);                                          \
-        int lk_cpu_dequantise_##isa(LkContext *c, const LkDequantise *a);
+        int lk_cpu_dequantise_##isa(LkContext *c, const LkDequantise *a);                                   \
+        int lk_cpu_conv_##isa(LkContext *c, const LkConv *a);                                               \
+        int lk_cpu_group_norm_##isa(LkContext *c, const LkGroupNorm *a);                                    \
+        int lk_cpu_snake_##isa(LkContext *c, const LkSnake *a);                                             \
+        int lk_cpu_alias_free_##isa(LkContext *c, const LkAliasFree *a);                                    \
+        int lk_cpu_average_##isa(LkContext *c, const LkAverage *a);
 
 LK_CPU_DECLARE(scalar)
 LK_CPU_DECLARE(v3)

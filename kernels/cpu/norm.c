@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RMS norm of a row, optionally modulated. (x * rstd) * weight, in this order, is rounded; then the
- * modulation. */
+/* RMS norm of a row, optionally modulated. (x * rstd) * weight, in this order, is rounded (round_first:
+ * after the first product, too); then the modulation. */
 
 #include <errno.h>
 
@@ -23,9 +23,10 @@ VEC_INLINE void norm_typed(const LkNorm *a, uint64_t row, LkType t, LkType mt) {
         }
 
         for (uint64_t i = 0; i < a->n; i += VT_N) {
-                VT h = vt_mul(vt_mul(vt_get(x, t, i, a->n), factor),
-                        vt_get(a->weight.data, a->weight.type, i, a->n));
+                VT h = vt_mul(vt_get(x, t, i, a->n), factor);
 
+                h = vt_mul(a->round_first ? vt_round(h, t) : h,
+                        vt_get(a->weight.data, a->weight.type, i, a->n));
                 if (a->mod)
                         h = vt_fma(vt_round(h, t), vt_add(one, vt_get(scale, mt, i, a->n)),
                                 vt_get(shift, mt, i, a->n));
@@ -52,6 +53,8 @@ int LK_ISA(norm)(LkContext *c, const LkNorm *a) {
                 !check_rows(a->y, a->type, a->m, a->n, a->y_ld) || !check_vector(&a->weight, a->n))
                 return -EINVAL;
         if (a->mod_type != 0 && a->mod_type != a->type && a->mod_type != LK_F32)
+                return -EINVAL;
+        if (a->mod && a->round_first)
                 return -EINVAL;
         if (a->mod && (!check_index(a->mod_index, a->m) ||
                               !check_mod_part(a->mod, mod_type, a->mod_ld, a->shift_at, a->n) ||

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Per-head RMS norm, then split-half rotation, in place. */
+/* Per-head RMS norm (or none), then split-half rotation, in place. */
 
 #include <errno.h>
 
@@ -13,14 +13,17 @@
 VEC_INLINE void head_typed(
         const LkQkNormRope *a, void *x, const float *cosines, const float *sines, LkType t) {
         uint64_t n = a->head_dim, half = a->rope_dims;
-        VT factor = vt_set1(1 / f32_sqrt(v8_sum_squares(x, t, n) / (float) n + a->eps));
+        bool normed = a->weight.data != NULL;
+        VT factor = vt_set1(normed ? 1 / f32_sqrt(v8_sum_squares(x, t, n) / (float) n + a->eps) : 1);
         float h[HEAD_DIM_MAX + VT_N]; /* the normed head, rounded to t */
 
         for (uint64_t i = 0; i < n; i += VT_N) {
-                VT v = vt_mul(
-                        vt_mul(vt_get(x, t, i, n), factor), vt_get(a->weight.data, a->weight.type, i, n));
+                VT v = vt_get(x, t, i, n);
 
-                vt_store(h + i, vt_round(v, t));
+                if (normed)
+                        v = vt_round(
+                                vt_mul(vt_mul(v, factor), vt_get(a->weight.data, a->weight.type, i, n)), t);
+                vt_store(h + i, v);
         }
 
         for (uint64_t i = 0; cosines && i < half; i += VT_N) {
@@ -54,11 +57,12 @@ static void qk_row(const void *arg, uint64_t row) {
 int LK_ISA(qk_norm_rope)(LkContext *c, const LkQkNormRope *a) {
         uint64_t n;
 
-        if (!c || !a || a->head_dim == 0 || a->head_dim % 8 != 0 || a->head_dim > HEAD_DIM_MAX)
+        if (!c || !a || a->head_dim == 0 || a->head_dim % 4 != 0 || a->head_dim > HEAD_DIM_MAX)
                 return -EINVAL;
 
         n = (uint64_t) a->heads * a->head_dim;
-        if (!check_rows(a->x, a->type, a->m, n, a->x_ld) || !check_vector(&a->weight, a->head_dim))
+        if (!check_rows(a->x, a->type, a->m, n, a->x_ld) ||
+                (a->weight.data ? !check_vector(&a->weight, a->head_dim) : !a->cos))
                 return -EINVAL;
         if (!a->cos != !a->sin)
                 return -EINVAL;

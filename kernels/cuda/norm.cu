@@ -19,8 +19,9 @@ __global__ static void norm_kernel(LkNorm a, LkType mod_type) {
         }
 
         for (uint64_t i = lane; i < n; i += ROW_LANES) {
-                float h = __fmul_rn(__fmul_rn(number_get(x, a.type, i), factor), weight_get(a.weight.data, a.weight.type, i));
+                float h = __fmul_rn(number_get(x, a.type, i), factor);
 
+                h = __fmul_rn(a.round_first ? number_round(h, a.type) : h, weight_get(a.weight.data, a.weight.type, i));
                 if (a.mod)
                         h = __fmaf_rn(number_round(h, a.type), __fadd_rn(1.0f, number_get(scale, mod_type, i)),
                                 number_get(shift, mod_type, i));

@@ -5,6 +5,15 @@
 
 #define HEAD_DIM_MAX 256u
 
+/* Number i of a head, normed if there is a weight. */
+__device__ static float normed(const LkQkNormRope &a, const void *x, uint64_t i, float factor) {
+        float v = number_get(x, a.type, i);
+
+        if (!a.weight.data)
+                return v;
+        return number_round(__fmul_rn(__fmul_rn(v, factor), weight_get(a.weight.data, a.weight.type, i)), a.type);
+}
+
 __global__ static void qk_norm_rope_kernel(LkQkNormRope a) {
         uint64_t at = ((uint64_t) blockIdx.x * ROW_THREADS + threadIdx.x) / ROW_LANES;
         unsigned lane = threadIdx.x % ROW_LANES;
@@ -19,13 +28,11 @@ __global__ static void qk_norm_rope_kernel(LkQkNormRope a) {
                 if (i >= pairs && i < 2 * pairs)
                         continue;
 
-                float p = number_round(__fmul_rn(__fmul_rn(number_get(x, a.type, i), factor),
-                                               weight_get(a.weight.data, a.weight.type, i)), a.type);
+                float p = normed(a, x, i, factor);
 
                 if (i < pairs) {
                         uint64_t j = i + pairs;
-                        float q = number_round(__fmul_rn(__fmul_rn(number_get(x, a.type, j), factor),
-                                                       weight_get(a.weight.data, a.weight.type, j)), a.type);
+                        float q = normed(a, x, j, factor);
                         float c = a.cos[row * pairs + i], s = a.sin[row * pairs + i];
 
                         number_put(x, a.type, j, __fmaf_rn(q, c, __fmul_rn(p, s)));

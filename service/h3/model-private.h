@@ -50,10 +50,32 @@ static inline LkType h3_float_type(StType t) {
         return t == ST_F32 ? LK_F32 : t == ST_BF16 ? LK_BF16 : LK_F16;
 }
 
+/* latent-statistics.c: the mean and standard deviation of latents, which ComfyUI's files of both VAEs hold as
+ * tensors. n 0: there are none. */
+#define H3_STATISTICS_MAX 64
+typedef struct H3Statistics {
+        uint32_t n;
+        float mean[H3_STATISTICS_MAX], std[H3_STATISTICS_MAX];
+} H3Statistics;
+
+/* Reads latents_mean and latents_std and marks them as used. -EINVAL (InvalidModel): one of them alone, a
+ * wrong shape, a number that is not finite, a deviation not above 0. */
+int h3_statistics_read(H3TensorSet *s, H3Statistics *ret, Fault *f);
+
+/* Whether what config.json says is the stored number, but for rounding to a type of 8 bits of precision. */
+static inline bool h3_statistics_agree(float said, float stored) {
+        float difference = said > stored ? said - stored : stored - said;
+
+        return difference <= 0.004f * (said < 0 ? -said : said) + 1e-6f;
+}
+
 /* quant.c: finds the quantised matrices, says what each is (matrix_type, quant) and marks the tensors beside
  * it as used. Absent and mis-shaped ones go to the lists; an unknown format or a broken marker is the error.
  */
 int h3_quant_resolve(H3TensorSet *s, H3List *missing, H3List *wrong, Fault *f);
+
+/* quant.c: h3_model_support() of these types (a bit per LkType). */
+int h3_types_support(uint32_t matrix_types, const LkOps *ops, char *ret, size_t size, Fault *f);
 
 /* model-probe.c: fills m->warning if the rows of the QKV matrices look as if they were in the other order.
  */

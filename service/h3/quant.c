@@ -320,13 +320,13 @@ static const char *support_text(LkType type, unsigned support) {
         return type == LK_I8 ? "native in bf16, expanded in f32" : "native";
 }
 
-int h3_model_support(const H3Model *m, const LkOps *ops, char *ret, size_t size, Fault *f) {
+int h3_types_support(uint32_t matrix_types, const LkOps *ops, char *ret, size_t size, Fault *f) {
         size_t n = 0;
 
         if (size > 0)
                 ret[0] = '\0';
         for (unsigned t = LK_F32; t < LK_TYPE_MAX; t++) {
-                if (!(m->matrix_types & 1u << t))
+                if (!(matrix_types & 1u << t))
                         continue;
                 if (ops->weights[t] == LK_REFUSED)
                         return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
@@ -339,4 +339,8 @@ int h3_model_support(const H3Model *m, const LkOps *ops, char *ret, size_t size,
                                 support_text((LkType) t, ops->weights[t]));
         }
         return 0;
+}
+
+int h3_model_support(const H3Model *m, const LkOps *ops, char *ret, size_t size, Fault *f) {
+        return h3_types_support(m->matrix_types, ops, ret, size, f);
 }

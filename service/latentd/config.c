@@ -380,6 +380,38 @@ static int parse_allowed_users(const ConfigKey *key, const char *value, Config *
         return 0;
 }
 
+/* The whole list at once; empty: none. */
+static int parse_parts(const ConfigKey *key, const char *value, Config *c) {
+        static const struct {
+                const char *name;
+                uint32_t bit;
+        } parts[] = {
+                {"denoiser", CONFIG_PART_DENOISER},
+                {"conditioner", CONFIG_PART_CONDITIONER},
+                {"video-vae", CONFIG_PART_VIDEO_VAE},
+                {"audio-vae", CONFIG_PART_AUDIO_VAE},
+        };
+        CLEANUP_FREE char *copy = strdup(value);
+        uint32_t *p = field(key, c), bits = 0;
+        char *save = NULL;
+        size_t i;
+
+        if (!copy)
+                return -ENOMEM;
+
+        for (char *s = strtok_r(copy, " \t,", &save); s; s = strtok_r(NULL, " \t,", &save)) {
+                for (i = 0; i < ELEMENTSOF(parts); i++)
+                        if (strcmp(parts[i].name, s) == 0)
+                                break;
+                if (i == ELEMENTSOF(parts))
+                        return -EINVAL;
+                bits |= parts[i].bit;
+        }
+
+        *p = bits;
+        return 0;
+}
+
 #define BYTES "bytes, with K, M, G or T for powers of 1024"
 
 static const ConfigKey keys[] = {
@@ -405,6 +437,9 @@ static const ConfigKey keys[] = {
         {"LockMemory", parse_tristate, offsetof(Config, lock_memory), 0, 0, "yes, no or auto"},
         {"NumaPolicy", parse_numa_policy, offsetof(Config, numa_policy), 0, 0,
                 "auto, default, interleave or bind:NODE"},
+        {"EncodeCacheMax", parse_bytes, offsetof(Config, encode_cache_max), 0, 0, BYTES},
+        {"EvictAfterUse", parse_parts, offsetof(Config, evict_after_use), 0, 0,
+                "a list of conditioner, video-vae, audio-vae, denoiser, or nothing"},
         {"SessionsPerUser", parse_u32, offsetof(Config, sessions_per_user), 1, 65536,
                 "a number from 1 to 65536"},
         {"JobsPerUser", parse_u32, offsetof(Config, jobs_per_user), 1, 65536, "a number from 1 to 65536"},
@@ -431,6 +466,7 @@ int config_new(Config **ret) {
 
         c->cache_ram_reserve = percent_of(memory_total(), 10);
         c->arena_bytes_per_user = percent_of(memory_total(), 25);
+        c->encode_cache_max = UINT64_C(256) << 20;
         c->lock_memory = TRISTATE_AUTO;
         c->sessions_per_user = 64;
         c->jobs_per_user = 256;

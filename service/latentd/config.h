@@ -31,6 +31,14 @@ typedef enum Tristate {
         TRISTATE_AUTO,
 } Tristate;
 
+/* Parts of a model that EvictAfterUse= names: bits. */
+enum {
+        CONFIG_PART_DENOISER = 1u << 0,
+        CONFIG_PART_CONDITIONER = 1u << 1,
+        CONFIG_PART_VIDEO_VAE = 1u << 2,
+        CONFIG_PART_AUDIO_VAE = 1u << 3,
+};
+
 typedef struct Config {
         char **model_path;    /* ModelPath=, absolute directories; NULL-terminated */
         uid_t *allowed_users; /* AllowedUsers=: names or numbers; --system serves only these and root until
@@ -45,6 +53,8 @@ typedef struct Config {
         uint32_t worker_threads;    /* WorkerThreads=: CPU threads of a CPU worker; 0: all */
         uint64_t cache_ram_max;     /* CacheRamMax= bytes with K, M, G, T; 0: not set */
         uint64_t cache_ram_reserve; /* CacheRamReserve=, bytes or percent of MemTotal; default 10% */
+        uint64_t encode_cache_max;  /* EncodeCacheMax=: bytes of Encode's results that a worker keeps; default 256M, 0: none */
+        uint32_t evict_after_use;   /* EvictAfterUse=: CONFIG_PART_*, default: none */
         Tristate lock_memory;       /* LockMemory=yes|no|auto */
         NumaPolicy numa_policy;     /* NumaPolicy= */
         uint32_t sessions_per_user, jobs_per_user; /* SessionsPerUser=64, JobsPerUser=256 */

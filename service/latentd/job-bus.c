@@ -85,6 +85,14 @@ static int append_plan(sd_bus_message *m, const Job *j) {
                                      "exchanged-bytes", "t", j->exchanged_bytes);
 }
 
+static int append_coding(sd_bus_message *m, const Job *j) {
+        if (j->kind == JOB_DECODE && j->ready.frames > 0)
+                return sd_bus_message_append(m, "{sv}", "frames", "t", j->ready.frames);
+        if (j->kind == JOB_ENCODE)
+                return sd_bus_message_append(m, "{sv}", "cached", "b", (int) j->cached);
+        return 0;
+}
+
 static int append_result(sd_bus_message *m, const Job *j) {
         int r;
 
@@ -110,7 +118,7 @@ static int append_result(sd_bus_message *m, const Job *j) {
                 r = sd_bus_message_append(m, "{sv}", "bytes", "t", j->merged_bytes);
                 if (r < 0)
                         return r;
-        } else if (j->state == JOB_DONE) {
+        } else if (job_has_result(j)) {
                 r = append_tensors(m, j);
                 if (r < 0)
                         return r;
@@ -121,6 +129,8 @@ static int append_result(sd_bus_message *m, const Job *j) {
                         return r;
 
                 r = append_plan(m, j);
+                if (r >= 0)
+                        r = append_coding(m, j);
                 if (r < 0)
                         return r;
         }
@@ -167,6 +177,21 @@ int job_bus_send_progress(Job *j) {
         return peer_send(j->owner, STEAL_PTR(m), true);
 }
 
+int job_bus_send_frames(Job *j, bool droppable) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        int r;
+
+        r = new_signal(j, "FramesReady", &m);
+        if (r < 0)
+                return r;
+
+        r = sd_bus_message_append(m, "tt", j->frames_told, j->frames_ready - j->frames_told);
+        if (r < 0)
+                return r;
+
+        return peer_send(j->owner, STEAL_PTR(m), droppable);
+}
+
 int job_bus_send_finished(Job *j) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
         int r;
@@ -188,6 +213,20 @@ int job_bus_send_finished(Job *j) {
 
 static int method_cancel(sd_bus_message *message, void *userdata, sd_bus_error *error) {
         job_cancel(userdata);
+        return sd_bus_reply_method_return(message, NULL);
+}
+
+static int method_release_frames(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        uint64_t up_to;
+        Fault f = {};
+        int r;
+
+        r = sd_bus_message_read(message, "t", &up_to);
+        if (r >= 0)
+                r = job_release_frames(userdata, up_to, &f);
+        if (r < 0)
+                return bus_error_fault(error, r, &f);
+
         return sd_bus_reply_method_return(message, NULL);
 }
 
@@ -248,6 +287,8 @@ static const sd_bus_vtable job_vtable[] = {
         SD_BUS_PROPERTY("Error", "(ss)", property_get_error, 0, 0),
         SD_BUS_PROPERTY("Result", "a{sv}", property_get_result, 0, 0),
         SD_BUS_METHOD("Cancel", NULL, NULL, method_cancel, SD_BUS_VTABLE_UNPRIVILEGED),
+        SD_BUS_METHOD_WITH_ARGS("ReleaseFrames", SD_BUS_ARGS("t", up_to), SD_BUS_NO_RESULT, method_release_frames,
+                                SD_BUS_VTABLE_UNPRIVILEGED),
         SD_BUS_SIGNAL_WITH_ARGS("Progress",
                                 SD_BUS_ARGS("s", phase, "u", step, "u", steps, "u", block, "u", blocks, "d", fraction, "t", eta_usec),
                                 0),

@@ -83,6 +83,12 @@ const char *job_ready_check(const Job *j, const WireJobReady *m) {
                                NULL :
                                "JOB_READY for a MERGE with more than one step";
 
+        if (wire_job_is_coding(q->kind))
+                return job_ready_check_coding(j, m);
+
+        if (m->n_outputs != 0 || m->frames != 0)
+                return "JOB_READY of a sampler with results of coding";
+
         if (m->rows == 0 || m->rows > JOB_ROWS_MAX || m->blocks == 0 || m->blocks > JOB_BLOCKS_MAX)
                 return "JOB_READY with impossible rows or blocks";
 

@@ -102,10 +102,19 @@ Job *job_find(Manager *m, uint64_t id) {
 const char *job_kind_to_string(JobKind k) {
         static const char *const names[] = {
                 [JOB_LOAD] = "load", [JOB_STEP] = "step", [JOB_SAMPLE] = "sample",
-                [JOB_MERGE] = "merge", [JOB_PLAN] = "plan",
+                [JOB_MERGE] = "merge", [JOB_TOKENIZE] = "tokenize", [JOB_ENCODE] = "encode",
+                [JOB_DECODE] = "decode", [JOB_ENCODE_MEDIA] = "encode-media", [JOB_PLAN] = "plan",
         };
 
         return names[k];
+}
+
+const char *job_running_phase(const Job *j) {
+        return j->kind == JOB_STEP || j->kind == JOB_PLAN ? "sample" : job_kind_to_string(j->kind);
+}
+
+bool job_writes_output(const Job *j) {
+        return j->kind != JOB_LOAD && j->kind != JOB_MERGE && j->kind != JOB_PLAN;
 }
 
 const char *job_state_to_string(JobState s) {
@@ -155,6 +164,14 @@ static void send_progress(Job *j) {
         (void) job_bus_send_progress(j); /* may be lost, as documented */
 }
 
+/* False: not now. */
+static bool send_frames(Job *j) {
+        j->frames_wait = job_bus_send_frames(j, true) <= 0;
+        if (!j->frames_wait)
+                j->frames_told = j->frames_ready;
+        return !j->frames_wait;
+}
+
 static int arm_progress_timer(Manager *m, uint64_t usec);
 
 static int on_progress_timer(sd_event_source *source, uint64_t usec, void *userdata) {
@@ -166,6 +183,8 @@ static int on_progress_timer(sd_event_source *source, uint64_t usec, void *userd
         TAILQ_FOREACH(j, &m->unfinished, unfinished_entry) {
                 uint64_t due = j->progress_sent_usec + PROGRESS_INTERVAL_USEC;
 
+                if (j->frames_wait && j->owner && !send_frames(j))
+                        next = now + PROGRESS_INTERVAL_USEC < next ? now + PROGRESS_INTERVAL_USEC : next;
                 if (!j->progress_waits || !j->owner)
                         continue;
                 if (due <= now)
@@ -211,6 +230,47 @@ void job_progress(Job *j) {
 
         j->progress_waits = true;
         (void) arm_progress_timer(j->manager, due);
+}
+
+void job_frames_ready(Job *j) {
+        if (j->frames_told == j->frames_ready || !j->owner || j->kind == JOB_PLAN)
+                return;
+
+        if (!send_frames(j))
+                (void) arm_progress_timer(j->manager, clock_usec() + PROGRESS_INTERVAL_USEC);
+}
+
+int job_release_frames(Job *j, uint64_t up_to, Fault *f) {
+        if (j->kind != JOB_DECODE)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "This is a job of kind \"%s\", frames are made by \"decode\".",
+                                 job_kind_to_string(j->kind));
+
+        if (up_to > j->frames_ready)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                                 "Frames up to %" PRIu64 " cannot be released, only %" PRIu64 " were ready so far.", up_to,
+                                 j->frames_ready);
+
+        if (up_to > j->frames_released)
+                j->frames_released = up_to;
+        if (j->manager->queue && !job_is_finished(j))
+                queue_dispatch(j->manager->queue);
+        return 0;
+}
+
+bool job_has_room(const Job *j) {
+        const WireJobReady *y = &j->ready;
+        uint64_t left, next;
+
+        if (j->kind != JOB_DECODE || !j->opened || y->ring_frames >= y->frames)
+                return true;
+
+        left = y->frames - j->frames_done;
+        next = y->step_frames < left ? y->step_frames : left;
+        return j->frames_done + next <= j->frames_released + y->ring_frames;
+}
+
+bool job_has_result(const Job *j) {
+        return j->state == JOB_DONE || (j->kind == JOB_DECODE && j->state < JOB_DONE && j->frames_ready > 0);
 }
 
 /* Forgets the oldest finished jobs of this peer beyond FINISHED_MAX. */
@@ -259,6 +319,8 @@ void job_finish(Job *j, JobState state, const Fault *f) {
         }
 
         j->owner->n_finished++;
+        if (j->frames_told < j->frames_ready && job_bus_send_frames(j, false) > 0)
+                j->frames_told = j->frames_ready;
         (void) job_bus_send_finished(j);
         trim_finished(j->manager, j->owner);
 }
@@ -300,14 +362,29 @@ void job_peer_gone(Peer *p) {
         }
 }
 
+/* Coding has them by name. */
+static int output_tensor(const WireJobReady *y, uint32_t i, char ret_name[static 32], WireTensor *ret) {
+        const char *name;
+
+        if (i >= y->n_outputs || i >= ELEMENTSOF(y->outputs))
+                return -ENOENT;
+
+        name = wire_output_name(y->outputs[i].name);
+        (void) snprintf(ret_name, 32, "%s", name ? name : "?");
+        *ret = y->outputs[i].tensor;
+        return 0;
+}
+
 /* The end state comes first; of a SAMPLE that keeps its steps then every state, with what its sampler carries. */
 int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTensor *ret) {
         static const char *const names[] = { "video", "audio", "audio_carried" };
         const WireJobReady *y = &j->ready;
         uint32_t per_state = y->carried.size > 0 ? 3 : 2, which = i, state = y->steps;
 
-        if (j->kind != JOB_STEP && j->kind != JOB_SAMPLE)
+        if (!job_writes_output(j))
                 return -ENOENT;
+        if (wire_job_is_coding(j->request.kind))
+                return output_tensor(y, i, ret_name, ret);
 
         if (i < 2)
                 (void) snprintf(ret_name, 32, "%s%s", names[i], j->kind == JOB_STEP ? "_velocity" : "");

@@ -11,6 +11,10 @@ typedef enum JobKind {
         JOB_STEP,
         JOB_SAMPLE,
         JOB_MERGE,
+        JOB_TOKENIZE,
+        JOB_ENCODE,
+        JOB_DECODE,
+        JOB_ENCODE_MEDIA,
         JOB_PLAN, /* the answer to Session.Plan: no object on the bus */
 } JobKind;
 
@@ -59,6 +63,13 @@ struct Job {
         bool opened;         /* JOB_READY seen from the current worker */
         char numerics_id[128];
 
+        /* DECODE of video: frames of the film, counted from its start. done: that the committed steps are known to have
+         * finished; ready: the most that done ever was (another worker may have to begin again); told: those that FramesReady
+         * has spoken of; released: those that the reader is done with. released <= told <= ready. */
+        uint64_t frames_done, frames_ready, frames_told, frames_released;
+        bool frames_wait; /* told < ready: the reader's queue was full, on_progress_timer() tries again */
+        bool cached;      /* ENCODE: taken from the worker's cache */
+
         /* queue.c */
         bool resume;          /* at the next JOB_OPEN the worker goes on from the commit word */
         uint32_t first_epoch; /* of the worker that wrote the oldest valid commit word */
@@ -84,6 +95,10 @@ int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f);
 Job *job_free(Job *j);
 Job *job_find(Manager *m, uint64_t id);
 const char *job_kind_to_string(JobKind k);
+/* What it is doing once it runs: its Phase then. */
+const char *job_running_phase(const Job *j);
+/* It has an output range of its own. */
+bool job_writes_output(const Job *j);
 const char *job_state_to_string(JobState s);
 bool job_is_finished(const Job *j);
 
@@ -94,6 +109,15 @@ uint64_t job_queued_usec(const Job *j);
 /* Sends the signal at most 10 times a second, the first one a tenth after the job was made: at once, or the newest value when its time
  * has come. */
 void job_progress(Job *j);
+/* frames_ready has grown: sends FramesReady for all that were not spoken of yet. For a reader that does not read it is put off, and
+ * one message then speaks of all: none is lost, and not more than 64 wait. */
+void job_frames_ready(Job *j);
+/* The reader is done with the frames before this one. InvalidArgument: not a Decode, or more than were ready. */
+int job_release_frames(Job *j, uint64_t up_to, Fault *f);
+/* Whether the frames of the next step have room in the ring. */
+bool job_has_room(const Job *j);
+/* Its result can be read: it is done, or a DECODE whose places are known. */
+bool job_has_result(const Job *j);
 /* The one end of every job: sets the state, drops references, sends Finished, trims the owner's finished
  * jobs to 256. f: NULL if done. Frees a job whose owner is gone: do not touch j after it. */
 void job_finish(Job *j, JobState state, const Fault *f);
@@ -102,7 +126,7 @@ void job_cancel(Job *j);
 void job_peer_gone(Peer *p);
 int job_path(const Job *j, char **ret);
 
-/* Tensors of a finished STEP or SAMPLE: number i of them, name in ret_name, place in the output arena in
+/* Tensors of a job that has a result: number i of them, name in ret_name, place in the output arena in
  * *ret. -ENOENT behind the last. */
 int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTensor *ret);
 
@@ -111,4 +135,5 @@ int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTe
 /* Answers a method call with the job's path. A job that cannot be named is cancelled. */
 int job_bus_reply(Job *j, sd_bus_message *message, sd_bus_error *error);
 int job_bus_send_progress(Job *j);
+int job_bus_send_frames(Job *j, bool droppable); /* from frames_told to frames_ready. 1: sent; 0: dropped */
 int job_bus_send_finished(Job *j);

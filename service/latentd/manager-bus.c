@@ -353,8 +353,8 @@ static int property_get_text(sd_bus *bus, const char *path, const char *interfac
 
 static int property_get_features(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
                                  void *userdata, sd_bus_error *error) {
-        return sd_bus_message_append(reply, "as", 10, "step", "sample", "f32", "bf16", "conditions", "masks", "noise",
-                                     "res_multistep", "lora", "plan");
+        return sd_bus_message_append(reply, "as", 14, "step", "sample", "f32", "bf16", "conditions", "masks", "noise",
+                                     "res_multistep", "lora", "plan", "tokenize", "encode", "decode", "encode-media");
 }
 
 static int property_get_api_version(sd_bus *bus, const char *path, const char *interface, const char *property,

@@ -37,17 +37,18 @@ static int check_partition(const char *s, Fault *f) {
 }
 
 int model_bus_read_options(sd_bus_message *message, Manager *m, bool with_name, ModelOptions *ret, Fault *f) {
-        const char *name = "unnamed", *qkv_order = "auto", *partition = NULL, *numa = NULL;
+        const char *name = "unnamed", *qkv_order = "auto", *partition = NULL, *numa = NULL, *tokenizer = "";
+        bool tokenizer_seen = false;
         ModelOptions o = { .numa = m->config->numa_policy };
         const BusKey keys[] = {
                 { "qkv-order", "s", &qkv_order },
                 { "partition", "s", &partition },
                 { "numa",      "s", &numa      },
-                { "name",      "s", &name      }, /* last: not every caller has it */
+                with_name ? (BusKey) { "name", "s", &name } : (BusKey) { "tokenizer", "s", &tokenizer, &tokenizer_seen },
         };
         int r;
 
-        r = bus_read_dictionary(message, keys, ELEMENTSOF(keys) - !with_name, f);
+        r = bus_read_dictionary(message, keys, ELEMENTSOF(keys), f);
         if (r < 0)
                 return r;
 
@@ -71,7 +72,12 @@ int model_bus_read_options(sd_bus_message *message, Manager *m, bool with_name, 
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The name has %zu bytes; 1 to %zu were expected.",
                                  strlen(name), sizeof(o.name) - 1);
 
+        if ((tokenizer_seen && tokenizer[0] == '\0') || strlen(tokenizer) >= sizeof(o.tokenizer))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"tokenizer\" has %zu bytes; 1 to %zu were expected.",
+                                 strlen(tokenizer), sizeof(o.tokenizer) - 1);
+
         (void) snprintf(o.name, sizeof(o.name), "%s", name);
+        (void) snprintf(o.tokenizer, sizeof(o.tokenizer), "%s", tokenizer);
         *ret = o;
         return 0;
 }
@@ -168,7 +174,7 @@ static const char *kind_text(const Model *m) {
         if (m->state != MODEL_READY)
                 return "";
 
-        return m->info.kind == WIRE_MODEL_LORA ? "lora" : "denoiser";
+        return model_kind_to_string(m->info.kind);
 }
 
 static int property_get_text(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,

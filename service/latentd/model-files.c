@@ -148,6 +148,13 @@ static int open_failed(const Root *root, const char *path, int error, Fault *f) 
         }
 }
 
+static bool has_file(const ModelFiles *m, const char *name) {
+        for (size_t i = 0; i < m->n_files; i++)
+                if (strcmp(m->files[i].name, name) == 0)
+                        return true;
+        return false;
+}
+
 static int add_file(ModelFiles *m, const Root *root, const char *path, int fd_taken, Fault *f) {
         CLEANUP_CLOSE int fd = fd_taken;
         const char *base = strrchr(path, '/');
@@ -163,6 +170,9 @@ static int add_file(ModelFiles *m, const Root *root, const char *path, int fd_ta
         r = descriptor_check(fd, path, f);
         if (r < 0)
                 return r;
+        if (has_file(m, base ? base + 1 : path))
+                return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s: the model has a file of this name already",
+                        root->path, path);
         if (m->n_files >= MODEL_FILES_MAX)
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s: a model may have at most %d files",
                         root->path, path, MODEL_FILES_MAX);
@@ -395,8 +405,77 @@ static int add_directory(
         return r;
 }
 
-/* -ENOENT without f: this directory does not have it. */
-static int open_in_root(const Root *root, const char *name, ModelFiles *m, Fault *f) {
+static const char *const tokenizer_names[] = {
+        "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json", NULL};
+static const char *const processor_names[] = {
+        "preprocessor_config.json", "video_preprocessor_config.json", NULL};
+
+/* Those of the names that are in this directory: *ret_n. -ENOENT without f: there is no such directory. */
+static int add_those(ModelFiles *m, const Root *root, const char *directory, const char *const *names,
+        size_t *ret_n, Fault *f) {
+        CLEANUP_CLOSE int fd = open_beneath(root->fd, directory, O_RDONLY | O_DIRECTORY | O_NONBLOCK);
+        size_t n = 0;
+        int r;
+
+        if (fd == -ENOENT || fd == -ENOTDIR)
+                return -ENOENT;
+        if (fd < 0)
+                return open_failed(root, directory, fd, f);
+
+        for (size_t i = 0; names[i]; i++) {
+                r = add_named(m, root, directory, names[i], f);
+                if (r < 0 && r != -ENOENT)
+                        return r;
+                n += r >= 0;
+        }
+
+        *ret_n = n;
+        return 0;
+}
+
+/* Pictures' sizes are the processor's business; where it is no directory of its own its files lie with the
+ * tokenizer's. */
+static int add_tokenizer(ModelFiles *m, const Root *root, const char *directory, size_t *ret_n, Fault *f) {
+        size_t ignored;
+        int r;
+
+        r = add_those(m, root, directory, tokenizer_names, ret_n, f);
+        if (r < 0 || has_file(m, processor_names[0]) || has_file(m, processor_names[1]))
+                return r;
+        return add_those(m, root, directory, processor_names, &ignored, f);
+}
+
+/* Of a directory text_encoder: the path of the directory `sibling` beside it. False: it is none. */
+static bool path_beside(const char *directory, const char *sibling, char ret[static PATH_MAX]) {
+        static const char base[] = "text_encoder";
+        size_t n = strlen(directory);
+
+        while (n > 0 && directory[n - 1] == '/')
+                n--;
+        if (n < strlen(base) || strncmp(directory + n - strlen(base), base, strlen(base)) != 0)
+                return false;
+        n -= strlen(base);
+        if (n > 0 && directory[n - 1] != '/')
+                return false;
+
+        return snprintf(ret, PATH_MAX, "%.*s%s", (int) n, directory, sibling) < PATH_MAX;
+}
+
+static int add_beside(ModelFiles *m, const Root *root, const char *directory, bool tokenizer, Fault *f) {
+        char path[PATH_MAX];
+        size_t n;
+        int r = 0;
+
+        if (path_beside(directory, "processor", path))
+                r = add_those(m, root, path, processor_names, &n, f);
+        if ((r >= 0 || r == -ENOENT) && tokenizer && path_beside(directory, "tokenizer", path))
+                r = add_tokenizer(m, root, path, &n, f);
+        return r == -ENOENT ? 0 : r;
+}
+
+/* -ENOENT without f: this directory does not have it. beside: a tokenizer beside a text_encoder comes along, as
+ * its processor does in any case. */
+static int open_in_root(const Root *root, const char *name, bool beside, ModelFiles *m, Fault *f) {
         CLEANUP_CLOSE int fd = -EBADF;
         struct stat st;
 
@@ -408,8 +487,11 @@ static int open_in_root(const Root *root, const char *name, ModelFiles *m, Fault
         if (fstat(fd, &st) < 0)
                 return open_failed(root, name, -errno, f);
 
-        if (S_ISDIR(st.st_mode))
-                return add_directory(m, root, name, fd, false, f);
+        if (S_ISDIR(st.st_mode)) {
+                int r = add_directory(m, root, name, fd, false, f);
+
+                return r < 0 ? r : add_beside(m, root, name, beside, f);
+        }
         if (S_ISREG(st.st_mode) && !has_suffix(name, suffix_weights))
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s is not a .safetensors file",
                         root->path, name);
@@ -451,7 +533,32 @@ static int not_found(const Config *c, const char *name, Fault *f) {
         return fault_set(f, -ENOENT, FAULT_NOT_FOUND, "there is no model \"%s\". Looked in: %s", name, list);
 }
 
-int model_files_open(const Config *c, const char *name, ModelFiles *ret, Fault *f) {
+/* One that the caller names. */
+static int open_tokenizer(const Config *c, const char *name, ModelFiles *m, Fault *f) {
+        size_t n;
+        int r;
+
+        r = check_name(name, f);
+        if (r < 0)
+                return r;
+
+        for (char **p = c->model_path; p && *p; p++) {
+                CLEANUP_CLOSE int fd = open(*p, O_PATH | O_DIRECTORY | O_CLOEXEC);
+                Root root = {.fd = fd, .path = *p};
+
+                r = fd < 0 ? -ENOENT : add_tokenizer(m, &root, name, &n, f);
+                if (r >= 0 && n == 0)
+                        return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
+                                "%s/%s holds no tokenizer: expected vocab.json and merges.txt, or tokenizer.json", *p, name);
+                if (r != -ENOENT)
+                        return r < 0 ? fault_set(f, r, FAULT_INTERNAL, "%s/%s: %s", *p, name, strerror(-r)) : 0;
+        }
+
+        return fault_set(f, -ENOENT, FAULT_NOT_FOUND,
+                "there is no directory \"%s\" with a tokenizer below any ModelPath= directory", name);
+}
+
+static int open_model(const Config *c, const char *name, bool beside, ModelFiles *ret, Fault *f) {
         ModelFiles m = {};
         int r;
 
@@ -466,7 +573,7 @@ int model_files_open(const Config *c, const char *name, ModelFiles *ret, Fault *
                 if (fd < 0)
                         continue; /* an unplugged disk must not hide the other directories */
 
-                r = open_in_root(&root, name, &m, f);
+                r = open_in_root(&root, name, beside, &m, f);
                 if (r >= 0) {
                         *ret = m;
                         return 0;
@@ -478,6 +585,23 @@ int model_files_open(const Config *c, const char *name, ModelFiles *ret, Fault *
         }
 
         return not_found(c, name, f);
+}
+
+int model_files_open(const Config *c, const char *name, const char *tokenizer, ModelFiles *ret, Fault *f) {
+        bool given = tokenizer[0] != '\0';
+        ModelFiles m = {};
+        int r;
+
+        r = open_model(c, name, !given, &m, f);
+        if (r >= 0 && given)
+                r = open_tokenizer(c, tokenizer, &m, f);
+        if (r < 0) {
+                model_files_done(&m);
+                return r;
+        }
+
+        *ret = m;
+        return 0;
 }
 
 void model_files_done(ModelFiles *m) {

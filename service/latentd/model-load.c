@@ -28,6 +28,7 @@ struct ModelOpen {
         const Config *config;
         Manager *manager;
         char *name; /* NULL: the model has its files */
+        char *tokenizer; /* "": not given */
         bool stuck;
         ModelFiles files;
         FileIdentity *identities; /* of each file */
@@ -40,6 +41,7 @@ static ModelOpen *model_open_free(ModelOpen *o) {
 
         model_files_done(&o->files);
         free(o->identities);
+        free(o->tokenizer);
         free(o->name);
         free(o);
         return NULL;
@@ -120,6 +122,8 @@ static void on_worker_model(void *userdata, Model *model, const WireModelReady *
         bus_text(m->info.support);
         bus_text(m->info.warning);
         m->identity = model_identity(m);
+        for (size_t i = 0; i < m->n_parts; i++)
+                m->parts[i].region->ease = model_ease(m->info.kind);
         m->last_used_usec = clock_usec();
         log_info("model %" PRIu64 " is ready: %zu files, %" PRIu64 " bytes, %" PRIu64 " read", m->id, m->n_parts, m->bytes,
                  m->bytes_read);
@@ -188,15 +192,21 @@ static void model_check(Model *m) {
         }
 }
 
+static bool leaves_before(const Model *a, const Model *b) {
+        uint32_t ease_a = model_ease(a->info.kind), ease_b = model_ease(b->info.kind);
+
+        return ease_a != ease_b ? ease_a > ease_b : a->last_used_usec < b->last_used_usec;
+}
+
 bool model_idle_gives_way(Manager *manager, const Model *loading) {
-        Model *m, *oldest = NULL;
+        Model *m, *first = NULL;
 
         TAILQ_FOREACH(m, &manager->models, entry)
                 if (m != loading && !m->is_private && m->state == MODEL_READY && !m->keep && m->n_users == 0 &&
-                    (!oldest || m->last_used_usec < oldest->last_used_usec))
-                        oldest = m;
+                    (!first || leaves_before(m, first)))
+                        first = m;
 
-        return oldest && model_unload(oldest, NULL) >= 0;
+        return first && model_unload(first, NULL) >= 0;
 }
 
 static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read, const Fault *f) {
@@ -269,7 +279,7 @@ static int open_work(void *userdata) {
         if (!o->name)
                 return 0;
 
-        r = model_files_open(o->config, o->name, &o->files, &o->fault);
+        r = model_files_open(o->config, o->name, o->tokenizer, &o->files, &o->fault);
         if (r < 0)
                 return r;
 
@@ -303,7 +313,8 @@ static Model *find_shared(const Model *like, ModelState state) {
 
         TAILQ_FOREACH(m, &like->manager->models, entry)
                 if (m != like && !m->is_private && !m->superseded && m->state == state && strcmp(m->name, like->name) == 0 &&
-                    m->qkv_order == like->qkv_order && strcmp(m->partition, like->partition) == 0 &&
+                    strcmp(m->tokenizer, like->tokenizer) == 0 && m->qkv_order == like->qkv_order &&
+                    strcmp(m->partition, like->partition) == 0 &&
                     m->numa.kind == like->numa.kind && (m->numa.kind != NUMA_BIND || m->numa.node == like->numa.node))
                         return m;
 
@@ -425,7 +436,8 @@ static int start(Model *m, const char *name, Job *j) {
         o->config = m->manager->config;
         if (name) {
                 o->name = strdup(name);
-                if (!o->name)
+                o->tokenizer = strdup(m->tokenizer);
+                if (!o->name || !o->tokenizer)
                         return -ENOMEM;
         }
 

@@ -17,7 +17,7 @@ typedef struct MendOpen {
         ModelMend *mend; /* NULL: nobody wants it */
         Manager *manager;
         bool stuck;
-        char *name;
+        char *name, *tokenizer;
         ModelFiles files;
         FileIdentity *identities; /* of each */
         Fault fault;
@@ -44,6 +44,7 @@ static MendOpen *mend_open_free(MendOpen *o) {
         model_files_done(&o->files);
         free(o->identities);
         free(o->name);
+        free(o->tokenizer);
         free(o);
         return NULL;
 }
@@ -103,6 +104,7 @@ static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read
 
                 p->region = region;
                 region->keep = region->keep || old->keep;
+                region->ease = old->ease;
                 store_region_unref(m->manager->store, old);
                 m->bytes_read += bytes_read;
         }
@@ -139,7 +141,7 @@ static int open_work(void *userdata) {
         MendOpen *o = userdata;
         int r;
 
-        r = model_files_open(o->manager->config, o->name, &o->files, &o->fault);
+        r = model_files_open(o->manager->config, o->name, o->tokenizer, &o->files, &o->fault);
         if (r < 0)
                 return r;
 
@@ -196,8 +198,8 @@ static int open_again(ModelMend *x) {
         if (!o)
                 return -ENOMEM;
 
-        *o = (MendOpen) { .mend = x, .manager = m, .name = strdup(x->model->name) };
-        if (!o->name)
+        *o = (MendOpen) { .mend = x, .manager = m, .name = strdup(x->model->name), .tokenizer = strdup(x->model->tokenizer) };
+        if (!o->name || !o->tokenizer)
                 return -ENOMEM;
 
         r = file_jobs_submit(store_file_jobs(m->store), open_work, on_open_stuck, on_opened, o);

@@ -29,6 +29,41 @@ const char *model_state_to_string(ModelState s) {
         return names[s];
 }
 
+const char *model_kind_to_string(uint32_t kind) {
+        static const char *const names[] = {
+                [WIRE_MODEL_DENOISER] = "denoiser",   [WIRE_MODEL_LORA] = "lora",           [WIRE_MODEL_CONDITIONER] = "conditioner",
+                [WIRE_MODEL_VIDEO_VAE] = "video-vae", [WIRE_MODEL_AUDIO_VAE] = "audio-vae",
+        };
+
+        return kind < ELEMENTSOF(names) ? names[kind] : "unknown";
+}
+
+uint32_t model_ease(uint32_t kind) {
+        switch (kind) {
+
+        case WIRE_MODEL_CONDITIONER:
+                return 2;
+
+        case WIRE_MODEL_VIDEO_VAE:
+        case WIRE_MODEL_AUDIO_VAE:
+                return 1;
+
+        default:
+                return 0;
+        }
+}
+
+/* The administrator wants its memory back. Not while the service stops: then clients go only to come back to the next one. */
+static bool goes_after_use(const Model *m) {
+        static const uint32_t parts[] = {
+                [WIRE_MODEL_DENOISER] = CONFIG_PART_DENOISER,   [WIRE_MODEL_CONDITIONER] = CONFIG_PART_CONDITIONER,
+                [WIRE_MODEL_VIDEO_VAE] = CONFIG_PART_VIDEO_VAE, [WIRE_MODEL_AUDIO_VAE] = CONFIG_PART_AUDIO_VAE,
+        };
+
+        return m->state == MODEL_READY && !m->keep && !m->manager->stopping && m->info.kind < ELEMENTSOF(parts) &&
+               (m->manager->config->evict_after_use & parts[m->info.kind]);
+}
+
 Model *model_find(Manager *m, uint64_t id) {
         Model *model;
 
@@ -105,7 +140,10 @@ int model_new(Manager *m, Peer *owner, const ModelOptions *o, const char *name, 
                 return -ENOMEM;
 
         model->name = strdup(name);
-        if (!model->name) {
+        model->tokenizer = strdup(o->tokenizer);
+        if (!model->name || !model->tokenizer) {
+                free(model->name);
+                free(model->tokenizer);
                 free(model);
                 return -ENOMEM;
         }
@@ -388,6 +426,8 @@ void model_user_remove(Model *m) {
                 model_free(m);
         } else if (m->is_private && !m->owner && m->n_waiters == 0)
                 model_free(m);
+        else if (goes_after_use(m))
+                (void) model_unload(m, NULL);
 }
 
 void model_peer_gone(Peer *p) {
@@ -427,6 +467,7 @@ Model *model_free(Model *m) {
 
         free(m->waiters);
         free(m->name);
+        free(m->tokenizer);
         free(m);
         return NULL;
 }

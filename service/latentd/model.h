@@ -6,7 +6,8 @@
  * Shared models come from LoadModel and are known by (name, qkv order, partition, NUMA policy). Loading one that is there opens its files
  * again and compares their identities: unchanged, nothing is read; changed, a new Model object is loaded in its place and the old one,
  * which no name leads to any more, goes with its last user. A shared model without users and without Pin makes room when another one does
- * not fit, the one idle for longest first. Private models come from NewModel and go with their maker.
+ * not fit: conditioners first, then VAEs, then the others, of these the one idle for longest. A model of EvictAfterUse= goes when its last
+ * user does, unless it has Pin. Private models come from NewModel and go with their maker.
  *
  * Logic only; model-bus.c is its face, model-load.c takes it from files to ready. */
 
@@ -36,6 +37,7 @@ typedef struct ModelPart {
 
 typedef struct ModelOptions {
         char name[256]; /* NewModel: for people */
+        char tokenizer[512]; /* LoadModel: below a ModelPath= directory; empty: not given */
         WireQkvOrder qkv_order;
         char partition[16]; /* empty: not given */
         NumaPolicy numa;
@@ -48,6 +50,7 @@ struct Model {
         uint64_t id;
         Manager *manager;
         char *name;
+        char *tokenizer; /* of LoadModel's options; "": not given */
         Peer *owner; /* private models: who made it, NULL once gone or for a shared one */
         uid_t uid;   /* private models */
         bool is_private;
@@ -78,10 +81,14 @@ Model *model_find(Manager *m, uint64_t id);
 /* Visible to this user? */
 bool model_visible(const Model *m, uid_t uid);
 const char *model_state_to_string(ModelState s);
+const char *model_kind_to_string(uint32_t kind); /* WireModelKind: "denoiser", "lora", ... */
+/* How easily a model of this kind is given up when memory is short: conditioners, which a film needs once, before VAEs, before all
+ * others. */
+uint32_t model_ease(uint32_t kind);
 int model_path(const Model *m, char **ret); /* malloc'ed object path */
 int model_from_path(Manager *m, const char *path, uid_t uid, Model **ret); /* -ENOENT */
 void model_user_add(Model *m);
-void model_user_remove(Model *m); /* may free a private model whose owner is gone */
+void model_user_remove(Model *m); /* may free it: a private one whose owner is gone, one of EvictAfterUse= */
 void model_peer_gone(Peer *p);
 /* Waiting jobs must be gone. Regions stay cached. */
 Model *model_free(Model *m);
@@ -107,8 +114,8 @@ const char *model_partition_of_name(const char *name);
 /* model-load.c. *ret: the job, whose end always comes after this call has returned. */
 int model_load(Manager *m, Peer *p, const char *name, const ModelOptions *o, Job **ret, Fault *f);
 int model_commit(Model *m, Peer *p, Job **ret, Fault *f);
-/* Of the shared models that nobody uses and nobody has pinned the one that is idle for longest is unloaded, other than `loading` (may be
- * NULL), which needs the room. False: there is none. */
+/* Of the shared models that nobody uses and nobody has pinned the one of most ease, idle for longest, is unloaded, other than
+ * `loading` (may be NULL), which needs the room. False: there is none. */
 bool model_idle_gives_way(Manager *m, const Model *loading);
 /* Cancels the load for this job (finishing the job is the caller's part); the load itself stops if no other job waits. May free m. */
 void model_load_cancel(Model *m, Job *j);

@@ -135,13 +135,9 @@ void queue_dispatch(Queue *q) {
         (void) sd_event_source_set_enabled(q->dispatch_source, SD_EVENT_ONESHOT);
 }
 
-static const char *running_phase(const Job *j) {
-        return j->kind == JOB_MERGE ? "merge" : "sample";
-}
-
-/* Says so in its Phase, and that it is over. */
-static void set_waiting(Job *j, bool waiting) {
-        const char *phase = waiting ? "crash-wait" : j->state == JOB_QUEUED ? "queue" : running_phase(j);
+/* Says so in its Phase, and that it is over. why: NULL: it does not wait. */
+static void set_waiting(Job *j, const char *why) {
+        const char *phase = why ? why : j->state == JOB_QUEUED ? "queue" : job_running_phase(j);
 
         if (j->phase == phase || strcmp(j->phase, phase) == 0)
                 return;
@@ -150,19 +146,22 @@ static void set_waiting(Job *j, bool waiting) {
         job_progress(j);
 }
 
-/* The one of the window that waited longest for the worker; of those that never had it the oldest. */
+/* The one of the window that waited longest for the worker; of those that never had it the oldest. Those whose user or reader lets
+ * them wait are not in the window: the number of the latter is bounded by RING_JOBS_MAX. */
 static Job *pick(const Queue *q) {
         uint64_t now = clock_usec(), until, next = UINT64_MAX;
         Job *j, *best = NULL;
+        const char *why;
         unsigned n = 0;
 
         TAILQ_FOREACH(j, &q->jobs, queue_entry) {
                 until = crash_budget_until(q->crashes, j->uid, now);
-                set_waiting(j, until > 0);
-                if (until > 0) {
+                why = until > 0 ? "crash-wait" : job_has_room(j) ? NULL : "frames-wait";
+                set_waiting(j, why);
+                if (until > 0)
                         next = until < next ? until : next;
+                if (why)
                         continue;
-                }
                 if (n++ >= QUEUE_WINDOW)
                         break;
                 if (!best || j->turn < best->turn)
@@ -230,6 +229,18 @@ static bool can_run_ahead(const Job *j) {
         return (j->kind == JOB_STEP || j->kind == JOB_SAMPLE) && !j->resume;
 }
 
+/* Frames that a reader has seen must stay what they are. From its first step a film can only be made again over those that the same
+ * kind of worker made, and not in a ring, which holds others by now. */
+static int begin_frames(Job *j, const char *numerics) {
+        bool same = strcmp(j->numerics_id, numerics) == 0 && j->ready.ring_frames >= j->ready.frames;
+
+        if (j->frames_ready > 0 && !same)
+                return -ESTALE;
+
+        j->frames_done = 0;
+        return 0;
+}
+
 static int start_open(Queue *q, Job *j) {
         WorkerLink *w = q->manager->worker;
         const Session *s = j->session;
@@ -237,12 +248,17 @@ static int start_open(Queue *q, Job *j) {
         int r;
 
         q->activity = ACTIVITY_OPEN;
-        job_start(j, running_phase(j));
+        job_start(j, job_running_phase(j));
         if (j->resume && strcmp(j->numerics_id, worker_link_numerics_id(w)) != 0) {
                 /* This worker computes other bits than the one that began: all steps or none from
                  * one of them. */
                 j->resume = false;
                 j->step = j->request.start_step;
+        }
+        if (!j->resume) {
+                r = begin_frames(j, worker_link_numerics_id(w));
+                if (r < 0)
+                        return r;
         }
 
         /* The session's last job was of the same shape: then what the worker will answer is known. */
@@ -300,6 +316,9 @@ static int on_dispatch(sd_event_source *source, void *userdata) {
         int r;
 
         r = start_next(q, &j);
+        if (r == -ESTALE)
+                (void) fault_set(&f, r, FAULT_WORKER_CRASHED,
+                        "The worker died, and what it left cannot be gone on from: frames of this film were read already. Start it again.");
         if (r < 0) {
                 (void) fault_set(&f, r, FAULT_INTERNAL, "The job could not be given to the worker: %s.",
                         strerror(-r));
@@ -365,6 +384,15 @@ static void remember(const Job *j, const WireJobReady *m, uint64_t epoch) {
         s->known_epoch = epoch;
 }
 
+static void set_frames(Job *j, uint64_t done) {
+        j->frames_done = done;
+        if (done <= j->frames_ready)
+                return;
+
+        j->frames_ready = done;
+        job_frames_ready(j);
+}
+
 void queue_on_job_ready(Queue *q, const WireJobReady *m) {
         WorkerLink *w = q->manager->worker;
         bool ahead = q->activity == ACTIVITY_AHEAD, as_expected;
@@ -390,6 +418,7 @@ void queue_on_job_ready(Queue *q, const WireJobReady *m) {
         if (!j->resume)
                 j->first_epoch = (uint32_t) worker_link_epoch(w);
         j->open_took_usec = clock_usec() - j->open_started_usec;
+        set_frames(j, m->frames_done);
         remember(j, m, worker_link_epoch(w));
         if (ahead) {
                 q->activity = as_expected ? ACTIVITY_STEP : ACTIVITY_REPLAN;
@@ -436,6 +465,19 @@ void queue_on_progress(Queue *q, const WireProgress *m) {
         job_progress(j);
 }
 
+/* What the step made has room in the ring, since it was asked for only then (job_has_room()). */
+static bool frames_fit(const Job *j, const WireStepDone *m) {
+        const WireJobReady *y = &j->ready;
+
+        if (m->cached > (j->kind == JOB_ENCODE))
+                return false;
+        if (y->frames == 0)
+                return m->frames == 0;
+
+        return m->frames >= j->frames_done && m->frames <= y->frames && m->frames - j->frames_done <= y->step_frames &&
+               (j->step + 1 < j->steps || m->frames == y->frames);
+}
+
 void queue_on_step_done(Queue *q, const WireStepDone *m) {
         Job *j = expect(q, &m->header, ACTIVITY_STEP);
         uint32_t epoch, done;
@@ -452,6 +494,11 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 return;
         }
 
+        if (!frames_fit(j, m)) {
+                lie(q, "STEP_DONE with impossible frames");
+                return;
+        }
+
         elapsed = clock_usec() - j->step_started_usec;
         j->step_usec = elapsed;
         elapsed += STEAL(j->open_took_usec, 0); /* the first one's time has the opening in it */
@@ -460,7 +507,9 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
         j->retries = 0;
         j->step++;
         j->block = j->step < j->steps ? 0 : j->blocks;
+        j->cached = m->cached > 0;
         q->manager->steps_done += j->kind != JOB_MERGE;
+        set_frames(j, m->frames);
         q->active = NULL;
 
         if (j->state == JOB_CANCELLING)
@@ -515,6 +564,11 @@ static uint32_t committed_steps(const Job *j, bool ran) {
         return done;
 }
 
+/* Its commit word says how far it is. */
+static bool can_go_on(const Job *j) {
+        return j->kind == JOB_SAMPLE || (j->kind != JOB_PLAN && wire_job_is_coding(j->request.kind));
+}
+
 /* Where the job goes on. True if it has all its steps. */
 static bool take_up(Job *j, bool ran) {
         uint32_t done;
@@ -522,7 +576,7 @@ static bool take_up(Job *j, bool ran) {
         if (!j->opened) /* what an earlier worker committed is still to be resumed */
                 return false;
 
-        done = j->kind == JOB_SAMPLE ? committed_steps(j, ran) : 0;
+        done = can_go_on(j) ? committed_steps(j, ran) : 0;
         if (done > j->step) {
                 /* It died between the commit and STEP_DONE: the step counts. */
                 j->compute_usec += clock_usec() - j->step_started_usec;
@@ -533,6 +587,8 @@ static bool take_up(Job *j, bool ran) {
         j->block = 0;
         j->resume = done > j->request.start_step;
         j->opened = false;
+        if (done == j->steps)
+                set_frames(j, j->ready.frames);
         return done == j->steps;
 }
 

@@ -62,6 +62,7 @@ typedef struct Region {
         uint64_t locked_bytes, node_bytes[REGION_NODES_MAX];
         int numa_error, lock_error; /* 0 or negative errno */
         bool keep;                  /* Model.Pin */
+        uint32_t ease;              /* model_ease() of the model that had it last: regions with more of it are evicted first */
         bool adopted;               /* from an earlier run of the service: never locked or measured by this one */
         bool unverified;            /* its checksums are to be verified before it is used */
         bool stored;                /* the service manager holds it too */

@@ -102,30 +102,42 @@ static int submit(sd_bus_message *message, Session *s, const WireJobOpen *reques
         return job_bus_reply(j, message, error);
 }
 
-static int method_step(sd_bus_message *message, void *userdata, sd_bus_error *error) {
-        Session *s = userdata;
+typedef int (*RequestFn)(sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+
+static int run(sd_bus_message *message, Session *s, RequestFn read, sd_bus_error *error) {
         WireJobOpen request;
         Fault f = {};
         int r;
 
-        r = session_request_step(message, s, 0, &request, &f);
+        r = read(message, s, 0, &request, &f);
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 
         return submit(message, s, &request, error);
 }
 
+static int method_step(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        return run(message, userdata, session_request_step, error);
+}
+
 static int method_sample(sd_bus_message *message, void *userdata, sd_bus_error *error) {
-        Session *s = userdata;
-        WireJobOpen request;
-        Fault f = {};
-        int r;
+        return run(message, userdata, session_request_sample, error);
+}
 
-        r = session_request_sample(message, s, 0, &request, &f);
-        if (r < 0)
-                return bus_error_fault(error, r, &f);
+static int method_tokenize(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        return run(message, userdata, session_request_tokenize, error);
+}
 
-        return submit(message, s, &request, error);
+static int method_encode(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        return run(message, userdata, session_request_encode, error);
+}
+
+static int method_encode_media(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        return run(message, userdata, session_request_encode_media, error);
+}
+
+static int method_decode(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        return run(message, userdata, session_request_decode, error);
 }
 
 static int method_later(sd_bus_message *message, void *userdata, sd_bus_error *error) {
@@ -204,16 +216,15 @@ static const sd_bus_vtable session_vtable[] = {
         SD_BUS_VTABLE_START(0),
         JOB_METHOD("Step", method_step),
         JOB_METHOD("Sample", method_sample),
-        JOB_METHOD("Tokenize", method_later),
-        JOB_METHOD("Encode", method_later),
-        JOB_METHOD("EncodeMedia", method_later),
-        JOB_METHOD("Decode", method_later),
+        JOB_METHOD("Tokenize", method_tokenize),
+        JOB_METHOD("Encode", method_encode),
+        JOB_METHOD("EncodeMedia", method_encode_media),
+        JOB_METHOD("Decode", method_decode),
         JOB_METHOD("Render", method_later),
         SD_BUS_METHOD_WITH_ARGS("Plan", SD_BUS_ARGS("s", kind, "a{sv}", request), SD_BUS_RESULT("a{sv}", plan),
                                 session_method_plan, SD_BUS_VTABLE_UNPRIVILEGED),
         SD_BUS_METHOD_WITH_ARGS("SetLoras", SD_BUS_ARGS("a(od)", loras, "a{sv}", options), SD_BUS_RESULT("o", job),
                                 session_method_set_loras, SD_BUS_VTABLE_UNPRIVILEGED),
-        SD_BUS_METHOD_WITH_ARGS("ReleaseFrames", SD_BUS_ARGS("t", up_to), SD_BUS_NO_RESULT, method_later, SD_BUS_VTABLE_UNPRIVILEGED),
         SD_BUS_METHOD("Close", NULL, NULL, method_close, SD_BUS_VTABLE_UNPRIVILEGED),
         SD_BUS_PROPERTY("Model", "o", property_get_model, 0, SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("Compute", "s", property_get_compute, 0, SD_BUS_VTABLE_PROPERTY_CONST),

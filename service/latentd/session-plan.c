@@ -11,6 +11,17 @@
 #include "service/latentd/session-request.h"
 #include "service/shared/cleanup.h"
 
+static int reply_plan(sd_bus_message *message, const Job *j) {
+        const WireJobReady *y = &j->ready;
+
+        if (!wire_job_is_coding(j->request.kind))
+                return sd_bus_reply_method_return(message, "a{sv}", 4, "rows", "t", y->rows, "steps", "u", y->steps,
+                        "output-bytes", "t", y->output_used, "ranks", "u", j->plan_ranks);
+
+        return sd_bus_reply_method_return(message, "a{sv}", 5, "rows", "t", y->rows, "steps", "u", y->steps,
+                "output-bytes", "t", y->output_used, "ranks", "u", j->plan_ranks, "memory-bytes", "t", y->memory_bytes);
+}
+
 /* To a caller that left meanwhile the answer goes nowhere. */
 static void on_planned(void *userdata, const Job *j) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *message = userdata;
@@ -18,9 +29,7 @@ static void on_planned(void *userdata, const Job *j) {
         Fault f = j->fault;
 
         if (j->state == JOB_DONE) {
-                (void) sd_bus_reply_method_return(message, "a{sv}", 4, "rows", "t", j->ready.rows, "steps",
-                        "u", j->ready.steps, "output-bytes", "t", j->ready.output_used, "ranks", "u",
-                        j->plan_ranks);
+                (void) reply_plan(message, j);
                 return;
         }
 
@@ -30,6 +39,18 @@ static void on_planned(void *userdata, const Job *j) {
         (void) sd_bus_reply_method_error(message, &error);
 }
 
+static const struct {
+        const char *kind;
+        int (*read)(sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+} readers[] = {
+        { "step", session_request_step },
+        { "sample", session_request_sample },
+        { "tokenize", session_request_tokenize },
+        { "encode", session_request_encode },
+        { "encode-media", session_request_encode_media },
+        { "decode", session_request_decode },
+};
+
 static int read_request(sd_bus_message *message, const Session *s, WireJobOpen *ret, Fault *f) {
         const char *kind;
         int r;
@@ -38,13 +59,12 @@ static int read_request(sd_bus_message *message, const Session *s, WireJobOpen *
         if (r < 0)
                 return r;
 
-        if (strcmp(kind, "step") == 0)
-                return session_request_step(message, s, WIRE_JOB_PLAN_ONLY, ret, f);
-        if (strcmp(kind, "sample") == 0)
-                return session_request_sample(message, s, WIRE_JOB_PLAN_ONLY, ret, f);
+        for (size_t i = 0; i < ELEMENTSOF(readers); i++)
+                if (strcmp(kind, readers[i].kind) == 0)
+                        return readers[i].read(message, s, WIRE_JOB_PLAN_ONLY, ret, f);
 
-        return fault_set(
-                f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"kind\" is \"%.32s\", expected step or sample.", kind);
+        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                "\"kind\" is \"%.32s\", expected step, sample, tokenize, encode, encode-media or decode.", kind);
 }
 
 int session_method_plan(sd_bus_message *message, void *userdata, sd_bus_error *error) {

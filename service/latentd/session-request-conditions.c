@@ -15,6 +15,10 @@ static const char *const kind_names[] = {
         [WIRE_CONDITION_AUDIO] = "audio",
 };
 
+int request_condition_kind(const char *name, uint32_t *ret, Fault *f) {
+        return request_choice("kind", name, kind_names, ELEMENTSOF(kind_names), ret, f);
+}
+
 typedef struct Condition {
         const char *kind;
         uint32_t frame;
@@ -60,7 +64,7 @@ static int check_condition(const Condition *c, WireCondition *ret, Fault *f) {
         if (!c->kind)
                 return request_missing("kind", "keyframe, image, video or audio", f);
 
-        r = request_choice("kind", c->kind, kind_names, ELEMENTSOF(kind_names), &kind, f);
+        r = request_condition_kind(c->kind, &kind, f);
         if (r < 0)
                 return r;
 
@@ -92,7 +96,7 @@ static int check_condition(const Condition *c, WireCondition *ret, Fault *f) {
         return 0;
 }
 
-static int read_condition(sd_bus_message *m, uint32_t index, WireCondition *ret, Fault *f) {
+static int read_condition(sd_bus_message *m, WireCondition *ret, Fault *f) {
         Condition c = {};
         const BusKey keys[] = {
                 {"kind", "s", &c.kind},
@@ -100,20 +104,14 @@ static int read_condition(sd_bus_message *m, uint32_t index, WireCondition *ret,
                 {"video", "(tsat)", &c.video, &c.has_video},
                 {"audio", "(tsat)", &c.audio, &c.has_audio},
         };
-        Fault inner = {};
         int r;
 
-        r = bus_read_dictionary(m, keys, ELEMENTSOF(keys), &inner);
-        if (r >= 0)
-                r = check_condition(&c, ret, &inner);
-        if (r < 0 && inner.name[0] != '\0')
-                return fault_set(f, r, inner.name, "\"conditions\"[%" PRIu32 "]: %s", index, inner.text);
-
-        return r;
+        r = bus_read_dictionary(m, keys, ELEMENTSOF(keys), f);
+        return r < 0 ? r : check_condition(&c, ret, f);
 }
 
-int request_read_conditions(sd_bus_message *m, const BusKey *k, Fault *f) {
-        WireJobOpen *q = k->value;
+int request_read_entries(sd_bus_message *m, const char *key, WireJobOpen *q,
+        int (*read)(sd_bus_message *m, WireCondition *ret, Fault *f), Fault *f) {
         int r;
 
         r = sd_bus_message_enter_container(m, 'a', "a{sv}");
@@ -121,12 +119,17 @@ int request_read_conditions(sd_bus_message *m, const BusKey *k, Fault *f) {
                 return r;
 
         while ((r = sd_bus_message_at_end(m, false)) == 0) {
+                Fault inner = {};
+
                 if (q->n_conditions == WIRE_CONDITIONS_MAX)
                         return fault_set(f, -E2BIG, FAULT_INVALID_ARGUMENT,
-                                "\"conditions\" has more than %d entries, the most that a request may have.",
+                                "\"%s\" has more than %d entries, the most that a request may have.", key,
                                 WIRE_CONDITIONS_MAX);
 
-                r = read_condition(m, q->n_conditions, &q->conditions[q->n_conditions], f);
+                r = read(m, &q->conditions[q->n_conditions], &inner);
+                if (r < 0 && inner.name[0] != '\0')
+                        return fault_set(
+                                f, r, inner.name, "\"%s\"[%" PRIu32 "]: %s", key, q->n_conditions, inner.text);
                 if (r < 0)
                         return r;
 
@@ -136,6 +139,10 @@ int request_read_conditions(sd_bus_message *m, const BusKey *k, Fault *f) {
                 return r;
 
         return sd_bus_message_exit_container(m);
+}
+
+int request_read_conditions(sd_bus_message *m, const BusKey *k, Fault *f) {
+        return request_read_entries(m, "conditions", k->value, read_condition, f);
 }
 
 int request_check_conditions(const WireJobOpen *q, Fault *f) {

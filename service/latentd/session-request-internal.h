@@ -2,7 +2,7 @@
 #pragma once
 
 /* What the readers of requests share: session-request.c (OpenSession, Step, what Step and Sample have in
- * common), session-request-sample.c, session-request-conditions.c. */
+ * common), session-request-sample.c, session-request-code.c, session-request-conditions.c. */
 
 #include "service/latentd/bus-error.h"
 #include "service/latentd/session-request.h"
@@ -64,5 +64,9 @@ int request_compute(const char *value, uint32_t *ret, Fault *f);
 
 /* BusKey.read: k->value is the WireJobOpen. */
 int request_read_conditions(sd_bus_message *m, const BusKey *k, Fault *f);
+int request_condition_kind(const char *name, uint32_t *ret, Fault *f);
+/* An array of dictionaries into q->conditions, which read() fills one by one; faults get the entry's number in `key`. */
+int request_read_entries(sd_bus_message *m, const char *key, WireJobOpen *q,
+        int (*read)(sd_bus_message *m, WireCondition *ret, Fault *f), Fault *f);
 /* What of them depends on the request's video. */
 int request_check_conditions(const WireJobOpen *q, Fault *f);

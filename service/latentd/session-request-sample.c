@@ -253,6 +253,10 @@ int session_request_sample(
         if (r < 0)
                 return r;
 
+        r = session_check_kind(s, WIRE_JOB_SAMPLE, f);
+        if (r < 0)
+                return r;
+
         if (x.keep_steps)
                 x.c.q.flags |= WIRE_JOB_KEEP_STEPS;
         r = finish(&x, s, f);

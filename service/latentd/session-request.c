@@ -436,6 +436,10 @@ int session_request_step(
         if (r < 0)
                 return r;
 
+        r = session_check_kind(s, WIRE_JOB_STEP, f);
+        if (r < 0)
+                return r;
+
         r = request_finish(&c, s, f);
         if (r < 0)
                 return r;
@@ -473,7 +477,8 @@ static int find_lora(Manager *m, const char *path, double strength, uid_t uid, M
 
         if (model->info.kind != WIRE_MODEL_LORA)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"%.128s\" is a model and no LoRA adapter (its Kind is denoiser).", path);
+                        "\"%.128s\" is a model and no LoRA adapter (its Kind is %s).", path,
+                        model_kind_to_string(model->info.kind));
 
         if (!(fabs(strength) <= WIRE_LORA_STRENGTH_MAX)) /* NaN too */
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The strength is %g, expected a number from -%g to %g.",
@@ -525,6 +530,10 @@ int session_request_loras(
         const BusKey keys[] = { { "compute", "s", &name } };
         LoraList list;
         int r;
+
+        r = session_check_kind(s, WIRE_JOB_MERGE, f);
+        if (r < 0)
+                return r;
 
         r = read_loras(message, s, &list, f);
         if (r < 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Reading the arguments of OpenSession, Step, Sample and SetLoras (dbus/org.latentd.Latent1.Session.xml) into
+/* Reading the arguments of OpenSession, the jobs and SetLoras (dbus/org.latentd.Latent1.Session.xml) into
  * numbers that are in range. What the arenas hold and whether shapes fit the model is the worker's to check.
  */
 
@@ -15,6 +15,15 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
 int session_request_step(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 int session_request_sample(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+/* session-request-code.c */
+int session_request_tokenize(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+int session_request_encode(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+int session_request_encode_media(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+int session_request_decode(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 /* Both arguments. The models are those of the caller's user and not counted yet. */
 int session_request_loras(

@@ -259,7 +259,7 @@ static int check_output(const Session *s, const WireJobOpen *q, Fault *f) {
         TAILQ_FOREACH(j, &s->manager->unfinished, unfinished_entry) {
                 const WireJobOpen *o = &j->request;
 
-                if (j->session != s || (j->kind != JOB_STEP && j->kind != JOB_SAMPLE))
+                if (j->session != s || !job_writes_output(j))
                         continue;
 
                 if (q->output_offset < o->output_offset + o->output_size &&
@@ -301,6 +301,20 @@ static int check_condition(const Session *s, const WireCondition *c, Fault *f) {
         return 0;
 }
 
+/* U8, at any byte; a sound is not sent. */
+static int check_picture(const Session *s, const WireCondition *c, Fault *f) {
+        WireTensor t = { .offset = c->video_offset, .size = 3, .dtype = ST_U8, .n_dims = 4 };
+
+        if (c->frames == 0)
+                return 0;
+
+        if (__builtin_mul_overflow(t.size, c->frames, &t.size) || __builtin_mul_overflow(t.size, c->height, &t.size) ||
+                __builtin_mul_overflow(t.size, c->width, &t.size))
+                t.size = UINT64_MAX; /* larger than any arena */
+
+        return check_input(s, "picture", &t, f);
+}
+
 int session_check_request(const Session *s, const WireJobOpen *q, Fault *f) {
         const struct {
                 const char *name;
@@ -328,11 +342,13 @@ int session_check_request(const Session *s, const WireJobOpen *q, Fault *f) {
         }
 
         for (uint32_t i = 0; i < q->n_conditions; i++) {
+                bool pictures = q->kind == WIRE_JOB_ENCODE;
                 Fault inner = {};
 
-                r = check_condition(s, &q->conditions[i], &inner);
+                r = pictures ? check_picture(s, &q->conditions[i], &inner) : check_condition(s, &q->conditions[i], &inner);
                 if (r < 0)
-                        return fault_set(f, r, inner.name, "\"conditions\"[%" PRIu32 "]: %s", i, inner.text);
+                        return fault_set(f, r, inner.name, "\"%s\"[%" PRIu32 "]: %s", pictures ? "pictures" : "conditions",
+                                i, inner.text);
         }
 
         return check_output(s, q, f);
@@ -342,7 +358,66 @@ static JobKind kind_of(const WireJobOpen *q) {
         if (q->flags & WIRE_JOB_PLAN_ONLY)
                 return JOB_PLAN;
 
-        return q->kind == WIRE_JOB_MERGE ? JOB_MERGE : q->kind == WIRE_JOB_STEP ? JOB_STEP : JOB_SAMPLE;
+        switch ((WireJobKind) q->kind) {
+
+        case WIRE_JOB_STEP:
+                return JOB_STEP;
+        case WIRE_JOB_MERGE:
+                return JOB_MERGE;
+        case WIRE_JOB_TOKENIZE:
+                return JOB_TOKENIZE;
+        case WIRE_JOB_ENCODE:
+                return JOB_ENCODE;
+        case WIRE_JOB_DECODE:
+                return JOB_DECODE;
+        case WIRE_JOB_ENCODE_MEDIA:
+                return JOB_ENCODE_MEDIA;
+        default:
+                return JOB_SAMPLE;
+        }
+}
+
+/* Which kinds of model a kind of job is for. */
+static const struct {
+        const char *method, *needs;
+        WireModelKind kinds[2];
+} job_rules[] = {
+        [WIRE_JOB_STEP] = { "Step", "a denoiser", { WIRE_MODEL_DENOISER, WIRE_MODEL_DENOISER } },
+        [WIRE_JOB_SAMPLE] = { "Sample", "a denoiser", { WIRE_MODEL_DENOISER, WIRE_MODEL_DENOISER } },
+        [WIRE_JOB_MERGE] = { "SetLoras", "a denoiser", { WIRE_MODEL_DENOISER, WIRE_MODEL_DENOISER } },
+        [WIRE_JOB_TOKENIZE] = { "Tokenize", "a conditioner", { WIRE_MODEL_CONDITIONER, WIRE_MODEL_CONDITIONER } },
+        [WIRE_JOB_ENCODE] = { "Encode", "a conditioner", { WIRE_MODEL_CONDITIONER, WIRE_MODEL_CONDITIONER } },
+        [WIRE_JOB_DECODE] = { "Decode", "a video-vae or audio-vae", { WIRE_MODEL_VIDEO_VAE, WIRE_MODEL_AUDIO_VAE } },
+        [WIRE_JOB_ENCODE_MEDIA] = { "EncodeMedia", "a video-vae or audio-vae",
+                { WIRE_MODEL_VIDEO_VAE, WIRE_MODEL_AUDIO_VAE } },
+};
+
+int session_check_kind(const Session *s, WireJobKind kind, Fault *f) {
+        uint32_t has = s->model->info.kind;
+
+        if (has == job_rules[kind].kinds[0] || has == job_rules[kind].kinds[1])
+                return 0;
+
+        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                "The session's model is of kind \"%s\", %s needs %s: use such a model.", model_kind_to_string(has),
+                job_rules[kind].method, job_rules[kind].needs);
+}
+
+/* A job that waits for its reader stays open in the worker, outside of the queue's window: not any number of them. */
+static int check_waiting(const Session *s, const WireJobOpen *q, Fault *f) {
+        const Job *j;
+        unsigned n = 0;
+
+        if (q->ring_frames == 0 || (q->flags & WIRE_JOB_PLAN_ONLY))
+                return 0;
+
+        TAILQ_FOREACH(j, &s->manager->unfinished, unfinished_entry)
+                n += j->uid == s->uid && j->kind == JOB_DECODE && j->request.ring_frames > 0;
+        if (n < RING_JOBS_MAX)
+                return 0;
+
+        return fault_set(f, -EDQUOT, FAULT_LIMIT,
+                "You have %u unfinished Decode jobs with a ring (\"frames\"), the most that one user may have: let one end first.", n);
 }
 
 static int submit(
@@ -362,6 +437,10 @@ static int submit(
                 j->request.loras[i] = (WireLora){ loras->models[i]->id, loras->strengths[i] };
         j->loras = *loras;
         lora_list_hold(&j->loras);
+        if (wire_job_is_coding(request->kind))
+                j->request.ranks = s->split.ranks;
+        if (request->kind == WIRE_JOB_ENCODE)
+                j->request.owner = (uint64_t) s->uid + 1;
         j->step = j->request.start_step;
         j->session = s;
         j->session_id = s->id;
@@ -374,8 +453,14 @@ static int submit(
 }
 
 int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **ret, Fault *f) {
+        int r;
+
         if (s->lora_fault.name[0] != '\0')
                 return fault_set(f, -EIO, s->lora_fault.name, "%s", s->lora_fault.text);
+
+        r = check_waiting(s, request, f);
+        if (r < 0)
+                return r;
 
         return submit(s, owner, request, &s->loras, ret, f);
 }

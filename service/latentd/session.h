@@ -7,6 +7,8 @@
 #include "service/latentd/manager.h"
 #include "service/latentd/plan.h"
 
+#define RING_JOBS_MAX 8u /* unfinished Decode jobs with a ring, per user */
+
 typedef enum SessionState {
         SESSION_OPENING, /* its arenas are being populated */
         SESSION_OPEN,
@@ -70,8 +72,11 @@ int session_path(const Session *s, char **ret); /* malloc'ed object path */
  * is not there has n_dims 0 and size 0. */
 int session_check_request(const Session *s, const WireJobOpen *request, Fault *f);
 
-/* Makes a job of it and queues it: a STEP or SAMPLE, or with WIRE_JOB_PLAN_ONLY a plan. request is complete
- * but for header, model, session and loras. LimitExceeded; the fault of the session's last merge, if it failed. */
+/* InvalidArgument unless the session's model is of a kind for this job (WireJobKind), in words. */
+int session_check_kind(const Session *s, WireJobKind kind, Fault *f);
+
+/* Makes a job of it and queues it: any but a MERGE, or with WIRE_JOB_PLAN_ONLY a plan. request is complete
+ * but for header, model, session, loras, ranks and owner. LimitExceeded; the fault of the session's last merge, if it failed. */
 int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **ret, Fault *f);
 
 /* These adapters for later jobs, and a job that merges them. On failure the session keeps what it had. */

@@ -181,21 +181,28 @@ void store_damaged(Store *s, Region *r) {
         store_region_unref(s, r); /* goes at once if it has no user */
 }
 
+/* Which one leaves first. */
+static bool leaves_before(const Region *a, const Region *b) {
+        if (a->ease != b->ease)
+                return a->ease > b->ease;
+        if (a->last_used_usec != b->last_used_usec)
+                return a->last_used_usec < b->last_used_usec;
+        return a->id < b->id;
+}
+
 uint64_t store_evict(Store *s, uint64_t bytes) {
         uint64_t freed = 0;
 
         while (freed < bytes) {
-                Region *oldest = NULL;
+                Region *first = NULL;
 
                 for (Region *r = s->regions; r; r = r->next)
-                        if (r->state == REGION_COMPLETE && r->n_ref == 0 && !r->keep &&
-                                (!oldest || r->last_used_usec < oldest->last_used_usec ||
-                                        (r->last_used_usec == oldest->last_used_usec && r->id < oldest->id)))
-                                oldest = r;
-                if (!oldest)
+                        if (r->state == REGION_COMPLETE && r->n_ref == 0 && !r->keep && (!first || leaves_before(r, first)))
+                                first = r;
+                if (!first)
                         break;
 
-                freed += store_drop(s, oldest);
+                freed += store_drop(s, first);
         }
 
         return freed;

@@ -62,8 +62,8 @@ void store_region_touch(Region *r);
 Region *store_region_ref(Region *r);
 void store_region_unref(Store *s, Region *r); /* the region stays in the cache until evicted */
 
-/* Frees regions without users (not kept ones), least recently used first, until `bytes` are freed or none is
- * left. Returns bytes. The memory itself goes on the pool. */
+/* Frees regions without users (not kept ones), those with the most ease first, of these the least recently used, until `bytes`
+ * are freed or none is left. Returns bytes. The memory itself goes on the pool. */
 uint64_t store_evict(Store *s, uint64_t bytes);
 /* How many bytes the cache should give back for CacheRamReserve= and CacheRamMax= to hold; 0 if they do. */
 uint64_t store_excess(Store *s);

@@ -93,6 +93,7 @@ static void send_model(WorkerLink *w, const Model *model) {
         wire_init(&m, WIRE_MODEL_OPEN, w->epoch, model->id, 0);
         m.model_open.n_files = (uint32_t) model->n_parts;
         m.model_open.qkv_order = model->qkv_order;
+        m.model_open.identity = model_identity(model);
         (void) snprintf(m.model_open.partition, sizeof(m.model_open.partition), "%s", model->partition);
         worker_send(w, &m, -EBADF);
 
@@ -303,6 +304,11 @@ static void send_arenas(WorkerLink *w, Session *s) {
         s->arena_epoch = w->epoch;
 }
 
+/* The others run on JOB_OPEN alone. */
+static bool has_plan(const Job *j) {
+        return j->request.kind == WIRE_JOB_STEP || j->request.kind == WIRE_JOB_SAMPLE;
+}
+
 /* Fills p behind its header, which stays. */
 static int fill_plan(const WorkerLink *w, const Job *j, WirePlan *p) {
         return plan_make(j->ready.rows, j->model->info.heads, w->ranks, w->row_tile, &j->session->split, p);
@@ -335,6 +341,8 @@ static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         m.job_open.private_max = private_max(w->manager, j);
         if (resume)
                 m.job_open.flags |= WIRE_JOB_RESUME;
+        if (m.job_open.ranks > w->ranks) /* a later worker may have less than the session asked for */
+                m.job_open.ranks = w->ranks;
         if (with_step) {
                 r = fill_plan(w, j, &m.job_run.plan);
                 if (r < 0)
@@ -413,6 +421,11 @@ int worker_link_plan_ranks(const WorkerLink *w, const Job *j, uint32_t *ret) {
         WirePlan p = {};
         int r;
 
+        if (!has_plan(j)) {
+                *ret = j->request.ranks > 0 && j->request.ranks < w->ranks ? j->request.ranks : w->ranks;
+                return 0;
+        }
+
         r = fill_plan(w, j, &p);
         if (r < 0)
                 return r;
@@ -448,7 +461,7 @@ int worker_link_step(WorkerLink *w, Job *j, uint32_t step) {
         if (w->state != LINK_READY)
                 return -ENOTCONN;
 
-        if (j->plan_epoch != w->epoch && j->kind != JOB_MERGE) {
+        if (j->plan_epoch != w->epoch && has_plan(j)) {
                 r = send_plan(w, j);
                 if (r < 0)
                         return r;
@@ -553,7 +566,17 @@ static bool info_is_possible(const Model *model, const WireModelReady *m) {
         if (model && model->state == MODEL_READY && m->kind != model->info.kind)
                 return false;
 
-        return m->kind == WIRE_MODEL_LORA || (m->kind == WIRE_MODEL_DENOISER && m->heads > 0 && m->layers > 0);
+        switch (m->kind) {
+
+        case WIRE_MODEL_DENOISER:
+                return m->heads > 0 && m->layers > 0;
+
+        case WIRE_MODEL_CONDITIONER:
+                return m->text_dim > 0;
+
+        default:
+                return m->kind < _WIRE_MODEL_KIND_MAX;
+        }
 }
 
 void worker_feed_on_model_ready(WorkerLink *w, const WireModelReady *m) {

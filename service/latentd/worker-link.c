@@ -381,6 +381,7 @@ static void welcome(WorkerLink *w) {
         wire_init(&m, WIRE_WELCOME, w->epoch, 0, 0);
         m.welcome.ranks = w->ranks;
         m.welcome.threads = c->worker_threads;
+        m.welcome.encode_cache_bytes = c->encode_cache_max;
         worker_send(w, &m, -EBADF);
 }
 

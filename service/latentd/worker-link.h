@@ -46,7 +46,7 @@ void worker_link_forget_session(WorkerLink *w, Session *s); /* ARENA_CLOSE */
  * models the first step is asked for too, by JOB_RUN, and the answer is 1, else 0. -ENOTCONN if it is not ready. */
 int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool with_step);
 int worker_link_step(
-        WorkerLink *w, Job *j, uint32_t step); /* PLAN first where the worker has none for this job; never for a MERGE */
+        WorkerLink *w, Job *j, uint32_t step); /* PLAN first where the worker has none for a STEP or SAMPLE */
 /* How many ranks would have rows of the job, which the worker has opened. */
 int worker_link_plan_ranks(const WorkerLink *w, const Job *j, uint32_t *ret);
 void worker_link_close_job(WorkerLink *w, Job *j);

@@ -185,11 +185,10 @@ static int write_all(int fd, const void *data, uint64_t size) {
         return 0;
 }
 
-int st_write(int fd, const StTensor *tensors, const void *const *data, size_t n, const StMeta *meta,
-        size_t n_meta) {
+/* Checks and sorts the tensors, and makes the header. data: NULL: comes later. */
+static int prepare(const StTensor *tensors, const void *const *data, size_t n, const StMeta *meta, size_t n_meta,
+        Place **ret_order, char **ret_header, size_t *ret_size) {
         CLEANUP_FREE Place *order = NULL;
-        CLEANUP_FREE char *header = NULL;
-        size_t header_size = 0;
         int r;
 
         order = calloc(n > 0 ? n : 1, sizeof(*order));
@@ -197,7 +196,7 @@ int st_write(int fd, const StTensor *tensors, const void *const *data, size_t n,
                 return -ENOMEM;
 
         for (size_t i = 0; i < n; i++) {
-                r = check_tensor(&tensors[i], data[i]);
+                r = check_tensor(&tensors[i], data ? data[i] : "");
                 if (r < 0)
                         return r;
                 order[i] = (Place){tensors[i].name, i};
@@ -207,11 +206,36 @@ int st_write(int fd, const StTensor *tensors, const void *const *data, size_t n,
         if (r < 0)
                 return r;
 
-        r = print_header(tensors, order, n, meta, n_meta, &header, &header_size);
+        r = print_header(tensors, order, n, meta, n_meta, ret_header, ret_size);
         if (r < 0)
                 return r;
 
-        r = write_all(fd, header, header_size);
+        *ret_order = STEAL_PTR(order);
+        return 0;
+}
+
+int st_write_header(int fd, const StTensor *tensors, size_t n, const StMeta *meta, size_t n_meta) {
+        CLEANUP_FREE Place *order = NULL;
+        CLEANUP_FREE char *header = NULL;
+        size_t size = 0;
+        int r;
+
+        r = prepare(tensors, NULL, n, meta, n_meta, &order, &header, &size);
+        return r < 0 ? r : write_all(fd, header, size);
+}
+
+int st_write(int fd, const StTensor *tensors, const void *const *data, size_t n, const StMeta *meta,
+        size_t n_meta) {
+        CLEANUP_FREE Place *order = NULL;
+        CLEANUP_FREE char *header = NULL;
+        size_t size = 0;
+        int r;
+
+        r = prepare(tensors, data, n, meta, n_meta, &order, &header, &size);
+        if (r < 0)
+                return r;
+
+        r = write_all(fd, header, size);
         for (size_t i = 0; i < n && r >= 0; i++)
                 r = write_all(fd, data[order[i].index], tensors[order[i].index].size);
 

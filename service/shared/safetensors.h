@@ -86,6 +86,9 @@ int st_index_parse(const void *json, uint64_t size, const char *file_name, StInd
 StIndex *st_index_free(StIndex *x);
 const char *st_index_file_of(const StIndex *x, const char *tensor);
 
+/* The header alone: the data follow in the order of the names, which is the caller's part. */
+int st_write_header(int fd, const StTensor *tensors, size_t n, const StMeta *meta, size_t n_meta);
+
 /* Writes a file from tensors in memory: header sorted by name, padded with spaces to 8 bytes, data in that order without
  * gaps; written completely or -errno (short writes are continued). tensors[i].offset is ignored; data[i] has size bytes. */
 int st_write(int fd, const StTensor *tensors, const void *const *data, size_t n, const StMeta *meta, size_t n_meta);

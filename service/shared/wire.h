@@ -141,6 +141,8 @@ typedef struct WireModelOpen {
         uint32_t n_files;
         uint32_t qkv_order; /* WireQkvOrder */
         char partition[16]; /* "", "fl2va", "ref2va" */
+        uint64_t identity;  /* the same for files with the same names and bytes, for results that are kept when the model is
+                               closed; 0: not known */
 } WireModelOpen;
 
 /* One file of the model. The fd is the region: file bytes at their own offsets from 0 to size. Kept open by the worker
@@ -387,6 +389,7 @@ typedef struct WireJobReady {
         uint32_t n_outputs, reserved;
         WireOutput outputs[WIRE_OUTPUTS_MAX];
         uint64_t frames, ring_frames, step_frames; /* of the film; in the output; that one step makes at most. 0: none are made */
+        uint64_t frames_done; /* finished by the committed steps, as STEP_DONE would say; 0 without RESUME */
         uint64_t memory_bytes; /* coding: what a step takes beside the arenas and the model */
 } WireJobReady;
 

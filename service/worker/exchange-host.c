@@ -65,8 +65,20 @@ static uint64_t readers_of(const H3Plan *p, const H3Message *m) {
         return readers;
 }
 
+uint64_t exchange_step_message(const void *step, const H3Message *m) {
+        const ExchangeStep *s = step;
+
+        return h3_message_max(s->model, s->plan, s->compute, m);
+}
+
+uint64_t exchange_text_message(const void *text, const H3Message *m) {
+        const ExchangeText *t = text;
+
+        return h3_text_message_max(t->model, &t->size, m);
+}
+
 /* Returns the bytes of all places; places: NULL, or filled. */
-static uint64_t lay_out(const H3Model *m, const H3Plan *p, H3Compute compute, Place *places) {
+static uint64_t lay_out(const H3Plan *p, ExchangeSize max, Place *places) {
         uint64_t at = 0;
 
         for (size_t i = 0; i < n_places(p); i++) {
@@ -77,7 +89,7 @@ static uint64_t lay_out(const H3Model *m, const H3Plan *p, H3Compute compute, Pl
                         .to = to == p->ranks ? H3_TO_ALL : to,
                         .chunk = (uint32_t) (i % p->chunks),
                 };
-                uint64_t size = h3_message_max(m, p, compute, &message);
+                uint64_t size = max.func(max.userdata, &message);
 
                 if (places) {
                         places[i].offset = at;
@@ -90,8 +102,8 @@ static uint64_t lay_out(const H3Model *m, const H3Plan *p, H3Compute compute, Pl
         return at;
 }
 
-uint64_t exchange_memory(const H3Model *m, const H3Plan *p, H3Compute compute) {
-        return p->ranks > 1 ? lay_out(m, p, compute, NULL) + n_places(p) * sizeof(Place) : 0;
+uint64_t exchange_memory(const H3Plan *p, ExchangeSize size) {
+        return p->ranks > 1 ? lay_out(p, size, NULL) + n_places(p) * sizeof(Place) : 0;
 }
 
 /* Under the lock. Later errors follow from the first. */
@@ -266,8 +278,7 @@ static int init_lock(Exchange *e) {
 
 DEFINE_CLEANUP(Exchange *, exchange_free)
 
-int exchange_new(const H3Model *m, const H3Plan *p, H3Compute compute, uint64_t deadline_usec,
-        const ExchangeHook *hook, Exchange **ret) {
+int exchange_new(const H3Plan *p, ExchangeSize size, uint64_t deadline_usec, const ExchangeHook *hook, Exchange **ret) {
         CLEANUP(exchange_freep) Exchange *e = NULL;
         void *staging;
         int r;
@@ -291,7 +302,7 @@ int exchange_new(const H3Model *m, const H3Plan *p, H3Compute compute, uint64_t 
         if (!e->members || !e->places)
                 return -ENOMEM;
 
-        e->staging_size = lay_out(m, p, compute, e->places);
+        e->staging_size = lay_out(p, size, e->places);
         if (e->staging_size > 0) {
                 staging = mmap(NULL, e->staging_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
                 if (staging == MAP_FAILED)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The exchange between the ranks of one step through memory of the worker ("host"): one copy in by the sender,
+/* The exchange between the ranks of one run through memory of the worker ("host"): one copy in by the sender,
  * one copy out by the receiver, each with its own device. No rank sees another's memory.
  *
  * Every message has a place of its own, and a sequence number that is published after the copy; a sender waits
@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "service/h3/exchange-size.h"
+#include "service/h3/text.h"
 
 typedef struct Exchange Exchange;
 
@@ -21,12 +22,35 @@ typedef struct ExchangeHook {
         void *userdata;
 } ExchangeHook;
 
-/* Bytes that exchange_new() takes. */
-uint64_t exchange_memory(const H3Model *m, const H3Plan *p, H3Compute compute);
+/* Bytes of the largest message of a (phase, from, to, chunk); 0: it is never sent. */
+typedef struct ExchangeSize {
+        uint64_t (*func)(const void *userdata, const H3Message *m);
+        const void *userdata;
+} ExchangeSize;
 
-/* For one step of this plan, which must outlive it. deadline_usec: of each wait; hook: may be NULL. -ENOMEM. */
-int exchange_new(const H3Model *m, const H3Plan *p, H3Compute compute, uint64_t deadline_usec,
-        const ExchangeHook *hook, Exchange **ret);
+/* Of a denoiser's step. */
+typedef struct ExchangeStep {
+        const H3Model *model;
+        const H3Plan *plan;
+        H3Compute compute;
+} ExchangeStep;
+
+uint64_t exchange_step_message(const void *step, const H3Message *m);
+
+/* Of a conditioner's run. */
+typedef struct ExchangeText {
+        const H3TextModel *model;
+        H3TextSize size;
+} ExchangeText;
+
+uint64_t exchange_text_message(const void *text, const H3Message *m);
+
+/* Bytes that exchange_new() takes. */
+uint64_t exchange_memory(const H3Plan *p, ExchangeSize size);
+
+/* For one run of this plan, which must outlive it. size is asked here only. deadline_usec: of each wait; hook: may be
+ * NULL. -ENOMEM. */
+int exchange_new(const H3Plan *p, ExchangeSize size, uint64_t deadline_usec, const ExchangeHook *hook, Exchange **ret);
 /* No rank may use it any more. */
 Exchange *exchange_free(Exchange *e);
 

@@ -8,6 +8,7 @@
 
 #include "service/h3/layout.h"
 #include "service/shared/cleanup.h"
+#include "service/worker/coder.h"
 #include "service/worker/job-input.h"
 
 
@@ -42,6 +43,7 @@ Job *job_unref(Job *j) {
                 return NULL;
 
         free_inputs(j);
+        (void) coder_free(j->coder);
         free(j->state.slot);
         free(j->next.slot);
         free(j->velocity.slot);
@@ -68,8 +70,8 @@ static int check_loras(const WireJobOpen *w, const JobParts *parts, Fault *f) {
         for (uint32_t i = 0; i < w->n_loras; i++) {
                 if (!parts->loras[i]->lora)
                         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                "Adapter %" PRIu32 " of the job is a model of layout \"%s\", no LoRA.", i,
-                                parts->loras[i]->h3->layout);
+                                "Adapter %" PRIu32 " of the job is a %s, no LoRA.", i,
+                                model_entry_kind_name(parts->loras[i]));
                 if (!(fabs(w->loras[i].strength) <= H3_LORA_STRENGTH_MAX))
                         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                                 "The strength of adapter %" PRIu32
@@ -188,9 +190,8 @@ static int place_parts(Job *j, const WireJobOpen *w) {
         return 0;
 }
 
-/* [commit word, padded to 64] [slot 0] [slot 1] ... */
-static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
-        uint64_t slots, used, end;
+int job_check_output(const Job *j, const WireJobOpen *w, Fault *f) {
+        uint64_t end;
 
         if (w->output_offset % WIRE_SLOT_ALIGN != 0 ||
                 __builtin_add_overflow(w->output_offset, w->output_size, &end) ||
@@ -200,6 +201,17 @@ static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
                         ", is not at a multiple of %" PRIu64 " inside the output arena of %" PRIu64
                         " bytes.",
                         w->output_size, w->output_offset, WIRE_SLOT_ALIGN, j->arenas->output.size);
+        return 0;
+}
+
+/* [commit word, padded to 64] [slot 0] [slot 1] ... */
+static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
+        uint64_t slots, used;
+        int r;
+
+        r = job_check_output(j, w, f);
+        if (r < 0)
+                return r;
 
         if (w->kind == WIRE_JOB_STEP)
                 j->n_slots = 1;
@@ -389,9 +401,9 @@ static Job *job_init(const WireJobOpen *w, const JobParts *parts, uint64_t epoch
         j->model = model_entry_ref(parts->model);
         if (parts->arenas)
                 j->arenas = arena_pair_ref(parts->arenas);
-        j->n_loras = w->n_loras;
         j->private_max = w->private_max;
-        for (uint32_t i = 0; i < w->n_loras; i++) {
+        j->n_loras = wire_job_is_coding(w->kind) ? 0 : w->n_loras;
+        for (uint32_t i = 0; i < j->n_loras; i++) {
                 j->loras[i] = model_entry_ref(parts->loras[i]);
                 j->strengths[i] = w->loras[i].strength;
         }
@@ -407,16 +419,39 @@ static uint64_t size_of_inputs(const WireJobOpen *w) {
         return n;
 }
 
+static int new_coding_job(const WireJobOpen *w, const JobParts *parts, uint64_t epoch, Job **ret, Fault *f) {
+        CLEANUP(job_unrefp) Job *j = NULL;
+        int r;
+
+        r = check_arenas(parts->arenas, f);
+        if (r < 0)
+                return r;
+
+        j = job_init(w, parts, epoch);
+        if (!j)
+                return -ENOMEM;
+        r = coder_new(j, w, parts->ranks > 0 ? parts->ranks : 1, f);
+        if (r < 0)
+                return r;
+
+        *ret = STEAL_PTR(j);
+        return 0;
+}
+
 int job_new(const WireJobOpen *w, const JobParts *parts, uint64_t epoch, Job **ret, Fault *f) {
         CLEANUP(job_unrefp) Job *j = NULL;
         int r;
+
+        if (wire_job_is_coding(w->kind))
+                return new_coding_job(w, parts, epoch, ret, f);
 
         r = check_numbers(w, f);
         if (r < 0)
                 return r;
         if (!parts->model->h3)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "The job is for a LoRA adapter: jobs run on a model, adapters are merged into it.");
+                        "The job is for a %s: Step and Sample run on a denoiser, adapters are merged into one.",
+                        model_entry_kind_name(parts->model));
         r = check_loras(w, parts, f);
         if (r < 0)
                 return r;
@@ -455,7 +490,9 @@ int job_new(const WireJobOpen *w, const JobParts *parts, uint64_t epoch, Job **r
 
 void job_describe(const Job *j, WireJobReady *ret) {
         ret->steps = j->steps;
-        if (j->kind == WIRE_JOB_MERGE)
+        if (j->coder)
+                coder_describe(j, ret);
+        if (j->kind == WIRE_JOB_MERGE || j->coder)
                 return;
         ret->rows = j->layout->rows;
         ret->blocks = j->model->h3->config.layers;

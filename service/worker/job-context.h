@@ -30,6 +30,8 @@ typedef struct StreamMask {
         float *mask, *pooled, *clean, *held; /* as H3SamplerMask */
 } StreamMask;
 
+typedef struct Coder Coder; /* coder.h */
+
 typedef struct Job {
         atomic_uint n_ref;
         uint64_t id;
@@ -42,6 +44,7 @@ typedef struct Job {
         uint32_t n_loras;
         ModelEntry *loras[WIRE_LORAS_MAX]; /* counted */
         double strengths[WIRE_LORAS_MAX];
+        Coder *coder; /* owned; NULL: the job is a denoiser's, and most of what follows is its */
         uint64_t private_max; /* of JOB_OPEN */
 
         /* inputs, never changed after job_new() */
@@ -74,7 +77,7 @@ typedef struct Job {
         Latents shown;       /* what the model sees of the state; only streams with a mask have one */
         uint32_t committed;
         bool table_tried; /* modulation rows of the schedule were made or declined: not again and again */
-        uint64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS, or of the begin of the step */
+        atomic_uint_least64_t progress_usec; /* CLOCK_MONOTONIC of the last PROGRESS, or of the begin of the step */
         uint64_t open_usec;     /* how long job_new() took; 0 once a step's time has it */
 
         /* written by the link thread while no step is pending */
@@ -99,11 +102,17 @@ static inline uint64_t job_model_serial(const Job *j) {
         return j->merged ? j->merged->serial : j->model->serial;
 }
 
+/* A step is split by the broker's plan; else by what it is itself. */
+static inline bool job_has_plan(const Job *j) {
+        return !j->coder && j->kind != WIRE_JOB_MERGE;
+}
+
 /* What a JOB_OPEN names, found by the caller: arenas may be NULL for a MERGE. */
 typedef struct JobParts {
         ModelEntry *model;
         ArenaPair *arenas;
         ModelEntry *loras[WIRE_LORAS_MAX]; /* of w->n_loras */
+        uint32_t ranks;                    /* that the worker has */
 } JobParts;
 
 /* JOB_OPEN: checks everything, copies what is used, draws the noise. Only when nothing is wrong any more,

@@ -18,6 +18,11 @@ H3SamplerState latents_state(const Latents *l);
 char *job_slot(const Job *j, uint32_t state); /* in the output arena */
 uint64_t job_read_commit(const Job *j);
 void job_write_commit(const Job *j, uint32_t steps_done);
+/* Whether the place for results lies in the output arena. -EINVAL. */
+int job_check_output(const Job *j, const WireJobOpen *w, Fault *f);
+
+/* job-start.c: how many steps of the job the output says are done, for RESUME. -EINVAL, -ENODATA. */
+int job_resume_commit(const Job *j, uint32_t *ret, Fault *f);
 
 /* job-text.c: text, layout with the conditions' places, conditions' latents (not yet noised) */
 int job_take_text(Job *j, const WireJobOpen *w, uint8_t **ret_tags, Fault *f);

@@ -163,9 +163,7 @@ static int check_slots(Job *j, const WireJobOpen *w, Fault *f) {
         return keep ? tensor_check(&w->kept, &kept, &j->arenas->input, f) : 0;
 }
 
-/* Reads the committed state over the start. A worker that died wrote it: its numbers are checked like an
- * input's. */
-static int resume(Job *j, Fault *f) {
+int job_resume_commit(const Job *j, uint32_t *ret, Fault *f) {
         uint32_t epoch, done;
         int r;
 
@@ -178,7 +176,19 @@ static int resume(Job *j, Fault *f) {
                         "The job cannot be resumed: its output says %" PRIu32 " steps of %" PRIu32
                         " are done.",
                         done, j->steps);
+        *ret = done;
+        return 0;
+}
 
+/* Reads the committed state over the start. A worker that died wrote it: its numbers are checked like an
+ * input's. */
+static int resume(Job *j, Fault *f) {
+        uint32_t done;
+        int r;
+
+        r = job_resume_commit(j, &done, f);
+        if (r < 0)
+                return r;
         if (done < j->committed)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The job cannot be resumed: its output says that %" PRIu32

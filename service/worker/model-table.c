@@ -26,6 +26,10 @@ ModelEntry *model_entry_unref(ModelEntry *m) {
 
         (void) h3_model_free(m->h3); /* before what its views point to */
         (void) h3_lora_free(m->lora);
+        (void) h3_text_free(m->conditioner);
+        (void) h3_tokenizer_free(m->tokenizer);
+        (void) h3_video_vae_free(m->video_vae);
+        (void) h3_audio_vae_free(m->audio_vae);
         for (uint32_t i = 0; i < m->n_regions; i++)
                 region_done(&m->regions[i]);
         free(m->regions);
@@ -50,7 +54,19 @@ static ModelEntry **find_free_slot(ModelTable *t) {
 }
 
 static bool is_committed(const ModelEntry *m) {
-        return m->h3 || m->lora;
+        return m->h3 || m->lora || m->conditioner || m->video_vae || m->audio_vae;
+}
+
+const char *model_entry_kind_name(const ModelEntry *m) {
+        static const char *const names[] = {
+                [H3_KIND_DENOISER] = "denoiser",
+                [H3_KIND_LORA] = "LoRA adapter",
+                [H3_KIND_CONDITIONER] = "conditioner",
+                [H3_KIND_VIDEO_VAE] = "video VAE",
+                [H3_KIND_AUDIO_VAE] = "audio VAE",
+        };
+
+        return names[m->summary.kind];
 }
 
 ModelEntry *model_table_find(const ModelTable *t, uint64_t id) {
@@ -116,6 +132,7 @@ int model_table_open(ModelTable *t, const WireModelOpen *w, Fault *f) {
         m->n_ref = 1;
         m->id = w->header.job;
         m->serial = ++t->last_serial;
+        m->identity = w->identity;
         m->qkv_order = order;
         m->n_files = w->n_files;
         (void) snprintf(m->partition, sizeof(m->partition), "%s", w->partition);
@@ -199,9 +216,65 @@ static H3Partition partition_of(const ModelEntry *m) {
                                                      : H3_PARTITION_UNKNOWN;
 }
 
-static int open_files(ModelEntry *m, const LkOps *ops, Fault *f) {
+static bool is_tokenizer_file(const H3File *file) {
+        static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer.json"};
+
+        for (size_t i = 0; i < ELEMENTSOF(names); i++)
+                if (strcmp(file->name, names[i]) == 0)
+                        return true;
+        return false;
+}
+
+/* Files that a tokenizer is made of may be left out altogether, but not be wrong. */
+static int open_conditioner(ModelEntry *m, const H3File *files, const LkOps *ops, Fault *f) {
+        bool has_tokenizer = false;
+        int r;
+
+        r = h3_picture_rules_read(files, m->n_files, &m->picture_rules, f);
+        if (r >= 0)
+                r = h3_text_open(files, m->n_files, ops, &m->conditioner, f);
+        for (uint32_t i = 0; i < m->n_files; i++)
+                has_tokenizer = has_tokenizer || is_tokenizer_file(files + i);
+        if (r < 0 || !has_tokenizer)
+                return r;
+        r = h3_tokenizer_open(files, m->n_files, &m->tokenizer, f);
+        if (r < 0)
+                return r;
+        if (h3_tokenizer_n_ids(m->tokenizer) > m->conditioner->config.vocab)
+                return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
+                        "The tokenizer has ids up to %" PRIu32 ", the conditioner %" PRIu32
+                        " tokens: they do not belong together.",
+                        h3_tokenizer_n_ids(m->tokenizer) - 1, m->conditioner->config.vocab);
+        return 0;
+}
+
+/* A writer of the region may make another file of it meanwhile: then the opener says that this is none of the
+ * kind. */
+static int open_kind(ModelEntry *m, const H3File *files, const LkOps *ops, Fault *f) {
         const H3ModelOptions options = {.qkv_order = m->qkv_order, .partition = partition_of(m), .ops = ops};
         const H3LoraOptions lora_options = {.qkv_order = m->qkv_order};
+
+        h3_model_summary(files, m->n_files, &m->summary);
+        switch (m->summary.kind) {
+
+        case H3_KIND_LORA:
+                return h3_lora_open(files, m->n_files, &lora_options, &m->lora, f);
+
+        case H3_KIND_CONDITIONER:
+                return open_conditioner(m, files, ops, f);
+
+        case H3_KIND_VIDEO_VAE:
+                return h3_video_vae_open(files, m->n_files, ops, &m->video_vae, f);
+
+        case H3_KIND_AUDIO_VAE:
+                return h3_audio_vae_open(files, m->n_files, &m->audio_vae, f);
+
+        default:
+                return h3_model_open(files, m->n_files, &options, &m->h3, f);
+        }
+}
+
+static int open_files(ModelEntry *m, const LkOps *ops, Fault *f) {
         CLEANUP_FREE H3File *files = NULL;
         int r;
 
@@ -221,11 +294,7 @@ static int open_files(ModelEntry *m, const LkOps *ops, Fault *f) {
                 files[i] = (H3File){
                         .name = m->regions[i].name, .bytes = m->regions[i].map, .size = m->regions[i].size};
 
-        /* A writer of the region may make another file of it between the two: then the second one says that
-         * this is no adapter, or no model. */
-        r = h3_lora_recognises(files, m->n_files)
-                    ? h3_lora_open(files, m->n_files, &lora_options, &m->lora, f)
-                    : h3_model_open(files, m->n_files, &options, &m->h3, f);
+        r = open_kind(m, files, ops, f);
         if (r == -ENOMEM)
                 (void) fault_set(f, r, FAULT_DOES_NOT_FIT,
                         "There is no memory for the model's tables (some MB beside its regions).");
@@ -267,11 +336,89 @@ static void describe_denoiser(const ModelEntry *m, WireModelReady *ret) {
         (void) snprintf(ret->warning, sizeof(ret->warning), "%s", m->h3->warning);
 }
 
-static void describe(const ModelEntry *m, WireModelReady *ret) {
-        if (m->lora)
+/* The openers have refused what the backend does not run. */
+static void describe_support(uint32_t matrix_types, const LkOps *ops, WireModelReady *ret) {
+        const H3Model types = {.matrix_types = matrix_types};
+        Fault ignored = {};
+
+        (void) h3_model_support(&types, ops, ret->support, sizeof(ret->support), &ignored);
+}
+
+/* What is used of the weights of a conditioner or a VAE is nearly all. */
+static void describe_coder(const ModelEntry *m, const LkOps *ops, WireModelReady *ret) {
+        ret->n_tensors = m->summary.n_tensors;
+        ret->weight_bytes = m->summary.tensor_bytes;
+        ret->private_bytes = sizeof(ModelEntry) + m->n_files * sizeof(Region);
+        (void) snprintf(ret->types, sizeof(ret->types), "%s", m->summary.types);
+        describe_support(m->summary.matrix_types, ops, ret);
+}
+
+static void describe_conditioner(const ModelEntry *m, const LkOps *ops, WireModelReady *ret) {
+        const H3TextConfig *c = &m->conditioner->config;
+
+        describe_coder(m, ops, ret);
+        describe_support(m->conditioner->matrix_types, ops, ret);
+        ret->kind = WIRE_MODEL_CONDITIONER;
+        ret->layers = c->layers;
+        ret->heads = c->heads;
+        ret->head_dim = c->head_dim;
+        ret->hidden = ret->text_dim = c->hidden;
+        ret->ffn = c->ffn;
+        ret->weight_bytes = m->conditioner->weight_bytes;
+        ret->private_bytes += sizeof(H3TextModel) + c->layers * sizeof(H3TextLayer) +
+                              c->vision.depth * sizeof(H3VisionBlockWeights);
+        (void) snprintf(ret->layout, sizeof(ret->layout), "%s", m->conditioner->layout);
+        (void) snprintf(ret->types, sizeof(ret->types), "%s", m->conditioner->types);
+        if (!m->tokenizer)
+                (void) snprintf(ret->warning, sizeof(ret->warning),
+                        "There is no tokenizer: Tokenize and Encode need one (option tokenizer).");
+}
+
+static void describe_video_vae(const ModelEntry *m, const LkOps *ops, WireModelReady *ret) {
+        const H3VideoConfig *c = h3_video_vae_config(m->video_vae);
+
+        describe_coder(m, ops, ret);
+        ret->kind = WIRE_MODEL_VIDEO_VAE;
+        ret->layers = c->layers;
+        ret->heads = c->heads;
+        ret->head_dim = c->head_dim;
+        ret->hidden = c->hidden;
+        ret->ffn = c->ffn;
+        (void) snprintf(ret->layout, sizeof(ret->layout), "%s", h3_video_vae_layout(m->video_vae));
+}
+
+static void describe_audio_vae(const ModelEntry *m, const LkOps *ops, WireModelReady *ret) {
+        describe_coder(m, ops, ret);
+        ret->kind = WIRE_MODEL_AUDIO_VAE;
+        ret->heads = m->audio_vae->config.heads;
+        ret->hidden = m->audio_vae->config.latent_dim;
+        ret->private_bytes += m->audio_vae->private_bytes;
+        (void) snprintf(ret->layout, sizeof(ret->layout), "%s", m->audio_vae->layout);
+}
+
+static void describe(const ModelEntry *m, const LkOps *ops, WireModelReady *ret) {
+        switch (m->summary.kind) {
+
+        case H3_KIND_LORA:
                 describe_lora(m, ret);
-        else
+                break;
+
+        case H3_KIND_CONDITIONER:
+                describe_conditioner(m, ops, ret);
+                break;
+
+        case H3_KIND_VIDEO_VAE:
+                describe_video_vae(m, ops, ret);
+                break;
+
+        case H3_KIND_AUDIO_VAE:
+                describe_audio_vae(m, ops, ret);
+                break;
+
+        default:
                 describe_denoiser(m, ret);
+                break;
+        }
         (void) snprintf(ret->partition, sizeof(ret->partition), "%s", m->partition);
 }
 
@@ -290,7 +437,7 @@ int model_table_commit(ModelTable *t, uint64_t id, const LkOps *ops, WireModelRe
                 return r;
         }
 
-        describe(*slot, ret);
+        describe(*slot, ops, ret);
         return 0;
 }
 

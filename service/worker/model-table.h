@@ -7,8 +7,14 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "service/h3/audio-vae.h"
 #include "service/h3/lora.h"
+#include "service/h3/model-kind.h"
 #include "service/h3/model.h"
+#include "service/h3/picture.h"
+#include "service/h3/text-model.h"
+#include "service/h3/tokenizer.h"
+#include "service/h3/video-vae.h"
 #include "service/shared/wire.h"
 
 #define MODELS_MAX 64
@@ -26,18 +32,27 @@ typedef struct ModelEntry {
         atomic_uint n_ref;
         uint64_t id;
         uint64_t serial; /* never used twice, unlike the id */
+        uint64_t identity; /* of its bytes, for what outlives it; 0: not known */
         H3QkvOrder qkv_order;
         char partition[16];
         uint32_t n_files, n_regions;
         Region *regions;    /* [n_files], n_regions filled */
-        H3Model *h3;        /* a denoiser; NULL before the commit */
-        H3Lora *lora;       /* an adapter, likewise; points into the regions */
+        /* One of them, by kind; none before the commit. They point into the regions. */
+        H3ModelSummary summary;
+        H3Model *h3;
+        H3Lora *lora;
+        H3TextModel *conditioner;
+        H3Tokenizer *tokenizer; /* of a conditioner; NULL: its files were not there */
+        H3PictureRules picture_rules; /* of a conditioner */
+        H3VideoVae *video_vae;
+        H3AudioVae *audio_vae;
         atomic_bool closed; /* by MODEL_CLOSE: only jobs and merged models hold it still */
         Fault fault; /* the first region that could not be mapped, and why: MODEL_COMMIT answers with it */
 } ModelEntry;
 
 ModelEntry *model_entry_ref(ModelEntry *m);
 ModelEntry *model_entry_unref(ModelEntry *m);
+const char *model_entry_kind_name(const ModelEntry *m); /* "video VAE" */
 
 typedef struct ModelTable {
         ModelEntry *models[MODELS_MAX];

@@ -67,13 +67,17 @@ static void stuck(void *userdata, uint32_t rank) {
         x->step->on_stuck(x->step->userdata, &f);
 }
 
-static uint64_t expected_deadline(const SplitStep *s) {
-        double pace = strcmp(s->ops->backend, "cpu") == 0 ? PACE_CPU : PACE_DEVICE;
-        double block = (double) s->in->layout->rows * (double) s->model->weight_bytes /
-                       (double) s->model->config.layers / pace;
+uint64_t split_deadline(const LkOps *ops, double row_bytes) {
+        double pace = strcmp(ops->backend, "cpu") == 0 ? PACE_CPU : PACE_DEVICE;
+        double block = row_bytes / pace;
         double sec = PATIENCE * block > DEADLINE_SEC ? PATIENCE * block : DEADLINE_SEC;
 
         return sec < 1e9 ? (uint64_t) (sec * 1e6) : UINT64_C(1000000000000000);
+}
+
+static uint64_t expected_deadline(const SplitStep *s) {
+        return split_deadline(s->ops, (double) s->in->layout->rows * (double) s->model->weight_bytes /
+                                              (double) s->model->config.layers);
 }
 
 /* All that was to be exchanged was, and nothing else. */
@@ -110,7 +114,8 @@ static int first_error(const Split *x, int r, Fault *f) {
 }
 
 int split_memory(const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute compute, uint64_t *ret) {
-        uint64_t sum = exchange_memory(m, p, compute);
+        const ExchangeStep sizes = {m, p, compute};
+        uint64_t sum = exchange_memory(p, (ExchangeSize){exchange_step_message, &sizes});
 
         for (uint32_t i = 0; i < p->ranks; i++) {
                 uint64_t bytes;
@@ -142,7 +147,10 @@ int split_run(RankGroup *g, const SplitStep *s, uint64_t *ret_bytes, Fault *f) {
         if (s->plan->ranks > rank_group_size(g))
                 return fault_set(f, -EINVAL, FAULT_INTERNAL, "The plan is for more ranks than there are.");
         if (s->plan->ranks > 1) {
-                r = exchange_new(s->model, s->plan, s->in->compute, x->deadline_usec, &s->hook, &exchange);
+                const ExchangeStep sizes = {s->model, s->plan, s->in->compute};
+
+                r = exchange_new(s->plan, (ExchangeSize){exchange_step_message, &sizes}, x->deadline_usec,
+                        &s->hook, &exchange);
                 if (r < 0)
                         return r;
                 x->exchange = exchange;

@@ -27,6 +27,9 @@ typedef struct SplitStep {
 /* Bytes that the step takes over all ranks, with what lies between them. */
 int split_memory(const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute compute, uint64_t *ret);
 
+/* How long a rank may be waited for that multiplies rows by weights: the sum of its rows times their bytes. */
+uint64_t split_deadline(const LkOps *ops, double row_bytes);
+
 /* Runs it. *ret_bytes: what the ranks received from each other, which is what the plan says, or the step has
  * failed. On failure the first real error, with f. */
 int split_run(RankGroup *g, const SplitStep *s, uint64_t *ret_bytes, Fault *f);

@@ -7,6 +7,7 @@
 
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
+#include "service/worker/coder.h"
 #include "service/worker/job-private.h"
 #include "service/worker/step-model.h"
 #include "service/worker/step-table.h"
@@ -23,6 +24,12 @@ void step_runner_done(StepRunner *s) {
         text_cache_clear(&s->text);
         merged_cache_clear(&s->merged);
         mod_cache_clear(&s->tables);
+        encode_cache_clear(&s->encodes);
+}
+
+void step_runner_shrink(StepRunner *s) {
+        mod_cache_clear(&s->tables);
+        encode_cache_clear(&s->encodes);
 }
 
 static bool text_cache_holds(const TextCache *c, const Job *j) {
@@ -86,27 +93,30 @@ typedef struct Run {
         uint32_t step;
 } Run;
 
+void step_tell(StepRunner *s, Job *j, uint32_t step, uint32_t done, uint32_t total) {
+        uint64_t now = clock_usec(), last = j->progress_usec;
+        WireMessage m;
+
+        if (now - last < PROGRESS_INTERVAL_USEC || !atomic_compare_exchange_strong(&j->progress_usec, &last, now))
+                return;
+        if (total > STEP_BLOCKS_MAX) {
+                done = (uint32_t) ((uint64_t) done * STEP_BLOCKS_MAX / total);
+                total = STEP_BLOCKS_MAX;
+        }
+        wire_init(&m, WIRE_PROGRESS, j->epoch, j->id, step);
+        m.progress.block = done;
+        m.progress.blocks = total;
+        link_offer(s->link, &m);
+}
+
 /* Every rank stops where it is; rank 0 tells how far it is. */
 static int on_block(void *userdata, uint32_t rank, uint32_t done, uint32_t total) {
         Run *run = userdata;
-        Job *j = run->job;
-        WireMessage m;
-        uint64_t now;
 
-        if (j->cancelled)
+        if (run->job->cancelled)
                 return -ECANCELED;
-        if (rank > 0)
-                return 0;
-
-        now = clock_usec();
-        if (now - j->progress_usec < PROGRESS_INTERVAL_USEC)
-                return 0;
-
-        j->progress_usec = now;
-        wire_init(&m, WIRE_PROGRESS, j->epoch, j->id, run->step);
-        m.progress.block = done;
-        m.progress.blocks = total;
-        link_offer(run->runner->link, &m);
+        if (rank == 0)
+                step_tell(run->runner, run->job, run->step, done, total);
         return 0;
 }
 
@@ -118,12 +128,11 @@ static int check_state(const Job *j, uint32_t step, Fault *f) {
                 return fault_set(
                         f, -EINVAL, FAULT_INTERNAL, "STEP is for a job that was opened to be planned only.");
 
-        /* A merge has nothing to split. */
-        if (j->plan_fault.name[0] != '\0' && j->kind != WIRE_JOB_MERGE) {
+        if (j->plan_fault.name[0] != '\0') {
                 *f = j->plan_fault;
                 return -EINVAL;
         }
-        if (!j->plan && j->kind != WIRE_JOB_MERGE)
+        if (!j->plan && job_has_plan(j))
                 return fault_set(f, -EINVAL, FAULT_INTERNAL, "STEP came before PLAN.");
 
         if (j->committed >= j->steps)
@@ -164,7 +173,7 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
 
         have = s->backend->memory_available();
         if (have > 0 && need > have) {
-                mod_cache_clear(&s->tables);
+                step_runner_shrink(s);
                 have = s->backend->memory_available();
         }
         if (have > 0 && need > have)
@@ -255,6 +264,13 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
         r = check_state(j, step, f);
         if (r < 0)
                 return r;
+
+        *ret = (StepResult){};
+        if (j->coder) {
+                r = coder_step(s, g, j, step, ret, f);
+                ret->usec = clock_usec() - begin;
+                return r < 0 ? explain(j, r, f) : 0;
+        }
 
         r = step_choose_model(s, g, j, f);
         if (r < 0)

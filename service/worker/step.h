@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "service/worker/backend.h"
+#include "service/worker/encode-cache.h"
 #include "service/worker/job-context.h"
 #include "service/worker/link.h"
 #include "service/worker/merged-model.h"
@@ -29,20 +30,34 @@ typedef struct StepRunner {
         TextCache text;
         MergedCache merged; /* MODEL_CLOSE drops from it, on the link's thread */
         ModCache tables;    /* likewise */
+        EncodeCache encodes; /* likewise */
         /* A rank of the step does not end: f says which. A worker answers and ends its process; a test may
          * let go of the rank, then the step goes on waiting. */
         void (*on_stuck)(void *userdata, const Job *j, uint32_t step, const Fault *f);
         void *userdata;
         ExchangeHook hook;      /* for tests */
+        void (*tile_hook)(void *userdata, uint32_t rank, uint32_t chunk, uint32_t tile); /* likewise: before each */
+        void *tile_userdata;
         uint64_t deadline_usec; /* for tests; 0: from the size of the step */
 } StepRunner;
 
 typedef struct StepResult {
         uint64_t usec;            /* it took */
         uint64_t exchanged_bytes; /* its ranks received from each other */
+        uint64_t frames;          /* DECODE of video: finished so far */
+        bool cached;              /* ENCODE: nothing was computed */
 } StepResult;
 
 void step_runner_done(StepRunner *s);
+
+/* Lets go of what is only kept to be quick: before a step is refused for want of memory. */
+void step_runner_shrink(StepRunner *s);
+
+/* More blocks than these are not told apart. */
+#define STEP_BLOCKS_MAX 4096u
+
+/* PROGRESS, unless one went out just now. Any thread: of several at once one does. */
+void step_tell(StepRunner *s, Job *j, uint32_t step, uint32_t done, uint32_t total);
 
 /* Runs step `step` of j, which must be the next one, and commits it; that of a MERGE sends what applies of
  * its adapters instead. On failure f is filled and the job's state is as it was: -ECANCELED (Cancelled),

@@ -94,6 +94,8 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         wire_init(&m, WIRE_STEP_DONE, j->epoch, j->id, step);
         m.step_done.compute_usec = result.usec + STEAL(j->open_usec, 0);
         m.step_done.exchanged_bytes = result.exchanged_bytes;
+        m.step_done.frames = result.frames;
+        m.step_done.cached = result.cached;
         if (j->kind == WIRE_JOB_MERGE && j->merged)
                 m.step_done.merged_bytes = j->merged->h3->private_bytes;
         link_send(w->link, &m);
@@ -117,6 +119,7 @@ static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
                 return fault_set(f, -EPROTO, FAULT_INTERNAL, "WELCOME has the epoch %" PRIu64 ".", epoch);
 
         link_set_epoch(w->link, epoch);
+        encode_cache_set_limit(&w->steps.encodes, m->welcome.encode_cache_bytes);
         return rank_group_new(
                 w->backend->ops, m->welcome.ranks, m->welcome.threads, on_step, w, &w->ranks, f);
 }
@@ -221,6 +224,7 @@ static int open_job(Worker *w, const WireJobOpen *open, Job **slot, Fault *f) {
                         open->numerics, w->backend->ops->numerics_id);
 
         parts.arenas = *arenas;
+        parts.ranks = rank_group_size(w->ranks);
         return job_new(open, &parts, link_epoch(w->link), slot, f);
 }
 
@@ -263,8 +267,8 @@ static void take_plan(Worker *w, Job *j, const WirePlan *plan) {
         j->plan = plan_free(j->plan);
         j->plan_fault = (Fault){};
         j->plan_admitted = false;
-        if (j->kind == WIRE_JOB_MERGE)
-                return; /* has nothing to split */
+        if (!job_has_plan(j))
+                return;
         r = plan_new(plan, j->layout->rows, j->model->h3->config.heads, rank_group_size(w->ranks), &j->plan,
                 &j->plan_fault);
         if (r == -ENOMEM)
@@ -395,6 +399,7 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
         case WIRE_TRIM:
                 merged_cache_clear(&w->steps.merged);
                 mod_cache_clear(&w->steps.tables);
+                encode_cache_clear(&w->steps.encodes);
                 report_memory(w);
                 return 0;
 
@@ -422,6 +427,7 @@ int worker_start(const Backend *backend, int socket, Fault *f) {
                 .link = w->link,
                 .merged = MERGED_CACHE_INIT,
                 .tables = MOD_CACHE_INIT,
+                .encodes = ENCODE_CACHE_INIT,
                 .on_stuck = on_stuck,
                 .userdata = w,
         };

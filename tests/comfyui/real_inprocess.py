@@ -279,10 +279,13 @@ class Tests:
             hooks = comfy.hooks.create_hook_lora(comfy.utils.load_torch_file(str(WORK / "models/loras/lora_comfy.safetensors")), 1.0, 0.0)
             scene.values["hooks"] = hooks
 
-        for change, word in ((attention, "optimized_attention_override"), (replaced, "double_block 1"), (hooked, "hooks")):
+        def beside(m):
+            comfy.sd.load_bypass_lora_for_models(m, None, comfy.utils.load_torch_file(str(WORK / "models/loras/lora_comfy.safetensors")), 1.0, 0)
+
+        for change, word in ((attention, "optimized_attention_override"), (replaced, "double_block 1"), (hooked, "hooks"), (beside, "diffusion_model.blocks")):
             m, scene = self.remote.clone(), Scene()
-            change(m)
             try:
+                change(m)
                 sample(m, scene)
             except Exception as e:
                 assert "latentd" in str(e) and word in str(e), e

@@ -18,7 +18,7 @@ enum {
         OP_ACK,
         OP_DIE,
         OP_COMMIT, /* writes a commit word */
-        OP_CANCEL, /* the client cancels its job */
+        OP_CANCEL, /* the client cancels its job, or releases frames of it */
         OP_CLOSE,  /* the client closes its session */
         OP_MAX,
 };
@@ -28,6 +28,7 @@ typedef struct State {
         Session *session;
         uint64_t session_id;
         uint64_t jobs[JOBS];
+        bool coding;  /* the jobs are Decode, Tokenize, Encode, EncodeMedia and a plan */
         Input *notes; /* where LORA_NOTES come from; NULL: the fake's own */
         bool lying;
         unsigned starts;
@@ -109,10 +110,12 @@ static bool hook(Fake *f, const WireMessage *m) {
 }
 
 static uint64_t pick_id(uint8_t b) {
+        const uint64_t model = state.coding ? state.f->vae->id : state.f->model->id;
+        const uint64_t other = state.coding ? state.f->conditioner->id : state.f->lora->id;
         const uint64_t ids[] = {
-                state.jobs[0],    state.jobs[1], state.jobs[2], state.f->model->id,
+                state.jobs[0],    state.jobs[1], state.jobs[2], model,
                 state.session_id, 0,             UINT64_MAX,    state.asked.header.job,
-                state.jobs[3],    state.jobs[4], state.f->lora->id,
+                state.jobs[3],    state.jobs[4], other,
         };
 
         return ids[b % ELEMENTSOF(ids)];
@@ -130,24 +133,21 @@ static void fill_answer(Input *x, WireMessage *m) {
 
         case WIRE_MODEL_COMMIT:
                 wire_init(m, WIRE_MODEL_READY, f->epoch, state.asked.header.job, 0);
-                if (state.asked.header.job == f->lora->id)
-                        m->model_ready.kind = WIRE_MODEL_LORA;
-                else {
-                        m->model_ready.heads = FAKE_HEADS;
-                        m->model_ready.layers = FAKE_BLOCKS;
-                }
+                fake_describe(f, state.asked.header.job, &m->model_ready);
                 break;
 
         case WIRE_JOB_OPEN: {
                 FakeJob j = { .open = *asked_job() };
 
-                j.steps = j.open.kind == WIRE_JOB_SAMPLE ? j.open.steps : 1;
+                j.steps = fake_steps(&j.open);
                 fake_job_ready(f, &j, input_u8(x) % 4, m);
                 break;
         }
 
         case WIRE_STEP:
                 wire_init(m, WIRE_STEP_DONE, f->epoch, state.asked.header.job, state.asked.header.step);
+                if (state.asked.header.job == state.jobs[0] && state.coding)
+                        m->step_done.frames = 17 * ((uint64_t) state.asked.header.step + 1) + (state.asked.header.step == 3 ? 5 : 0);
                 break;
 
         default:
@@ -214,7 +214,9 @@ static void check_jobs(void) {
                 CHECK(j->fraction >= 0 && j->fraction <= 1);
                 CHECK(j->notes.n <= 4096 && j->notes.cost[0] + j->notes.cost[1] < 61000);
                 CHECK(!job_is_finished(j) || (j->state == JOB_DONE) == (j->fault.name[0] == '\0'));
-                for (uint32_t k = 0; j->state == JOB_DONE && job_result_tensor(j, k, name, &t) == 0; k++)
+                CHECK(j->frames_done <= j->ready.frames && j->frames_told <= j->frames_ready && j->frames_ready <= j->ready.frames);
+                CHECK(j->frames_released <= j->frames_ready);
+                for (uint32_t k = 0; job_has_result(j) && job_result_tensor(j, k, name, &t) == 0; k++)
                         CHECK(t.size <= ARENA_BYTES && t.offset <= ARENA_BYTES - t.size);
         }
 }
@@ -233,6 +235,7 @@ static void run_loop(void) {
 static void run_op(Input *x) {
         uint8_t raw[WIRE_MESSAGE_MAX + 1];
         WireMessage m;
+        uint8_t which;
         Job *j;
 
         switch (input_u8(x) % OP_MAX) {
@@ -272,8 +275,11 @@ static void run_op(Input *x) {
                 break;
 
         case OP_CANCEL:
-                j = job_find(state.f->m, state.jobs[input_u8(x) % JOBS]);
-                if (j && !job_is_finished(j))
+                which = input_u8(x);
+                j = job_find(state.f->m, state.jobs[which % JOBS]);
+                if (j && state.coding && (which & 0x80))
+                        (void) job_release_frames(j, input_u8(x), NULL);
+                else if (j && !job_is_finished(j))
                         job_cancel(j);
                 break;
 
@@ -282,6 +288,33 @@ static void run_op(Input *x) {
                         session_close(STEAL_PTR(state.session));
                 break;
         }
+}
+
+static void submit_sampling(Fake *f) {
+        state.session = fake_session(f, 1);
+        state.jobs[0] = fake_submit(f, state.session, WIRE_JOB_SAMPLE, 3, 0)->id;
+        state.jobs[1] = fake_submit(f, state.session, WIRE_JOB_STEP, 1, 1)->id;
+        state.jobs[2] = fake_submit(f, state.session, WIRE_JOB_SAMPLE, 2, 2)->id;
+        state.jobs[3] = submit_merge()->id;
+        state.jobs[4] = submit_plan()->id;
+}
+
+/* A film in a ring of the first half of the arena, clips in the other. */
+static void submit_coding(Fake *f) {
+        Session *text = fake_session_on(f, f->conditioner, 1);
+        WireJobOpen decode = fake_decode(4, 22), tokenize = fake_coding(WIRE_JOB_TOKENIZE, 0), encode = fake_coding(WIRE_JOB_ENCODE, 1);
+        WireJobOpen media = { .kind = WIRE_JOB_ENCODE_MEDIA, .output_offset = ARENA_BYTES / 2, .output_size = ARENA_BYTES / 2,
+                .video = { .size = 40 * FAKE_FRAME, .dtype = ST_U8, .n_dims = 4, .shape = { 40, 16, 16, 3 } } };
+        WireJobOpen plan = fake_decode(3, 0);
+
+        state.session = fake_session_on(f, f->vae, 1);
+        decode.output_size = ARENA_BYTES / 2;
+        plan.flags = WIRE_JOB_PLAN_ONLY;
+        state.jobs[0] = fake_submit_request(f, state.session, &decode)->id;
+        state.jobs[1] = fake_submit_request(f, text, &tokenize)->id;
+        state.jobs[2] = fake_submit_request(f, text, &encode)->id;
+        state.jobs[3] = fake_submit_request(f, state.session, &media)->id;
+        state.jobs[4] = fake_submit_request(f, state.session, &plan)->id;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
@@ -297,15 +330,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         f->hook = hook;
         f->m->worker->hello_usec = f->m->worker->end_usec = 20000;
 
-        state.session = fake_session(f, 1);
-        state.session_id = state.session->id;
-        state.jobs[0] = fake_submit(f, state.session, WIRE_JOB_SAMPLE, 3, 0)->id;
-        state.jobs[1] = fake_submit(f, state.session, WIRE_JOB_STEP, 1, 1)->id;
-        state.jobs[2] = fake_submit(f, state.session, WIRE_JOB_SAMPLE, 2, 2)->id;
-        state.jobs[3] = submit_merge()->id;
-        state.jobs[4] = submit_plan()->id;
         how = input_u8(&x);
-        if (how & 2)
+        state.coding = how & 4;
+        if (state.coding)
+                submit_coding(f);
+        else
+                submit_sampling(f);
+        state.session_id = state.session->id;
+        if ((how & 2) && !state.coding)
                 state.notes = &x;
         if (how & 1) /* else it does not even say HELLO as it should */
                 run_loop();

@@ -26,6 +26,7 @@ enum {
         OP_LIFE,     /* a whole model, session and job as it should be, from where the input goes on */
         OP_SCRIBBLE, /* the client writes into the input arena */
         OP_MAX,
+        OP_CODING = 0xf0, /* this and above: a conditioner or VAE, session, coding job with changes, one STEP */
 };
 
 /* What a REGION holds: the tiny model, or with this variant an adapter for it. */
@@ -48,9 +49,37 @@ typedef struct ModelFile {
         uint64_t size;
 } ModelFile;
 
+#define PARTS_MAX 6
+
+/* The files of the models for coding, below the demo model; made once each. */
+typedef struct Part {
+        const char *names[PARTS_MAX];
+        ModelFile files[PARTS_MAX];
+} Part;
+
+static Part parts[] = {
+        {.names = {"text_encoder/config.json", "text_encoder/model.safetensors", "tokenizer/vocab.json", "tokenizer/merges.txt",
+                   "tokenizer/tokenizer_config.json"}},
+        {.names = {"vae/config.json", "vae/diffusion_pytorch_model.safetensors"}},
+        {.names = {"audio_vae/config.json", "audio_vae/diffusion_pytorch_model.safetensors"}},
+};
+
+/* Which job of OP_CODING: the lower bits of its variant. */
+enum {
+        CODING_TOKENIZE,
+        CODING_ENCODE,
+        CODING_PICTURES,
+        CODING_DECODE_VIDEO,
+        CODING_DECODE_AUDIO,
+        CODING_ENCODE_VIDEO,
+        CODING_ENCODE_AUDIO,
+        CODING_MAX,
+};
+
 static ModelFile model = { .fd = -EBADF }, adapter = { .fd = -EBADF };
 static int arena_fds[2] = { -EBADF, -EBADF };
 static uint8_t *input_arena, *output_arena;
+static bool planned; /* a coding job of this input is only planned: it says how much there had to be */
 
 static ModelFile read_file(const char *name) {
         const char *folder = getenv("LATENT_TEST_DATA");
@@ -61,7 +90,7 @@ static ModelFile read_file(const char *name) {
         void *map;
         FILE *file;
 
-        (void) snprintf(path, sizeof(path), "%s/dit/%s", folder ? folder : "tests/data", name);
+        (void) snprintf(path, sizeof(path), "%s/%s", folder ? folder : "tests/data", name);
         file = fopen(path, "re");
         CHECK(file && fstat(fileno(file), &st) == 0);
         x.size = (uint64_t) st.st_size;
@@ -75,12 +104,22 @@ static ModelFile read_file(const char *name) {
 }
 
 static void make_memory(void) {
-        model = read_file("comfy.safetensors");
-        adapter = read_file("lora/lora_comfy.safetensors");
+        model = read_file("dit/comfy.safetensors");
+        adapter = read_file("dit/lora/lora_comfy.safetensors");
         for (int i = 0; i < 2; i++)
                 CHECK(memfd_new("fuzz-arena", ARENA_BYTES, &arena_fds[i]) == 0);
         CHECK(memfd_map(arena_fds[0], ARENA_BYTES, PROT_READ | PROT_WRITE, (void **) &input_arena) == 0);
         CHECK(memfd_map(arena_fds[1], ARENA_BYTES, PROT_READ | PROT_WRITE, (void **) &output_arena) == 0);
+}
+
+static void make_part(Part *p) {
+        char name[256];
+
+        for (unsigned i = 0; i < PARTS_MAX && p->names[i]; i++) {
+                (void) snprintf(name, sizeof(name), "../demo-model/%s", p->names[i]);
+                if (p->files[i].size == 0)
+                        p->files[i] = read_file(name);
+        }
 }
 
 static WireTensor tensor(StType type, uint32_t n_dims, uint64_t offset, const uint64_t *shape) {
@@ -262,6 +301,81 @@ static bool put_life(int fd, uint8_t variant) {
                say(fd, WIRE_ARENA, 2, 0, 0) && say(fd, WIRE_ARENA, 2, 0, 1) && say(fd, WIRE_JOB_OPEN, 3, 0, variant);
 }
 
+static bool put_part(int fd, Part *p) {
+        WireMessage m;
+
+        make_part(p);
+        wire_init(&m, WIRE_MODEL_OPEN, EPOCH, 1, 0);
+        while (m.model_open.n_files < PARTS_MAX && p->names[m.model_open.n_files])
+                m.model_open.n_files++;
+        if (!put(fd, &m, m.header.size, -EBADF))
+                return false;
+
+        for (unsigned i = 0; i < PARTS_MAX && p->names[i]; i++) {
+                wire_init(&m, WIRE_REGION, EPOCH, 1, 0);
+                m.region.index = i;
+                m.region.size = p->files[i].size;
+                m.region.region_size = (m.region.size + 4095) / 4096 * 4096;
+                (void) snprintf(m.region.name, sizeof(m.region.name), "%s", strrchr(p->names[i], '/') + 1);
+                if (!put(fd, &m, m.header.size, p->files[i].fd))
+                        return false;
+        }
+        return say(fd, WIRE_MODEL_COMMIT, 1, 0, 0) && say(fd, WIRE_ARENA, 2, 0, 0) && say(fd, WIRE_ARENA, 2, 0, 1);
+}
+
+static void fill_coding(WireJobOpen *j, unsigned what) {
+        static const uint32_t kinds[] = {
+                WIRE_JOB_TOKENIZE, WIRE_JOB_ENCODE, WIRE_JOB_ENCODE, WIRE_JOB_DECODE, WIRE_JOB_DECODE,
+                WIRE_JOB_ENCODE_MEDIA, WIRE_JOB_ENCODE_MEDIA,
+        };
+
+        j->model = 1;
+        j->session = 2;
+        j->kind = kinds[what];
+        j->output_size = ARENA_BYTES;
+        if (what <= CODING_PICTURES)
+                j->text = bytes(1, 7, 40, 0);
+        if (what == CODING_ENCODE || what == CODING_PICTURES) {
+                j->output_type = what == CODING_ENCODE ? ST_F32 : ST_BF16;
+                j->owner = 5;
+        }
+        if (what == CODING_PICTURES) {
+                j->n_conditions = 2;
+                j->conditions[0] = (WireCondition){
+                        .kind = WIRE_CONDITION_IMAGE, .video_offset = 4097, .frames = 1, .height = 64, .width = 64 };
+                j->conditions[1] = (WireCondition){
+                        .kind = WIRE_CONDITION_VIDEO, .video_offset = 1, .frames = 13, .height = 32, .width = 32, .audio = 1 };
+        }
+        if (what == CODING_DECODE_VIDEO)
+                j->video = tensor(ST_F32, 4, 4096, (uint64_t[]){ 24, 3, 2, 2 });
+        if (what == CODING_DECODE_AUDIO)
+                j->audio = tensor(ST_F32, 3, 4096, (uint64_t[]){ 32, 2, 3 });
+        if (what == CODING_ENCODE_VIDEO)
+                j->video = tensor(ST_U8, 4, 4095, (uint64_t[]){ 2, 32, 32, 3 });
+        if (what == CODING_ENCODE_AUDIO)
+                j->audio = tensor(ST_F32, 2, 4096, (uint64_t[]){ 2, 1601 });
+        if (what == CODING_DECODE_VIDEO)
+                j->output_type = ST_U8;
+}
+
+static bool put_coding(int fd, Input *x, unsigned *n_steps) {
+        static const uint8_t models[] = { 0, 0, 0, 1, 2, 1, 2 };
+        uint8_t variant = input_u8(x);
+        unsigned what = variant % CODING_MAX;
+        WireMessage m;
+
+        if (!put_part(fd, parts + models[what]))
+                return false;
+        wire_init(&m, WIRE_JOB_OPEN, EPOCH, 3, 0);
+        fill_coding(&m.job_open, what);
+        m.job_open.flags = variant >> 6 == 3 ? WIRE_JOB_RESUME : 0;
+        input_change(x, &m);
+        planned = planned || (m.job_open.flags & WIRE_JOB_PLAN_ONLY);
+        if (!put(fd, &m, m.header.size, -EBADF))
+                return false;
+        return ++*n_steps > STEPS_MAX || say(fd, WIRE_STEP, 3, 0, 0);
+}
+
 static bool put_message(int fd, Input *x, unsigned *n_steps) {
         WireMessage m;
         uint16_t type = input_u8(x) % WIRE_TYPE_MAX;
@@ -276,6 +390,7 @@ static bool put_message(int fd, Input *x, unsigned *n_steps) {
 
         fill(&m, (WireType) type, id, step, variant);
         input_change(x, &m);
+        planned = planned || (type == WIRE_JOB_OPEN && (m.job_open.flags & WIRE_JOB_PLAN_ONLY));
         /* Threads are no part of the question and each takes a stack. */
         if (type == WIRE_WELCOME) {
                 m.welcome.threads = 1;
@@ -293,9 +408,14 @@ static void send_all(int fd, Input *x) {
 
         for (unsigned i = 0; ok && x->n > 0 && i < MESSAGES_MAX; i++) {
                 uint8_t raw[WIRE_MESSAGE_MAX + 1];
+                uint8_t op = input_u8(x);
                 size_t n;
 
-                switch (input_u8(x) % OP_MAX) {
+                if (op >= OP_CODING) {
+                        ok = put_coding(fd, x, &n_steps);
+                        continue;
+                }
+                switch (op % OP_MAX) {
 
                 case OP_MESSAGE:
                         ok = put_message(fd, x, &n_steps);
@@ -352,9 +472,12 @@ static void *read_answers(void *userdata) {
                         CHECK(m.error.fault.name[0] != '\0' && m.error.fault.text[0] != '\0');
                 if (m.header.type == WIRE_LORA_NOTES)
                         CHECK(m.lora_notes.n >= 1 && m.lora_notes.n <= WIRE_LORA_NOTES_MAX);
-                if (m.header.type == WIRE_JOB_READY)
+                if (m.header.type == WIRE_JOB_READY && !planned)
                         CHECK(m.job_ready.commit_offset <= ARENA_BYTES - 8 && m.job_ready.output_used <= ARENA_BYTES &&
                               m.job_ready.n_slots * m.job_ready.slot_stride <= ARENA_BYTES);
+                if (m.header.type == WIRE_JOB_READY && !planned)
+                        for (uint32_t i = 0; i < m.job_ready.n_outputs; i++)
+                                CHECK(m.job_ready.outputs[i].tensor.offset + m.job_ready.outputs[i].tensor.size <= ARENA_BYTES);
         }
 }
 
@@ -390,6 +513,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         log_set_max_level(-1);
         if (model.fd < 0)
                 make_memory();
+        planned = false;
         memset(input_arena, 0, ARENA_BYTES);
         memset(output_arena, 0, ARENA_BYTES);
 

@@ -18,27 +18,32 @@ The whole surface:
     Client(address=None, restart_timeout=None)
         .status() -> dict
         .devices(), .models(), .jobs(), .sessions(), .regions() -> list of dict
-        .load(path_or_name, *, by_name=False, name=None, qkv_order=None, partition=None, numa=None) -> LoadJob (with .model)
+        .load(path_or_name, *, by_name=False, name=None, qkv_order=None, partition=None, numa=None,
+              tokenizer=None) -> LoadJob (with .model)
         .find_model(name_or_path) -> Model
-        .cancel(path), .drop_cache() -> int, .close()
+        .cancel(path), .drop_cache() -> int, .release_gpus(), .close()
     Model
         .path, .properties() -> dict, .unload(), .close()
         .open_session(*, input_bytes=0, output_bytes=0, compute=None, job_class=None, **split) -> Session
-            split: ranks, shares, plan, exchange, chunks
+            split: ranks, shares, plan, exchange, chunks, gpus
     Session
         .allocate(dtype, shape) -> Tensor;  .put(data, dtype=None, shape=None) -> Tensor;  .reset()
         .step(text=, video=, audio=, sigma_video=, sigma_audio=, text_tags=None, conditions=(), condition_noise=None, seed=None,
               mask_video=None, mask_audio=None, compute=None, output_offset=0, output_bytes=0, sigmas_video=None, sigmas_audio=None) -> Job
         .sample(text=, video=, audio=, steps= or sigmas_video= and sigmas_audio=, schedule=None, shift_video=0, shift_audio=0,
                 sampler=None, noise=None, keep_steps=False, clean_video=None, clean_audio=None, and what step() has) -> Job
+        .tokenize(text), .encode(text, pictures=(), picture_rule=None, type=None, compute=None) -> Job: of a conditioner; text: str or Tensor
+        .decode(video= or audio=, type=None, frames=0, compute=None), .encode_media(video= or audio=, posterior=None, seed=None) -> Job: of a VAE
         .set_loras([(model, strength), ...], compute=None) -> Job
-        .plan_step(...), .plan_sample(...) -> dict
+        .plan_step(...), .plan_sample(...), .plan_tokenize(...), .plan_encode(...), .plan_decode(...), .plan_encode_media(...) -> dict
         .path, .input_bytes, .output_bytes, .close();  .output_bytes_for(...): as latent.output_bytes(...)
     Tensor
         .array (numpy), .torch(), .memory (memoryview), .dtype, .shape, .offset, .nbytes
     Job
         .wait(timeout=None, progress=None) -> bool;  .poll() -> bool;  await job
         .progress() -> Progress;  .cancel();  .result -> dict;  .tensors -> dict of Tensor;  .properties() -> dict;  .path, .close()
+        .frames_ready(known=0, timeout=None, progress=None) -> int;  .release_frames(up_to);  .tensor(name) -> Tensor
+    Picture(kind, picture=None, sound=False)
     Condition(kind, frame=0, video=None, audio=None)
     output_bytes(video, audio, sampler=None, steps=1, keep_steps=False) -> int
     Error(name, text), and a subclass for each error name
@@ -80,7 +85,7 @@ from latent.errors import (
     WorkerCrashed,
 )
 from latent.job import Job, Progress
-from latent.session import Condition, Session
+from latent.session import Condition, Picture, Session
 from latent.tensor import Tensor, output_bytes
 
 __version__ = "0.1.0"
@@ -109,6 +114,7 @@ __all__ = [
     "NoWorker",
     "NotFound",
     "NotSupported",
+    "Picture",
     "Progress",
     "Restarted",
     "Session",

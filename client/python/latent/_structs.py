@@ -52,6 +52,7 @@ class latent_load_options(Struct):  # noqa: N801
         ("qkv_order", c_char_p),
         ("partition", c_char_p),
         ("numa", c_char_p),
+        ("tokenizer", c_char_p),
     ]
 
 
@@ -79,6 +80,9 @@ class latent_session_options(Struct):  # noqa: N801
         ("chunks", c_uint32),
         ("plan", c_char_p),
         ("exchange", c_char_p),
+        ("gpus", POINTER(c_char_p)),
+        ("n_gpus", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -149,6 +153,66 @@ class latent_sample_options(Struct):  # noqa: N801
         ("noise", c_char_p),
         ("clean_video", POINTER(latent_tensor)),
         ("clean_audio", POINTER(latent_tensor)),
+    ]
+
+
+class latent_tokenize_options(Struct):  # noqa: N801
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("reserved", c_uint32),
+        ("text", POINTER(latent_tensor)),
+        ("output_offset", c_uint64),
+        ("output_bytes", c_uint64),
+    ]
+
+
+class latent_picture(Struct):  # noqa: N801
+    _fields_: ClassVar = [
+        ("kind", c_char_p),
+        ("picture", POINTER(latent_tensor)),
+        ("sound", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class latent_encode_options(Struct):  # noqa: N801
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("n_pictures", c_uint32),
+        ("text", POINTER(latent_tensor)),
+        ("pictures", POINTER(latent_picture)),
+        ("picture_rule", c_char_p),
+        ("type", c_char_p),
+        ("compute", c_char_p),
+        ("output_offset", c_uint64),
+        ("output_bytes", c_uint64),
+    ]
+
+
+class latent_decode_options(Struct):  # noqa: N801
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("reserved", c_uint32),
+        ("video", POINTER(latent_tensor)),
+        ("audio", POINTER(latent_tensor)),
+        ("type", c_char_p),
+        ("frames", c_uint64),
+        ("compute", c_char_p),
+        ("output_offset", c_uint64),
+        ("output_bytes", c_uint64),
+    ]
+
+
+class latent_encode_media_options(Struct):  # noqa: N801
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("has_seed", c_uint32),
+        ("video", POINTER(latent_tensor)),
+        ("audio", POINTER(latent_tensor)),
+        ("posterior", c_char_p),
+        ("seed", c_uint64),
+        ("output_offset", c_uint64),
+        ("output_bytes", c_uint64),
     ]
 
 

@@ -104,6 +104,11 @@ class Client:
         c.call(c.library.latent_client_drop_cache, c.client(), n)
         return n.value
 
+    def release_gpus(self) -> None:
+        """Ends idle workers, and with them what they have on devices; the weights stay in main memory. Busy: jobs run or wait."""
+        c = self._connection
+        c.call(c.library.latent_client_release_gpus, c.client())
+
     def load(
         self,
         path_or_name: Union[str, os.PathLike[str]],
@@ -113,6 +118,7 @@ class Client:
         qkv_order: Optional[str] = None,
         partition: Optional[str] = None,
         numa: Optional[str] = None,
+        tokenizer: Optional[str] = None,
     ) -> LoadJob:
         """Loads a checkpoint: files that this process opens, or by_name below the service's ModelPath=. When the job is done: its model.
 
@@ -128,7 +134,9 @@ class Client:
         latent.errors.NotFound: NotFound: no such file.safetensors does not exist.
         """
         c = self._connection
-        o = fill(_structs.latent_load_options, {"name": name, "qkv_order": qkv_order, "partition": partition, "numa": numa})
+        o = fill(
+            _structs.latent_load_options, {"name": name, "qkv_order": qkv_order, "partition": partition, "numa": numa, "tokenizer": tokenizer}
+        )
         f = c.library.latent_model_load_name if by_name else c.library.latent_model_load_path
         return LoadJob(c, c.make(f, c.client(), path_bytes("path_or_name", path_or_name), o))
 
@@ -192,7 +200,8 @@ class Model:
         **split: Any,
     ) -> Session:
         """Opens a session; sizes of its arenas: 0: 64 MiB; see latent.output_bytes(). split: how a step is split over ranks, with the same
-        bits: ranks, shares (a list of weights, one per rank), plan, exchange, chunks of latent_session_options in client/latent.h."""
+        bits: ranks, shares (a list of weights, one per rank), plan, exchange, chunks, gpus (a list of names) of latent_session_options in
+        client/latent.h."""
         h = self.handle()
         c = h.connection
         o = fill(

@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Generator
-from ctypes import c_void_p
+from ctypes import c_uint64, c_void_p
 from types import TracebackType
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from latent import _structs
+from latent._arguments import uint
 from latent._library import Connection, Handle, error_from, value_of
 from latent.errors import Error, InvalidArgument
 from latent.tensor import Tensor
@@ -27,7 +28,8 @@ class Progress(NamedTuple):
     state: str
     """"queued", "running", "cancelling", "done", "failed", "cancelled"."""
     phase: str
-    """"read", "check" of a load; "queue", "sample", "merge"; "restart" while the service is away."""
+    """"read", "check" of a load; "queue", "sample", "merge", "tokenize", "encode", "decode", "encode-media"; "frames-wait" until
+    release_frames(); "restart" while the service is away."""
     step: int
     """Steps that are finished, of `steps` (0: not known yet)."""
     steps: int
@@ -118,6 +120,38 @@ class Job:
                 return False
             self._open().connection.sleep(min(left, _NAP))
 
+    def frames_ready(self, known: int = 0, timeout: Optional[float] = None, progress: Optional[Callable[[Progress], object]] = None) -> int:
+        """Of Session.decode(): how many frames are final, counted from the film's start. Waits as wait() does until there are more than `known`
+        or the job is done; `known` if there are no more by then. tensor("frames") has them, frame i at i modulo its first dimension."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            h, frames, error = self._open(), c_uint64(), _structs.latent_error()
+            with h.connection.locked():
+                r = h.connection.library.latent_job_frames_ready(h.pointer, uint("known", known), 0, None, None, frames, error)
+                news = _progress(h)
+            if progress is not None and news != self._told:
+                self._told = news
+                progress(news)
+            if r < 0:
+                raise error_from(error)
+            if r == 0:
+                return frames.value
+            left = _NAP if end is None else end - time.monotonic()
+            if not left > 0:
+                return known
+            h.connection.sleep(min(left, _NAP))
+
+    def release_frames(self, up_to: int) -> None:
+        """The frames before this one were read: in a ring (frames= of Session.decode()) others may take their place."""
+        h = self._open()
+        h.connection.call(h.connection.library.latent_job_release_frames, h.pointer, uint("up_to", up_to))
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor of the result: of a job that is done, or "frames" of a decode from its first frame on."""
+        h, tensor, data = self._open(), _structs.latent_tensor(), c_void_p()
+        h.connection.call(h.connection.library.latent_job_tensor, h.pointer, name.encode(), tensor, data)
+        return Tensor(tensor, data.value, h, is_input=False)
+
     def poll(self) -> bool:
         """wait() without waiting."""
         return self.wait(0)
@@ -157,7 +191,7 @@ class Job:
     @property
     def result(self) -> dict[str, Any]:
         """What a job that is done says: rows, numerics, tensors, compute-usec and how it was split of a step; model, bytes-read of a load;
-        applied, refused, bytes of a merge."""
+        applied, refused, bytes of a merge; cached of an encode, frames of a decode."""
         h = self._open()
         if self._result is None:
             if not self.poll():

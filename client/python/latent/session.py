@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from latent import _structs
 from latent._arguments import number, text, uint
@@ -30,6 +30,16 @@ class Condition:
     frame: int = 0
     video: Optional[Tensor] = None
     audio: Optional[Tensor] = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What the conditioner sees beside the prompt: kind "keyframe", or the references "image", "video" (U8 [F, H, W, 3], perhaps with sound) and
+    "audio" (without a picture). picture: U8 [H, W, 3]."""
+
+    kind: str
+    picture: Optional[Tensor] = None
+    sound: bool = False
 
 
 class Session:
@@ -172,6 +182,79 @@ class Session:
         inputs = dict(locals())
         return self._start("latent_session_sample", _structs.latent_sample_options, inputs)
 
+    def tokenize(self, text: Union[str, Tensor, None] = None, *, output_offset: int = 0, output_bytes: int = 0) -> Job:
+        """A text's tokens; a str is put into the session. Result: "ids"."""
+        inputs = dict(locals())
+        return self._start("latent_session_tokenize", _structs.latent_tokenize_options, self._with_text(inputs))
+
+    def encode(
+        self,
+        text: Union[str, Tensor, None] = None,
+        *,
+        pictures: Iterable[Picture] = (),
+        picture_rule: Optional[str] = None,
+        type: Optional[str] = None,  # noqa: A002 (as in the header)
+        compute: Optional[str] = None,
+        output_offset: int = 0,
+        output_bytes: int = 0,
+    ) -> Job:
+        """A prompt and pictures, as the denoiser reads them: latent_encode_options of client/latent.h. Results: "text", "text_tags", "ids"."""
+        inputs = dict(locals())
+        return self._start("latent_session_encode", _structs.latent_encode_options, self._with_text(inputs))
+
+    def decode(
+        self,
+        *,
+        video: Optional[Tensor] = None,
+        audio: Optional[Tensor] = None,
+        type: Optional[str] = None,  # noqa: A002
+        frames: int = 0,
+        compute: Optional[str] = None,
+        output_offset: int = 0,
+        output_bytes: int = 0,
+    ) -> Job:
+        """Latents as frames or sound: latent_decode_options of client/latent.h. Results: "frames" or "sound". Frames come one after the other:
+        Job.frames_ready()."""
+        inputs = dict(locals())
+        return self._start("latent_session_decode", _structs.latent_decode_options, inputs)
+
+    def encode_media(
+        self,
+        *,
+        video: Optional[Tensor] = None,
+        audio: Optional[Tensor] = None,
+        posterior: Optional[str] = None,
+        seed: Optional[int] = None,
+        output_offset: int = 0,
+        output_bytes: int = 0,
+    ) -> Job:
+        """Frames or sound as latents: latent_encode_media_options of client/latent.h. Results: "video" or "audio"."""
+        inputs = dict(locals())
+        return self._start("latent_session_encode_media", _structs.latent_encode_media_options, inputs)
+
+    def plan_tokenize(self, **inputs: Any) -> dict[str, Any]:
+        """What tokenize() would take: as plan_step(), and memory-bytes."""
+        return self._plan("latent_session_plan_tokenize", _structs.latent_tokenize_options, self._with_text(inputs))
+
+    def plan_encode(self, **inputs: Any) -> dict[str, Any]:
+        """What encode() would take."""
+        return self._plan("latent_session_plan_encode", _structs.latent_encode_options, self._with_text(inputs))
+
+    def plan_decode(self, **inputs: Any) -> dict[str, Any]:
+        """What decode() would take."""
+        return self._plan("latent_session_plan_decode", _structs.latent_decode_options, inputs)
+
+    def plan_encode_media(self, **inputs: Any) -> dict[str, Any]:
+        """What encode_media() would take."""
+        return self._plan("latent_session_plan_encode_media", _structs.latent_encode_media_options, inputs)
+
+    def _with_text(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        value = inputs.get("text")
+        if isinstance(value, str):
+            given = value.encode()
+            inputs["text"] = self.put(given, "U8", (len(given),)) if given else None
+        return inputs
+
     def plan_step(self, **inputs: Any) -> dict[str, Any]:
         """What such a step would take, without running it (inputs of step()): rows, steps, output-bytes, ranks."""
         return self._plan("latent_session_plan_step", _structs.latent_step_options, inputs)
@@ -215,6 +298,29 @@ def _conditions(conditions: Iterable[Condition], owner: Handle) -> Any:
     return array
 
 
+def _pictures(pictures: Iterable[Picture], owner: Handle) -> Any:
+    given = list(pictures)
+    array = (_structs.latent_picture * len(given))()
+    for i, (a, p) in enumerate(zip(array, given)):
+        if not isinstance(p, Picture):
+            raise TypeError(f"pictures[{i}] is a {type(p).__name__}, expected a latent.Picture")
+        a.kind, a.sound = text("kind", p.kind), 1 if p.sound else 0
+        if p.picture is not None:
+            a.picture = ctypes.pointer(p.picture.struct_of(owner, f"pictures[{i}].picture"))
+    return array
+
+
+def _list(name: str, value: Iterable[Any], kind: Any) -> Any:
+    """A C array for a field of the pointer type kind."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} is {value!r}, expected a list")
+    if kind is ctypes.POINTER(ctypes.c_char_p):
+        names = [text(name, x) for x in value]
+        return (ctypes.c_char_p * len(names))(*names)
+    numbers = [uint(name, x, 32) for x in value]
+    return (ctypes.c_uint32 * len(numbers))(*numbers)
+
+
 def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Handle] = None) -> _structs.Struct:
     """An option struct of these fields; None leaves a default. Unknown names are a TypeError, as of any function."""
     s = _structs.sized(kind)
@@ -233,16 +339,19 @@ def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Ha
         if name == "conditions" and owner is not None:
             array = _conditions(value, owner)
             s.conditions, s.n_conditions = array, len(array)
+        elif name == "pictures" and owner is not None:
+            array = _pictures(value, owner)
+            s.pictures, s.n_pictures = array, len(array)
         elif type_ is ctypes.c_char_p:
             setattr(s, name, text(name, value))
         elif type_ is ctypes.c_double:
             setattr(s, name, number(name, value))
         elif type_ in (ctypes.c_uint32, ctypes.c_uint64):
             setattr(s, name, uint(name, value, 8 * ctypes.sizeof(type_)))
-        elif owner is None:  # shares: weights, with their number beside them
-            numbers = [uint(name, x, 32) for x in value]
-            setattr(s, name, (ctypes.c_uint32 * len(numbers))(*numbers))
-            setattr(s, "n_" + name, len(numbers))
+        elif owner is None:  # lists with their number beside them: shares (weights), gpus (names)
+            array = _list(name, value, type_)
+            setattr(s, name, array)
+            setattr(s, "n_" + name, len(array))
         elif isinstance(value, Tensor):
             setattr(s, name, ctypes.pointer(value.struct_of(owner, name)))
         else:

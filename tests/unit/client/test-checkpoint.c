@@ -34,7 +34,7 @@ static void expect(const char *path, const char *title, ...) {
         va_list ap;
         size_t n = 0;
 
-        if (checkpoint_open(path, &c, &f) < 0)
+        if (checkpoint_open(path, NULL, &c, &f) < 0)
                 fail_msg("%s: %s", f.name, f.text);
         assert_string_equal(c.name, title);
         va_start(ap, title);
@@ -53,7 +53,7 @@ static void refuse(const char *path, int code, const char *name, const char *say
         Checkpoint c = {};
         Fault f = {};
 
-        assert_int_equal(checkpoint_open(path, &c, &f), code);
+        assert_int_equal(checkpoint_open(path, NULL, &c, &f), code);
         assert_string_equal(f.name, name);
         if (!strstr(f.text, says))
                 fail_msg("\"%s\" does not say \"%s\"", f.text, says);
@@ -132,12 +132,12 @@ static void open_names_that_are_no_text_are_escaped(void **state) {
         Fault f = {};
 
         touch("caf\xe9/a\xff.safetensors");
-        assert_int_equal(checkpoint_open("caf\xe9", &c, &f), 0);
+        assert_int_equal(checkpoint_open("caf\xe9", NULL, &c, &f), 0);
         assert_string_equal(c.name, "caf\\xe9");
         assert_int_equal(c.n_files, 1);
         assert_string_equal(c.files[0].name, "a\\xff.safetensors");
         checkpoint_done(&c);
-        assert_int_equal(checkpoint_open("caf\xe9/a\xff.safetensors", &c, &f), 0);
+        assert_int_equal(checkpoint_open("caf\xe9/a\xff.safetensors", NULL, &c, &f), 0);
         assert_string_equal(c.name, "a\\xff.safetensors");
         assert_string_equal(c.files[0].name, "a\\xff.safetensors");
         checkpoint_done(&c);
@@ -162,6 +162,46 @@ static void open_too_many_files_refused(void **state) {
         refuse("m", -EBADMSG, FAULT_INVALID_FILE, "more than 256");
 }
 
+static void open_text_encoder_with_its_tokenizer(void **state) {
+        Checkpoint c = {};
+        Fault f = {};
+
+        assert_int_equal(mkdir("p", 0755), 0);
+        assert_int_equal(mkdir("p/text_encoder", 0755), 0);
+        touch("p/text_encoder/e.safetensors");
+        expect("p/text_encoder", "text_encoder", "e.safetensors", NULL);
+        assert_int_equal(mkdir("p/tokenizer", 0755), 0);
+        touch("p/tokenizer/vocab.json");
+        touch("p/tokenizer/config.json"); /* not of the five */
+        touch("p/tokenizer/merges.txt");
+        expect("p/text_encoder", "text_encoder", "e.safetensors", "merges.txt", "vocab.json", NULL);
+        expect("p/text_encoder/", "text_encoder", "e.safetensors", "merges.txt", "vocab.json", NULL);
+        expect("p/text_encoder/e.safetensors", "e.safetensors", "e.safetensors", NULL);
+
+        assert_int_equal(checkpoint_open("p/text_encoder/e.safetensors", "p/tokenizer", &c, &f), 0);
+        assert_int_equal(c.n_files, 3);
+        checkpoint_done(&c);
+        assert_int_equal(checkpoint_open("p/text_encoder", "p/text_encoder", &c, &f), -EBADMSG);
+        assert_non_null(strstr(f.text, "holds no tokenizer"));
+        f = (Fault){};
+        assert_int_equal(checkpoint_open("p/text_encoder", "p/nothing", &c, &f), -ENOENT);
+}
+
+static void open_text_encoder_with_its_processor(void **state) {
+        assert_int_equal(mkdir("p", 0755), 0);
+        assert_int_equal(mkdir("p/text_encoder", 0755), 0);
+        touch("p/text_encoder/e.safetensors");
+        assert_int_equal(mkdir("p/processor", 0755), 0);
+        touch("p/processor/tokenizer.json"); /* savers repeat the tokenizer there */
+        expect("p/text_encoder", "text_encoder", "e.safetensors", NULL);
+        assert_int_equal(mkdir("p/tokenizer", 0755), 0);
+        touch("p/tokenizer/tokenizer.json");
+        touch("p/tokenizer/video_preprocessor_config.json");
+        expect("p/text_encoder", "text_encoder", "e.safetensors", "tokenizer.json", "video_preprocessor_config.json", NULL);
+        touch("p/processor/preprocessor_config.json"); /* all of one directory */
+        expect("p/text_encoder", "text_encoder", "e.safetensors", "preprocessor_config.json", "tokenizer.json", NULL);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, temporary_setup, temporary_teardown)
 
 int main(void) {
@@ -171,6 +211,8 @@ int main(void) {
                 TEST(open_directory_only_file),
                 TEST(open_directory_config_and_shards),
                 TEST(open_pipeline_transformer),
+                TEST(open_text_encoder_with_its_tokenizer),
+                TEST(open_text_encoder_with_its_processor),
                 TEST(open_absent_shards_listed),
                 TEST(open_index_leaving_directory_refused),
                 TEST(open_two_indexes_refused),

@@ -117,6 +117,44 @@ static void open_split_is_passed_on(void **state) {
         latent_model_free(m);
 }
 
+static void open_gpus_are_passed_on(void **state) {
+        static const char *const gpus[] = {"0000:41:00.0", "GPU-1", NULL};
+        Fake *f = *state;
+        latent_session_options o = {.struct_size = sizeof(o), .gpus = gpus, .n_gpus = 2};
+        latent_model *m = find_model(f);
+        latent_session *s = NULL;
+        latent_error e = {};
+
+        latent_session_free(open_session(f, &o));
+        o.n_gpus = 1; /* the fake service has those two */
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EOPNOTSUPP);
+        assert_string_equal(e.name, "NotSupported");
+        assert_non_null(strstr(e.text, "0000:41:00.0;"));
+        o.n_gpus = 3;
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EINVAL);
+        assert_non_null(strstr(e.text, "gpus[2] is NULL"));
+        o.n_gpus = 0;
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EINVAL);
+        o.n_gpus = 65;
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EINVAL);
+        o.gpus = NULL;
+        o.n_gpus = 1;
+        assert_int_equal(latent_session_open(f->client, m, &o, &s, &e), -EINVAL);
+        assert_null(s);
+        /* A caller of before has no gpus, whatever lies behind its struct. */
+        o = (latent_session_options){.struct_size = offsetof(latent_session_options, gpus), .gpus = gpus, .n_gpus = 1};
+        latent_session_free(open_session(f, &o));
+        latent_model_free(m);
+}
+
+static void release_gpus_answer_is_passed_on(void **state) {
+        Fake *f = *state;
+        latent_error e = {};
+
+        assert_int_equal(latent_client_release_gpus(f->client, &e), -EBUSY);
+        assert_string_equal(e.name, "Busy");
+}
+
 static void step_tensors_there_and_back(void **state) {
         latent_session *s = open_session(*state, NULL);
         latent_tensor text = {.dtype = "BF16", .n_dims = 2, .shape = {3, 5}};
@@ -790,6 +828,214 @@ static void lora_handle_of_a_gone_run_refused(void **state) {
         latent_session_free(s);
 }
 
+/* ---- coding ---- */
+
+typedef struct Coding {
+        latent_tensor text, video, audio, picture;
+        latent_picture pictures[2];
+        char type[8];
+} Coding;
+
+static void coding_init(Coding *x) {
+        *x = (Coding){
+                .text = {.offset = 7, .dtype = "U8", .n_dims = 1, .shape = {5}},
+                .video = {.offset = 64, .dtype = "F32", .n_dims = 4, .shape = {24, 7, 1, 2}},
+                .audio = {.offset = 128, .dtype = "F32", .n_dims = 3, .shape = {32, 2, 9}},
+                .picture = {.offset = 33, .dtype = "U8", .n_dims = 4, .shape = {13, 2, 3, 3}},
+                .type = "f32",
+        };
+        x->pictures[0] = (latent_picture){.kind = "video", .picture = &x->picture, .sound = 1};
+        x->pictures[1] = (latent_picture){.kind = "audio"};
+}
+
+/* What the service was asked for; frees the job. */
+static void expect_request(latent_job *job, const char *expected) {
+        latent_error e = {};
+
+        if (latent_job_wait(job, 10 * SECOND, NULL, NULL, &e) != 0)
+                fail_msg("%s: %s", e.name, e.text);
+        assert_string_equal(string_of(latent_job_result(job), "request"), expected);
+        latent_job_free(job);
+}
+
+static void coding_sends_all_options(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_tokenize_options t = {.struct_size = sizeof(t)};
+        latent_encode_options n = {.struct_size = sizeof(n)};
+        latent_encode_media_options m = {.struct_size = sizeof(m)};
+        latent_job *job = NULL;
+        Coding x;
+
+        coding_init(&x);
+        t.text = &x.text;
+        t.output_offset = 64;
+        t.output_bytes = 4096;
+        assert_int_equal(latent_session_tokenize(s, &t, &job, NULL), 0);
+        expect_request(job, "Tokenize {text=(7,U8,[5]),output-offset=64,output-bytes=4096}");
+        assert_int_equal(latent_session_tokenize(s, NULL, &job, NULL), 0);
+        expect_request(job, "Tokenize {}");
+
+        n.text = &x.text;
+        n.pictures = x.pictures;
+        n.n_pictures = 2;
+        n.picture_rule = "comfy";
+        n.type = x.type;
+        n.compute = "bf16";
+        assert_int_equal(latent_session_encode(s, &n, &job, NULL), 0);
+        memset(&x, 0xff, sizeof(x)); /* copies were taken */
+        expect_request(job, "Encode {text=(7,U8,[5]),pictures=[{kind=video,picture=(33,U8,[13,2,3,3]),sound=1},{kind=audio}],"
+                            "picture-rule=comfy,type=f32,compute=bf16}");
+
+        coding_init(&x);
+        m.video = &x.video;
+        m.posterior = "sampled";
+        m.has_seed = 1;
+        assert_int_equal(latent_session_encode_media(s, &m, &job, NULL), 0);
+        expect_request(job, "EncodeMedia {video=(64,F32,[24,7,1,2]),posterior=sampled,seed=0}");
+        m = (latent_encode_media_options){.struct_size = sizeof(m), .audio = &x.audio};
+        assert_int_equal(latent_session_encode_media(s, &m, &job, NULL), 0);
+        expect_request(job, "EncodeMedia {audio=(128,F32,[32,2,9])}");
+        latent_session_free(s);
+}
+
+static void coding_that_cannot_be_sent_refused(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_encode_options n = {.struct_size = sizeof(n), .n_pictures = 31};
+        latent_decode_options d = {.struct_size = 8};
+        latent_picture pictures[31] = {};
+        latent_job *job = NULL;
+        latent_error e = {};
+
+        assert_int_equal(latent_session_encode(s, &n, &job, &e), -EINVAL);
+        n.pictures = pictures;
+        assert_int_equal(latent_session_encode(s, &n, &job, &e), -EINVAL);
+        assert_non_null(strstr(e.text, "31 pictures"));
+        assert_int_equal(latent_session_decode(s, &d, &job, &e), -EINVAL);
+        assert_non_null(strstr(e.text, "struct_size"));
+        assert_null(job);
+        latent_session_free(s);
+}
+
+static void plan_of_coding_asks_for_the_same_request(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_decode_options d = {.struct_size = sizeof(d), .frames = 22};
+        latent_value *v = NULL;
+        Coding x;
+
+        coding_init(&x);
+        d.video = &x.video;
+        assert_int_equal(latent_session_plan_decode(s, &d, &v, NULL), 0);
+        assert_string_equal(string_of(v, "request"), "decode {video=(64,F32,[24,7,1,2]),frames=22}");
+        latent_value_free(v);
+        assert_int_equal(latent_session_plan_tokenize(s, NULL, &v, NULL), 0);
+        assert_string_equal(string_of(v, "request"), "tokenize {}");
+        latent_value_free(v);
+        assert_int_equal(latent_session_plan_encode(s, NULL, &v, NULL), 0);
+        assert_string_equal(string_of(v, "request"), "encode {}");
+        latent_value_free(v);
+        assert_int_equal(latent_session_plan_encode_media(s, NULL, &v, NULL), 0);
+        assert_string_equal(string_of(v, "request"), "encode-media {}");
+        latent_value_free(v);
+        latent_session_free(s);
+}
+
+static void expect_frames(const latent_job *job, uint64_t n) {
+        const uint8_t *p;
+        latent_tensor t;
+        const void *data;
+        uint64_t all;
+
+        assert_int_equal(latent_job_tensor(job, "frames", &t, &data, NULL), 0);
+        assert_int_equal(t.shape[0], 22);
+        assert_int_equal(latent_value_as_uint(latent_value_get(latent_job_result(job), "frames"), &all), 0);
+        assert_int_equal(all, 22);
+        p = data;
+        for (uint64_t i = 0; i < 3 * n; i++)
+                assert_int_equal(p[i], i / 3 + 1);
+}
+
+static void decode_frames_can_be_read_and_released(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_decode_options d = {.struct_size = sizeof(d), .frames = 22};
+        latent_job *job = NULL, *other = NULL;
+        latent_error e = {};
+        uint64_t n = 0;
+        Coding x;
+
+        coding_init(&x);
+        d.video = &x.video;
+        assert_int_equal(latent_session_decode(s, &d, &job, &e), 0);
+        assert_null(latent_job_result(job));
+        assert_int_equal(latent_job_frames_ready(job, 0, 10 * SECOND, NULL, NULL, &n, &e), 0);
+        assert_int_equal(n, 17);
+        expect_frames(job, 17);
+        n = 77;
+        assert_int_equal(latent_job_frames_ready(job, 17, SECOND / 10, NULL, NULL, &n, &e), 1);
+        assert_int_equal(n, 77);
+        assert_int_equal(latent_job_release_frames(job, 18, &e), -EINVAL);
+        assert_non_null(strstr(e.text, "17 of them"));
+        assert_int_equal(latent_job_release_frames(job, 17, &e), 0);
+        assert_int_equal(latent_job_frames_ready(job, 17, 10 * SECOND, NULL, NULL, &n, &e), 0);
+        assert_int_equal(n, 22);
+        assert_int_equal(latent_job_frames_ready(job, 22, 10 * SECOND, NULL, NULL, &n, &e), 0); /* its end */
+        assert_int_equal(n, 22);
+        expect_frames(job, 22);
+        assert_string_equal(string_of(latent_job_result(job), "request"), "Decode {video=(64,F32,[24,7,1,2]),frames=22}");
+        assert_int_equal(latent_job_release_frames(job, 22, &e), 0); /* nothing to be done */
+
+        assert_int_equal(latent_session_tokenize(s, NULL, &other, &e), 0);
+        assert_int_equal(latent_job_frames_ready(other, 0, 0, NULL, NULL, &n, &e), -EINVAL);
+        assert_int_equal(latent_job_release_frames(other, 0, &e), -EINVAL);
+        latent_job_free(other);
+        latent_job_free(job);
+        latent_session_free(s);
+}
+
+/* Without a ring all frames are made again, in a new arena. */
+static void service_comes_back_decode_is_sent_again(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_loaded(f, f->client);
+        latent_decode_options d = {.struct_size = sizeof(d), .type = "f32"};
+        latent_job *job = NULL;
+        latent_error e = {};
+        uint64_t n = 0;
+        Coding x;
+
+        coding_init(&x);
+        d.video = &x.video;
+        assert_int_equal(latent_session_decode(s, &d, &job, &e), 0);
+        assert_int_equal(latent_job_frames_ready(job, 0, 10 * SECOND, NULL, NULL, &n, &e), 0);
+        assert_int_equal(n, 17);
+        assert_int_equal(latent_job_wait(job, SECOND / 4, NULL, NULL, &e), 1);
+        fake_kill_service(f);
+        fake_start_service(f);
+        assert_int_equal(latent_job_frames_ready(job, 21, 10 * SECOND, NULL, NULL, &n, &e), 0);
+        assert_int_equal(n, 22);
+        wait_done(job);
+        expect_frames(job, 22);
+        latent_job_free(job);
+        latent_session_free(s);
+}
+
+static void service_goes_away_ring_restarted(void **state) {
+        Fake *f = *state;
+        latent_session *s = open_loaded(f, f->client);
+        latent_decode_options d = {.struct_size = sizeof(d), .type = "f32", .frames = 22};
+        latent_job *job = NULL;
+        latent_error e = {};
+        uint64_t n = 0;
+        Coding x;
+
+        coding_init(&x);
+        d.video = &x.video;
+        assert_int_equal(latent_session_decode(s, &d, &job, &e), 0);
+        assert_int_equal(latent_job_frames_ready(job, 0, 10 * SECOND, NULL, NULL, &n, &e), 0);
+        assert_int_equal(latent_job_frames_ready(job, 17, 10 * SECOND, NULL, NULL, &n, &e), -ECONNRESET);
+        assert_string_equal(e.name, "Restarted");
+        latent_job_free(job);
+        latent_session_free(s);
+}
+
 static void allocate_full_arena_does_not_fit(void **state) {
         latent_session *s = open_session(*state, NULL);
         latent_tensor t = {.dtype = "U8", .n_dims = 1, .shape = {65536}};
@@ -881,6 +1127,8 @@ int main(void) {
                 TEST(open_unsealed_arena_refused),
                 TEST(open_smaller_arena_than_asked_refused),
                 TEST(open_split_is_passed_on),
+                TEST(open_gpus_are_passed_on),
+                TEST(release_gpus_answer_is_passed_on),
                 TEST(step_tensors_there_and_back),
                 TEST(service_comes_back_step_is_sent_again),
                 TEST(model_changes_step_ends),
@@ -901,6 +1149,12 @@ int main(void) {
                 TEST(service_comes_back_each_job_with_its_loras),
                 TEST(lora_of_unknown_source_restarted_at_once),
                 TEST(lora_handle_of_a_gone_run_refused),
+                TEST(coding_sends_all_options),
+                TEST(coding_that_cannot_be_sent_refused),
+                TEST(plan_of_coding_asks_for_the_same_request),
+                TEST(decode_frames_can_be_read_and_released),
+                TEST(service_comes_back_decode_is_sent_again),
+                TEST(service_goes_away_ring_restarted),
                 TEST(allocate_full_arena_does_not_fit),
                 TEST(sample_unknown_flag_refused),
                 TEST(session_after_restart_restarted),

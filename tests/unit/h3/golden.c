@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 #include <jansson.h>
@@ -39,6 +40,16 @@ uint8_t *golden_read(const char *folder, const char *name, uint64_t *ret_size) {
         (void) fclose(file);
         *ret_size = (uint64_t) size;
         return bytes;
+}
+
+bool golden_is_there(const char *name) {
+        const char *data = getenv("LATENT_TEST_DATA");
+        char path[4096];
+
+        if (!data)
+                fail_msg("LATENT_TEST_DATA is not set; run the test through meson");
+        (void) snprintf(path, sizeof(path), "%s/dit/%s.safetensors", data, name);
+        return access(path, F_OK) == 0;
 }
 
 Golden *golden_open(const char *name) {

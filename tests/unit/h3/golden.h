@@ -4,6 +4,7 @@
 /* Test data of tests/data for the H3 tests: files in memory, tensors by name, distances. Everything fails
  * the test that asks for something that is not there. */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,6 +22,7 @@ typedef struct Golden {
 } Golden;
 
 Golden *golden_open(const char *name); /* "case_t2va_tiny" of tests/data/dit */
+bool golden_is_there(const char *name);
 Golden *golden_open_at(const char *file); /* "lora/lora_comfy.safetensors" of tests/data */
 Golden *golden_free(Golden *g);
 void golden_freep(Golden **g);

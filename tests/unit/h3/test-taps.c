@@ -180,7 +180,10 @@ static void taps_tiny_f32_every_stage_matches(void **state) {
         run_taps("t2va_tiny");
 }
 
+/* In the whole reference set, which run-golden gives this program; the repository has no room for it. */
 static void taps_references_f32_every_stage_matches(void **state) {
+        if (!golden_is_there("taps_ref2va_small.f32"))
+                skip();
         run_taps("ref2va_small");
 }
 

@@ -11,6 +11,9 @@ typedef struct Shape {
         uint64_t n_q, n_k;
         uint32_t heads, head_dim;
         LkType type;
+        uint32_t kv_heads; /* 0: heads */
+        bool causal;
+        uint64_t first_row;
 } Shape;
 
 /* Rows of q, k, v side by side, as the qkv linear writes them. */
@@ -22,6 +25,7 @@ typedef struct Data {
 
 static void data_make(const Shape *s, double size, Data *d) {
         uint64_t seed = s->n_q * 3 + s->n_k * 5 + s->head_dim, n = (uint64_t) s->heads * s->head_dim;
+        uint64_t keys = (uint64_t) (s->kv_heads ? s->kv_heads : s->heads) * s->head_dim;
 
         *d = (Data){
                 .a = {.type = s->type,
@@ -29,18 +33,21 @@ static void data_make(const Shape *s, double size, Data *d) {
                         .n_k = s->n_k,
                         .heads = s->heads,
                         .head_dim = s->head_dim,
+                        .kv_heads = s->kv_heads,
+                        .causal = s->causal,
+                        .first_row = s->first_row,
                         .scale = 1 / sqrtf((float) s->head_dim),
                         .q_ld = n + 8,
-                        .k_ld = 2 * n,
-                        .v_ld = 2 * n,
+                        .k_ld = 2 * keys,
+                        .v_ld = 2 * keys,
                         .o_ld = n + 4},
                 .q = random_aligned(s->n_q * (n + 8), s->type, size, &seed),
-                .kv = random_aligned(s->n_k * 2 * n, s->type, 1, &seed),
+                .kv = random_aligned(s->n_k * 2 * keys, s->type, 1, &seed),
                 .o_size = s->n_q * (n + 4) * lk_type_size(s->type),
         };
         d->a.q = d->q;
         d->a.k = d->kv;
-        d->a.v = (uint8_t *) d->kv + n * lk_type_size(s->type);
+        d->a.v = (uint8_t *) d->kv + keys * lk_type_size(s->type);
 }
 
 static void data_done(Data *d) {
@@ -53,12 +60,20 @@ static double element(
         return get(p, a->type, row * ld + (uint64_t) head * a->head_dim + dim);
 }
 
+static uint32_t kv_head(const LkAttention *a, uint32_t head) {
+        return a->kv_heads ? head / (a->heads / a->kv_heads) : head;
+}
+
+static uint64_t seen(const LkAttention *a, uint64_t i) {
+        return a->causal ? a->first_row + i + 1 : a->n_k;
+}
+
 static float rule_score(const LkAttention *a, uint64_t i, uint64_t j, uint32_t head) {
         float dot = 0;
 
         for (uint32_t d = 0; d < a->head_dim; d++)
                 dot = fmaf((float) element(a, a->q, i, a->q_ld, head, d),
-                        (float) element(a, a->k, j, a->k_ld, head, d), dot);
+                        (float) element(a, a->k, j, a->k_ld, kv_head(a, head), d), dot);
 
         return a->scale * dot;
 }
@@ -73,11 +88,11 @@ static void rule(const LkAttention *a, uint64_t i, uint32_t head, float *o) {
 
         memset(o, 0, a->head_dim * sizeof(float));
 
-        for (uint64_t key = 0; key < a->n_k; key += LK_KEY_TILE) {
+        for (uint64_t key = 0; key < seen(a, i); key += LK_KEY_TILE) {
                 float p[LK_KEY_TILE], next = m, u, f;
 
                 for (uint64_t j = 0; j < LK_KEY_TILE; j++) {
-                        p[j] = key + j < a->n_k ? rule_score(a, i, key + j, head) : -INFINITY;
+                        p[j] = key + j < seen(a, i) ? rule_score(a, i, key + j, head) : -INFINITY;
                         next = p[j] > next ? p[j] : next;
                 }
 
@@ -99,9 +114,10 @@ static void rule(const LkAttention *a, uint64_t i, uint32_t head, float *o) {
 
                 for (uint32_t d = 0; d < a->head_dim; d++) {
                         o[d] *= f;
-                        for (uint64_t j = 0; j < LK_KEY_TILE && key + j < a->n_k; j++)
+                        for (uint64_t j = 0; j < LK_KEY_TILE && key + j < seen(a, i); j++)
                                 o[d] = fmaf((float) round_type(p[j], a->type),
-                                        (float) element(a, a->v, key + j, a->v_ld, head, d), o[d]);
+                                        (float) element(a, a->v, key + j, a->v_ld, kv_head(a, head), d),
+                                        o[d]);
                 }
         }
 
@@ -155,7 +171,7 @@ static void check_all_isas(const Data *d) {
 
 static void attention_sizes_follow_rule(void **state) {
         static const uint64_t n_qs[] = {1, 5, 6, 7, 15, 101}, n_ks[] = {1, 63, 64, 65, 130};
-        static const uint32_t dims[] = {8, 24, 40, 64, 128, 256};
+        static const uint32_t dims[] = {8, 24, 20, 40, 64, 12, 128, 256};
         unsigned i = 0;
 
         for (unsigned q = 0; q < ELEMENTSOF(n_qs); q++)
@@ -171,6 +187,67 @@ static void attention_sizes_follow_rule(void **state) {
                         check_all_isas(&d);
                         data_done(&d);
                 }
+}
+
+/* Groups of heads on one key head; causal from the first row and from a later one. */
+static void attention_grouped_and_causal_follow_rule(void **state) {
+        static const Shape shapes[] = {
+                {15, 70, 6, 16, LK_F32, 2, false, 0},
+                {31, 65, 8, 24, LK_BF16, 1, false, 0},
+                {130, 130, 4, 16, LK_F32, 2, true, 0},
+                {101, 230, 3, 40, LK_BF16, 3, true, 129},
+                {70, 135, 6, 32, LK_F32, 2, true, 60},
+                {1, 200, 2, 8, LK_F32, 1, true, 63},
+                {1, 200, 2, 8, LK_BF16, 1, true, 64},
+                {300, 310, 1, 8, LK_BF16, 0, true, 7},
+        };
+
+        for (unsigned i = 0; i < ELEMENTSOF(shapes); i++) {
+                Data d;
+
+                data_make(shapes + i, 1, &d);
+                check_all_isas(&d);
+                data_done(&d);
+        }
+}
+
+/* What a row does not see may hold anything, and a range of the queries alone gives the rows of the whole.
+ */
+static void attention_causal_range_same_bits(void **state) {
+        static const uint64_t firsts[] = {0, 1, 5, 63, 64, 100, 128, 199}, ns[] = {1, 3, 14, 15, 100};
+        static const Shape s = {200, 200, 4, 16, LK_F32, 2, true, 0};
+
+        for (unsigned isa = 0; isa < ISAS; isa++) {
+                CLEANUP_FREE uint8_t *whole = NULL;
+                Data d;
+
+                if (!lk_cpu_ops(all_isas[isa]))
+                        continue;
+                data_make(&s, 1, &d);
+                whole = run(all_isas[isa], 1, &d);
+
+                for (unsigned i = 0; i < ELEMENTSOF(firsts) * ELEMENTSOF(ns); i++) {
+                        CLEANUP_FREE uint8_t *o = NULL;
+                        uint64_t first = firsts[i % ELEMENTSOF(firsts)], row = d.a.o_ld * sizeof(float);
+                        uint64_t n = ns[i / ELEMENTSOF(firsts)];
+                        CLEANUP_FREE float *kv = allocate(200 * d.a.k_ld * sizeof(float));
+                        Data part = d;
+
+                        part.a.n_q = n = first + n > 200 ? 200 - first : n;
+                        part.a.first_row = first;
+                        part.a.q = (const float *) d.a.q + first * d.a.q_ld;
+                        memcpy(kv, d.kv, 200 * d.a.k_ld * sizeof(float));
+                        for (uint64_t e = (first + n) * d.a.k_ld; e < 200 * d.a.k_ld; e++)
+                                kv[e] = NAN;
+                        for (uint64_t e = 32; e < 64 && n > 1; e++) /* v of the last row's own key */
+                                kv[(first + n - 1) * d.a.k_ld + e] = INFINITY;
+                        part.a.k = kv;
+                        part.a.v = kv + 32;
+                        o = run(all_isas[isa], 2, &part);
+                        assert_memory_equal(o, whole + first * row, (n > 1 ? n - 1 : n) * row);
+                }
+                data_done(&d);
+        }
 }
 
 /* More query rows than one task takes at any instruction set (224). */
@@ -424,14 +501,17 @@ static void attention_bad_argument_is_refused(void **state) {
         REFUSED(a.o = NULL);
         REFUSED(a.type = LK_F16);
         REFUSED(a.head_dim = 0);
-        REFUSED(a.head_dim = 4);
-        REFUSED(a.head_dim = 12);
+        REFUSED(a.head_dim = 2);
+        REFUSED(a.head_dim = 7);
         REFUSED(a.head_dim = 264; a.q_ld = a.k_ld = a.v_ld = a.o_ld = 264);
         REFUSED(a.heads = 2);
         REFUSED(a.n_k = 0);
         REFUSED(a.k_ld = 7);
         REFUSED(a.n_q = UINT64_MAX / 8);
         REFUSED(a.n_k = UINT64_MAX / 16);
+        REFUSED(a.kv_heads = 2);
+        REFUSED(a.causal = true; a.first_row = 1);
+        REFUSED(a.causal = true; a.first_row = UINT64_MAX);
 
         good.n_q = 0;
         assert_int_equal(ops->attention(c, &good), 0);
@@ -441,6 +521,8 @@ static void attention_bad_argument_is_refused(void **state) {
 int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(attention_sizes_follow_rule),
+                cmocka_unit_test(attention_grouped_and_causal_follow_rule),
+                cmocka_unit_test(attention_causal_range_same_bits),
                 cmocka_unit_test(attention_many_rows_follow_rule),
                 cmocka_unit_test(attention_peaked_follows_rule),
                 cmocka_unit_test(attention_against_double_is_accurate),

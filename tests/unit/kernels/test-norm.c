@@ -65,9 +65,11 @@ static void rule(const LkNorm *a, uint64_t i, void *y) {
         rstd = 1 / sqrtf(sum / (float) a->n + a->eps);
 
         for (uint64_t j = 0; j < a->n; j++) {
-                float h = (float) round_type(
-                        x_at(a, i, j) * rstd * (float) get(a->weight.data, a->weight.type, j), a->type);
+                float w = (float) get(a->weight.data, a->weight.type, j), h = x_at(a, i, j) * rstd;
 
+                if (a->round_first)
+                        h = (float) round_type(h, a->type);
+                h = (float) round_type(h * w, a->type);
                 if (a->mod)
                         h = fmaf(h, 1 + mod_at(a, i, a->scale_at + j), mod_at(a, i, a->shift_at + j));
 
@@ -134,6 +136,24 @@ static void norm_f32_modulation_follows_rule(void **state) {
                 d.mod = random_aligned(MOD_ROWS * d.a.mod_ld, LK_F32, 0.5, &seed);
                 d.a.mod = d.mod;
                 d.a.mod_type = LK_F32;
+                for (unsigned isa = 0; isa < ISAS; isa++) {
+                        CLEANUP_FREE void *y = run(all_isas[isa], 1 + isa, &d);
+
+                        if (y)
+                                check_rule(&d.a, y);
+                }
+                data_done(&d);
+        }
+}
+
+static void norm_rounded_first_follows_rule(void **state) {
+        static const uint64_t ns[] = {1, 16, 31, 96, 1027};
+
+        for (unsigned i = 0; i < 2 * ELEMENTSOF(ns); i++) {
+                Data d;
+
+                data_make(13, ns[i / 2], i % 2 ? LK_BF16 : LK_F32, LK_BF16, false, &d);
+                d.a.round_first = true;
                 for (unsigned isa = 0; isa < ISAS; isa++) {
                         CLEANUP_FREE void *y = run(all_isas[isa], 1 + isa, &d);
 
@@ -277,6 +297,7 @@ static void norm_bad_argument_is_refused(void **state) {
         REFUSED(a.shift_at = UINT64_MAX);
         REFUSED(a.mod = (uint8_t *) d.mod + 1);
         REFUSED(a.mod_type = LK_BF16);
+        REFUSED(a.round_first = true);
         REFUSED(a.mod_type = LK_F16);
         REFUSED(a.m = UINT64_MAX / 8);
         data_done(&d);
@@ -287,6 +308,7 @@ int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(norm_sizes_follow_rule),
                 cmocka_unit_test(norm_f32_modulation_follows_rule),
+                cmocka_unit_test(norm_rounded_first_follows_rule),
                 cmocka_unit_test(norm_against_double_is_accurate),
                 cmocka_unit_test(norm_any_thread_count_same_bits),
                 cmocka_unit_test(norm_row_position_same_bits),

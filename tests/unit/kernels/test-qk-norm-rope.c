@@ -56,7 +56,7 @@ static void rule_head(const LkQkNormRope *a, const float *cosines, const float *
         sum = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
         rstd = 1 / sqrtf(sum / (float) n + a->eps);
 
-        for (uint32_t i = 0; i < n; i++)
+        for (uint32_t i = 0; a->weight.data && i < n; i++)
                 h[i] = (float) round_type(
                         h[i] * rstd * (float) get(a->weight.data, a->weight.type, i), a->type);
 
@@ -139,6 +139,25 @@ static void qk_norm_rope_sizes_follow_rule(void **state) {
 }
 
 /* The sign of zero survives: -(b * sin) is a negation, not a difference from zero. */
+static void qk_norm_rope_without_weight_only_rotates(void **state) {
+        for (unsigned i = 0; i < 4; i++) {
+                LkType type = i % 2 ? LK_BF16 : LK_F32;
+                CLEANUP_FREE void *expected = NULL;
+                Data d;
+
+                data_make(21, 3, i / 2 ? 72 : 24, i / 2 ? 36 : 8, type, type, &d);
+                d.a.weight.data = NULL;
+                expected = rule(&d);
+                for (unsigned isa = 0; isa < ISAS; isa++) {
+                        CLEANUP_FREE void *x = run(all_isas[isa], 1 + isa, &d);
+
+                        if (x)
+                                assert_memory_equal(x, expected, d.size);
+                }
+                data_done(&d);
+        }
+}
+
 static void qk_norm_rope_zeros_follow_rule(void **state) {
         CLEANUP_FREE void *expected = NULL;
         Data d;
@@ -272,7 +291,7 @@ static void qk_norm_rope_bad_argument_is_refused(void **state) {
         REFUSED(a.head_dim = 7);
         REFUSED(a.head_dim = 264);
         REFUSED(a.x_ld = 15);
-        REFUSED(a.weight.data = NULL);
+        REFUSED(a.weight.data = NULL; a.cos = a.sin = NULL);
         REFUSED(a.weight.n = 16);
         REFUSED(a.rope_dims = 5);
         REFUSED(a.sin = NULL);
@@ -285,6 +304,7 @@ static void qk_norm_rope_bad_argument_is_refused(void **state) {
 int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(qk_norm_rope_sizes_follow_rule),
+                cmocka_unit_test(qk_norm_rope_without_weight_only_rotates),
                 cmocka_unit_test(qk_norm_rope_zeros_follow_rule),
                 cmocka_unit_test(qk_norm_rope_against_double_is_accurate),
                 cmocka_unit_test(qk_norm_rope_any_thread_count_same_bits),

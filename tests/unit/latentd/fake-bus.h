@@ -48,6 +48,7 @@ static inline void fake_bus_serve(Fake *f, FakeBus *b) {
         f->peer->listed = true;
         free(STEAL_PTR(f->peer->name));
         f->model->announced = f->lora->announced = true;
+        f->conditioner->announced = f->vae->announced = f->audio_vae->announced = true;
 }
 
 /* A method call with nothing in it yet. */

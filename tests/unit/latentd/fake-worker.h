@@ -3,7 +3,8 @@
 
 /* A manager with a worker played by the test itself, in the same thread: it listens on the worker's socket,
  * speaks wire.h and samples with x := x / 2 + 1. Of an adapter it takes the module "applied" and refuses the
- * module "refused". Hooks let it die, lie or keep silent at any message. */
+ * module "refused". A token is a byte of text, frame i of a film has the value i everywhere. Hooks let it die, lie or
+ * keep silent at any message. */
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,6 +45,11 @@
 #define AUDIO_PLACE 32                        /* in floats: behind the video, at a multiple of 64 bytes */
 #define STRIDE ((AUDIO_PLACE + AUDIO_FLOATS) * 4) /* a multiple of 64; of euler */
 #define FAKE_MERGED 12345
+#define FAKE_TEXT_DIM 4
+#define FAKE_TEXT 16                 /* bytes of text */
+#define FAKE_FRAME (16 * 16 * 3)     /* bytes of a frame, U8 */
+#define FAKE_FRAMES(steps) (17 * (steps) + 5)
+#define FAKE_CODED 192               /* where the first result lies, behind commit word and slots */
 
 typedef struct FakeJob {
         WireJobOpen open;
@@ -62,6 +68,7 @@ struct Fake {
         Manager *m;
         Peer *peer;
         Model *model, *lora; /* a denoiser and an adapter */
+        Model *conditioner, *vae, *audio_vae;
         int region_fd;
         Region region;
 
@@ -148,6 +155,89 @@ static inline float *fake_slot(Fake *f, const FakeJob *j, uint32_t state) {
                                    (state % n) * fake_stride(&j->open));
 }
 
+static inline uint32_t fake_steps(const WireJobOpen *q) {
+        if (q->kind == WIRE_JOB_DECODE && q->video.n_dims > 0)
+                return (uint32_t) (q->video.shape[1] / 5);
+        if (q->kind == WIRE_JOB_ENCODE_MEDIA && q->video.n_dims > 0)
+                return (uint32_t) ((q->video.shape[0] + 16) / 17);
+
+        return q->kind == WIRE_JOB_SAMPLE ? q->steps : 1;
+}
+
+static inline uint64_t fake_frames_done(const WireJobOpen *q, uint32_t steps_done) {
+        if (q->kind != WIRE_JOB_DECODE || q->video.n_dims == 0 || steps_done == 0)
+                return 0;
+
+        return 17 * (uint64_t) steps_done + (steps_done == fake_steps(q) ? 5 : 0);
+}
+
+static inline void fake_add_output(WireJobReady *y, WireOutputName name, StType type, uint32_t n_dims, const uint64_t *shape) {
+        WireOutput *o = &y->outputs[y->n_outputs++];
+
+        o->name = name;
+        o->tensor = (WireTensor){ .offset = y->commit_offset + y->output_used, .dtype = type, .n_dims = n_dims };
+        o->tensor.size = st_type_size(type);
+        for (uint32_t i = 0; i < n_dims; i++) {
+                o->tensor.shape[i] = shape[i];
+                o->tensor.size *= shape[i];
+        }
+        y->output_used += (o->tensor.size + 63) / 64 * 64;
+}
+
+#define FAKE_OUTPUT(y, name, type, ...)                                                                       \
+        fake_add_output(y, name, type, sizeof((uint64_t[]){ __VA_ARGS__ }) / 8, (uint64_t[]){ __VA_ARGS__ })
+
+static inline void fake_coding_ready(const WireJobOpen *q, uint32_t committed, WireJobReady *y) {
+        uint64_t frames = FAKE_FRAMES((uint64_t) fake_steps(q)), tokens = q->text.size > 0 ? q->text.size : 1;
+
+        y->rows = FAKE_ROWS;
+        y->steps = fake_steps(q);
+        y->blocks = FAKE_BLOCKS;
+        y->committed = committed;
+        y->commit_offset = q->output_offset;
+        y->output_used = FAKE_CODED;
+        y->memory_bytes = 4321;
+
+        switch (q->kind) {
+
+        case WIRE_JOB_TOKENIZE:
+                y->rows = q->text.size;
+                FAKE_OUTPUT(y, WIRE_OUTPUT_IDS, ST_I32, q->text.size);
+                break;
+
+        case WIRE_JOB_ENCODE:
+                y->rows = tokens;
+                FAKE_OUTPUT(y, WIRE_OUTPUT_TEXT, (StType) q->output_type, tokens, FAKE_TEXT_DIM);
+                FAKE_OUTPUT(y, WIRE_OUTPUT_TEXT_TAGS, ST_U8, tokens);
+                FAKE_OUTPUT(y, WIRE_OUTPUT_IDS, ST_I32, tokens);
+                break;
+
+        case WIRE_JOB_DECODE:
+                if (q->audio.n_dims > 0) {
+                        FAKE_OUTPUT(y, WIRE_OUTPUT_SOUND, ST_F32, 2, q->audio.shape[2] * 800);
+                        break;
+                }
+                y->n_slots = 2;
+                y->slot_offset = q->output_offset + 64;
+                y->slot_stride = 64;
+                y->frames = frames;
+                y->ring_frames = q->ring_frames > 0 && q->ring_frames < frames ? q->ring_frames : frames;
+                y->step_frames = 22;
+                y->frames_done = fake_frames_done(q, committed);
+                FAKE_OUTPUT(y, WIRE_OUTPUT_FRAMES, (StType) q->output_type, y->ring_frames, q->video.shape[2] * 16,
+                        q->video.shape[3] * 16, 3);
+                break;
+
+        default:
+                if (q->audio.n_dims > 0)
+                        FAKE_OUTPUT(y, WIRE_OUTPUT_AUDIO, ST_F32, 32, 2, (q->audio.shape[1] + 799) / 800);
+                else
+                        FAKE_OUTPUT(y, WIRE_OUTPUT_VIDEO, ST_F32, 24, 5 * (uint64_t) y->steps, q->video.shape[1] / 16,
+                                q->video.shape[2] / 16);
+                break;
+        }
+}
+
 /* The answer to a JOB_OPEN, before it is sent: hooks change it into lies. */
 static inline void fake_job_ready(Fake *f, const FakeJob *j, uint32_t committed, WireMessage *ret) {
         const WireJobOpen *q = &j->open;
@@ -156,6 +246,10 @@ static inline void fake_job_ready(Fake *f, const FakeJob *j, uint32_t committed,
         wire_init(ret, WIRE_JOB_READY, f->epoch, q->header.job, 0);
         if (q->kind == WIRE_JOB_MERGE) {
                 y->steps = 1;
+                return;
+        }
+        if (wire_job_is_coding(q->kind)) {
+                fake_coding_ready(q, committed, y);
                 return;
         }
 
@@ -198,7 +292,7 @@ static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_co
 
         assert_true(f->n_jobs <= ELEMENTSOF(f->jobs));
         *j = (FakeJob){ .open = *q };
-        j->steps = q->kind == WIRE_JOB_SAMPLE ? q->steps : 1;
+        j->steps = fake_steps(q);
         *ret_committed = done;
         for (uint32_t i = 0; i < q->n_loras; i++)
                 assert_true(fake_has_model(f, q->loras[i].model));
@@ -220,14 +314,30 @@ static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_co
         return j;
 }
 
+/* The frames of this chunk, or a token for every byte of text. */
+static inline void fake_code(Fake *f, FakeJob *j, uint32_t step) {
+        char *input = fake_arena(f, j->open.session, 0), *output = fake_arena(f, j->open.session, 1);
+        const WireJobOpen *q = &j->open;
+        WireMessage m;
+
+        fake_job_ready(f, j, 0, &m);
+        for (uint64_t i = fake_frames_done(q, step); i < fake_frames_done(q, step + 1); i++)
+                memset(output + m.job_ready.outputs[0].tensor.offset + i % m.job_ready.ring_frames * FAKE_FRAME, (int) i, FAKE_FRAME);
+        for (uint64_t i = 0; q->kind == WIRE_JOB_TOKENIZE && i < q->text.size; i++)
+                ((int32_t *) (void *) (output + m.job_ready.outputs[0].tensor.offset))[i] = input[q->text.offset + i];
+}
+
 /* Computes and commits step k without saying so. */
 static inline void fake_compute(Fake *f, FakeJob *j, uint32_t step) {
-        float *from = fake_slot(f, j, step), *to = fake_slot(f, j, step + 1);
+        bool coding = wire_job_is_coding(j->open.kind);
+        float *from = coding ? NULL : fake_slot(f, j, step), *to = coding ? NULL : fake_slot(f, j, step + 1);
 
+        if (coding)
+                fake_code(f, j, step);
         if (j->open.kind == WIRE_JOB_STEP)
                 fake_scatter(from, (const float *) (const void *) (fake_arena(f, j->open.session, 0) +
                                                                    j->open.video.offset));
-        for (int i = 0; i < AUDIO_PLACE + AUDIO_FLOATS; i++)
+        for (int i = 0; !coding && i < AUDIO_PLACE + AUDIO_FLOATS; i++)
                 to[i] = from[i] / 2 + 1;
         __atomic_store_n(
                 fake_commit_word(f, j), wire_commit_pack((uint32_t) f->epoch, step + 1), __ATOMIC_RELEASE);
@@ -239,6 +349,8 @@ static inline void fake_step_done(Fake *f, uint64_t job, uint32_t step) {
 
         wire_init(&m, WIRE_STEP_DONE, f->epoch, job, step);
         m.step_done.compute_usec = 1;
+        if (fake_find_job(f, job))
+                m.step_done.frames = fake_frames_done(&fake_find_job(f, job)->open, step + 1);
         fake_send(f, &m);
 }
 
@@ -288,16 +400,27 @@ static inline void fake_error(Fake *f, uint64_t id, uint32_t step, const char *n
         fake_send(f, &m);
 }
 
+static inline void fake_describe(const Fake *f, uint64_t id, WireModelReady *ret) {
+        const Model *coders[] = { f->conditioner, f->vae, f->audio_vae };
+
+        if (f->all_loras ? id != f->model->id : id == f->lora->id)
+                ret->kind = WIRE_MODEL_LORA;
+        for (size_t i = 0; i < ELEMENTSOF(coders); i++)
+                if (coders[i]->id == id)
+                        ret->kind = coders[i]->info.kind;
+        if (ret->kind == WIRE_MODEL_CONDITIONER)
+                ret->text_dim = FAKE_TEXT_DIM;
+        if (ret->kind == WIRE_MODEL_DENOISER) {
+                ret->heads = FAKE_HEADS;
+                ret->layers = FAKE_BLOCKS;
+        }
+}
+
 static inline void fake_model_ready(Fake *f, uint64_t id) {
         WireMessage m;
 
         wire_init(&m, WIRE_MODEL_READY, f->epoch, id, 0);
-        if (f->all_loras ? id != f->model->id : id == f->lora->id)
-                m.model_ready.kind = WIRE_MODEL_LORA;
-        else {
-                m.model_ready.heads = FAKE_HEADS;
-                m.model_ready.layers = FAKE_BLOCKS;
-        }
+        fake_describe(f, id, &m.model_ready);
         m.model_ready.weight_bytes = 4096;
         fake_send(f, &m);
         assert_true(f->n_models < ELEMENTSOF(f->models));
@@ -534,6 +657,7 @@ static inline Model *fake_model_new(Fake *f, WireModelKind kind) {
         assert_non_null(model);
         *model = (Model){ .id = f->m->next_id++, .manager = f->m, .state = MODEL_READY, .n_parts = 1 };
         model->name = strdup("fake");
+        model->tokenizer = strdup("");
         model->parts = calloc(1, sizeof(*model->parts));
         assert_non_null(model->parts);
         model->parts[0] = (ModelPart){ .model = model,
@@ -542,8 +666,9 @@ static inline Model *fake_model_new(Fake *f, WireModelKind kind) {
                 .size = 4000,
                 .region = &f->region };
         model->info.kind = kind;
-        model->info.heads = kind == WIRE_MODEL_LORA ? 0 : FAKE_HEADS;
-        model->info.layers = kind == WIRE_MODEL_LORA ? 0 : FAKE_BLOCKS;
+        model->info.heads = kind == WIRE_MODEL_DENOISER ? FAKE_HEADS : 0;
+        model->info.layers = kind == WIRE_MODEL_DENOISER ? FAKE_BLOCKS : 0;
+        model->info.text_dim = kind == WIRE_MODEL_CONDITIONER ? FAKE_TEXT_DIM : 0;
         model->info.weight_bytes = 4096;
         TAILQ_INSERT_TAIL(&f->m->models, model, entry);
         return model;
@@ -555,6 +680,7 @@ static inline void fake_model_free(Fake *f, Model *model) {
         free(model->parts[0].name);
         free(model->parts);
         free(model->name);
+        free(model->tokenizer);
         free(model);
 }
 
@@ -597,6 +723,10 @@ static inline int fake_setup(void **state) {
         f->region = (Region){ .n_ref = 1, .state = REGION_COMPLETE, .fd = f->region_fd, .size = 8192 };
         f->model = fake_model_new(f, WIRE_MODEL_DENOISER);
         f->lora = fake_model_new(f, WIRE_MODEL_LORA);
+        f->conditioner = fake_model_new(f, WIRE_MODEL_CONDITIONER);
+        f->vae = fake_model_new(f, WIRE_MODEL_VIDEO_VAE);
+        f->audio_vae = fake_model_new(f, WIRE_MODEL_AUDIO_VAE);
+        f->conditioner->keep = f->vae->keep = f->audio_vae->keep = true; /* none of them gives way to another model */
         *state = f;
         return 0;
 }
@@ -614,10 +744,12 @@ static inline int fake_teardown(void **state) {
                 peer_gone(TAILQ_FIRST(&f->m->peers));
         while (!TAILQ_EMPTY(&f->m->sessions) || !TAILQ_EMPTY(&f->m->jobs))
                 (void) sd_event_run(f->m->event, 2000);
-        assert_int_equal(f->model->n_users, 0);
-        assert_int_equal(f->lora->n_users, 0);
-        fake_model_free(f, f->model);
-        fake_model_free(f, f->lora);
+        for (size_t i = 0; i < 5; i++) {
+                Model *models[] = { f->model, f->lora, f->conditioner, f->vae, f->audio_vae };
+
+                assert_int_equal(models[i]->n_users, 0);
+                fake_model_free(f, models[i]);
+        }
         f->m = manager_free(f->m);
         (void) close(f->region_fd);
         (void) snprintf(path, sizeof(path), "%s/worker.sock", f->dir);
@@ -643,8 +775,8 @@ static inline void fake_on_opened(void *userdata, Session *s, const Fault *fault
 }
 
 /* A session with recognisable input: element i of video and audio is start + i. */
-static inline Session *fake_session(Fake *f, float start) {
-        SessionOptions o = { .model = f->model,
+static inline Session *fake_session_on(Fake *f, Model *model, float start) {
+        SessionOptions o = { .model = model,
                 .input_bytes = ARENA_BYTES,
                 .output_bytes = ARENA_BYTES,
                 .job_class = "normal" };
@@ -663,6 +795,10 @@ static inline Session *fake_session(Fake *f, float start) {
                 map[i] = start + (float) i;
         (void) munmap(map, ARENA_BYTES);
         return opened.session;
+}
+
+static inline Session *fake_session(Fake *f, float start) {
+        return fake_session_on(f, f->model, start);
 }
 
 /* place: which part of the output arena it uses, 0 to 3. */
@@ -696,6 +832,38 @@ static inline Job *fake_submit(Fake *f, Session *s, WireJobKind kind, uint32_t s
 
         assert_int_equal(session_check_request(s, &q, &fault), 0);
         assert_int_equal(session_submit(s, f->peer, &q, &j, &fault), 0);
+        return j;
+}
+
+/* A film of so many chunks: FAKE_FRAMES of them, which take the arena; ring: frames, 0: all. */
+static inline WireJobOpen fake_decode(uint32_t steps, uint64_t ring) {
+        uint64_t t = 5 * (uint64_t) steps + 2;
+
+        return (WireJobOpen){
+                .kind = WIRE_JOB_DECODE,
+                .output_size = ARENA_BYTES,
+                .output_type = ST_U8,
+                .ring_frames = ring,
+                .video = { .size = 96 * t, .dtype = ST_F32, .n_dims = 4, .shape = { 24, t, 1, 1 } },
+        };
+}
+
+static inline WireJobOpen fake_coding(WireJobKind kind, unsigned place) {
+        return (WireJobOpen){
+                .kind = kind,
+                .output_offset = place * UINT64_C(16384),
+                .output_size = 16384,
+                .output_type = kind == WIRE_JOB_ENCODE ? ST_BF16 : 0,
+                .text = { .offset = 1, .size = FAKE_TEXT, .dtype = ST_U8, .n_dims = 1, .shape = { FAKE_TEXT } },
+        };
+}
+
+static inline Job *fake_submit_request(Fake *f, Session *s, const WireJobOpen *q) {
+        Fault fault = {};
+        Job *j;
+
+        assert_int_equal(session_check_request(s, q, &fault), 0);
+        assert_int_equal(session_submit(s, f->peer, q, &j, &fault), 0);
         return j;
 }
 

@@ -73,6 +73,8 @@ static void config_new_gives_the_documented_defaults(void **state) {
         assert_in_range(c->cache_ram_reserve, total / 10 - 10, total / 10 + 10);
         assert_in_range(c->arena_bytes_per_user, total / 4 - 10, total / 4 + 10);
         assert_int_equal(c->lock_memory, TRISTATE_AUTO);
+        assert_int_equal(c->encode_cache_max, UINT64_C(256) << 20);
+        assert_int_equal(c->evict_after_use, 0);
         assert_int_equal(c->sessions_per_user, 64);
         assert_int_equal(c->jobs_per_user, 256);
         assert_int_equal(c->crash_budget, 3);
@@ -131,6 +133,19 @@ static void config_read_empty_value_clears_lists(void **state) {
         assert_int_equal(s->config->n_allowed_users, 0);
 }
 
+static void config_read_parts_and_cache_of_encode(void **state) {
+        State *s = *state;
+
+        assert_int_equal(read_text(s, "[latentd]\nEncodeCacheMax=0\nEvictAfterUse=denoiser\n"
+                                      "EvictAfterUse=conditioner, video-vae\taudio-vae\n"),
+                0);
+        assert_int_equal(s->config->encode_cache_max, 0);
+        assert_int_equal(s->config->evict_after_use, CONFIG_PART_CONDITIONER | CONFIG_PART_VIDEO_VAE | CONFIG_PART_AUDIO_VAE);
+        assert_int_equal(read_text(s, "[latentd]\nEncodeCacheMax=3M\nEvictAfterUse=\n"), 0);
+        assert_int_equal(s->config->encode_cache_max, UINT64_C(3) << 20);
+        assert_int_equal(s->config->evict_after_use, 0);
+}
+
 static void config_read_percent_is_of_all_memory(void **state) {
         State *s = *state;
         uint64_t total = (uint64_t) sysconf(_SC_PHYS_PAGES) * (uint64_t) sysconf(_SC_PAGESIZE);
@@ -165,6 +180,10 @@ static void config_read_wrong_line_names_file_line_and_what_is_allowed(void **st
                 {"LockMemory=", "yes, no or auto"},
                 {"LockMemory=garbage", "yes, no or auto"},
                 {"LockMemory=2", "yes, no or auto"},
+                {"EncodeCacheMax=", "powers of 1024"},
+                {"EncodeCacheMax=10%", "powers of 1024"},
+                {"EvictAfterUse=vae", "conditioner, video-vae, audio-vae, denoiser"},
+                {"EvictAfterUse=conditioner lora", "conditioner, video-vae, audio-vae, denoiser"},
                 {"NumaPolicy=bind:", "bind:NODE"},
                 {"SessionsPerUser=0", "from 1"},
                 {"JobsPerUser=many", "from 1"},
@@ -340,6 +359,7 @@ int main(void) {
                 TEST(config_new_gives_the_documented_defaults),
                 TEST(config_read_every_key_sets_its_field),
                 TEST(config_read_empty_value_clears_lists),
+                TEST(config_read_parts_and_cache_of_encode),
                 TEST(config_read_percent_is_of_all_memory),
                 TEST(config_read_wrong_line_names_file_line_and_what_is_allowed),
                 TEST(config_read_key_before_section_is_refused),

@@ -93,16 +93,20 @@ static void put_link(Test *t, const char *path, const char *target) {
         assert_int_equal(symlink(target, full), 0);
 }
 
-static int try(Test *t, const char *name) {
+static int try_with(Test *t, const char *name, const char *tokenizer) {
         t->fault = (Fault){};
-        return model_files_open(&t->config, name, &t->files, &t->fault);
+        return model_files_open(&t->config, name, tokenizer, &t->files, &t->fault);
+}
+
+static int try(Test *t, const char *name) {
+        return try_with(t, name, "");
 }
 
 /* Opens it and compares the base names, in order, separated by blanks. */
-static void expect(Test *t, const char *name, const char *names) {
+static void expect_with(Test *t, const char *name, const char *tokenizer, const char *names) {
         char got[1024] = "";
 
-        if (try(t, name) < 0)
+        if (try_with(t, name, tokenizer) < 0)
                 fail_msg("%s: %s", name, t->fault.text);
         for (size_t i = 0; i < t->files.n_files; i++) {
                 struct stat st;
@@ -114,6 +118,10 @@ static void expect(Test *t, const char *name, const char *names) {
         }
         model_files_done(&t->files);
         assert_string_equal(got, names);
+}
+
+static void expect(Test *t, const char *name, const char *names) {
+        expect_with(t, name, "", names);
 }
 
 static void expect_error(Test *t, const char *name, int error, const char *fault, const char *text) {
@@ -317,6 +325,98 @@ static void model_files_open_pipeline_means_its_transformer(void **state) {
         expect(t, "p", "config.json t.safetensors");
 }
 
+static void put_pipeline(Test *t) {
+        static const char *const files[] = {"a/p/text_encoder/config.json", "a/p/text_encoder/vocab.json", "a/p/tokenizer/config.json",
+                "a/p/tokenizer/vocab.json", "a/p/tokenizer/merges.txt", "a/p/tokenizer/tokenizer_config.json",
+                "a/p/tokenizer/special_tokens_map.json", "a/words/tokenizer.json", "b/words/merges.txt", "a/empty/readme"};
+
+        put_weights(t, "a/p/transformer/t.safetensors", "t");
+        put_weights(t, "a/p/text_encoder/e.safetensors", "e");
+        for (size_t i = 0; i < ELEMENTSOF(files); i++)
+                put(t, files[i], "{}", 2);
+}
+
+static void model_files_open_text_encoder_brings_the_tokenizer_beside_it(void **state) {
+        static const char all[] = "config.json e.safetensors vocab.json merges.txt tokenizer_config.json";
+        Test *t = *state;
+
+        put_pipeline(t);
+        expect(t, "p/text_encoder", all);
+        expect(t, "p/text_encoder//", all);
+        expect(t, "p", "t.safetensors");
+        put_weights(t, "a/text_encoder/x.safetensors", "x");
+        expect(t, "text_encoder", "x.safetensors"); /* without one beside it */
+        put_weights(t, "a/my_text_encoder/x.safetensors", "x");
+        put(t, "a/tokenizer/vocab.json", "{}", 2);
+        expect(t, "text_encoder", "x.safetensors vocab.json");
+        expect(t, "my_text_encoder", "x.safetensors");
+        expect(t, "text_encoder/x.safetensors", "x.safetensors"); /* a file is that file */
+}
+
+/* The sizes of pictures: of the directory processor, or else of the tokenizer's. */
+static void model_files_open_text_encoder_brings_its_processor(void **state) {
+        static const char with[] = "config.json e.safetensors preprocessor_config.json vocab.json merges.txt tokenizer_config.json";
+        Test *t = *state;
+
+        put_pipeline(t);
+        put(t, "a/p/processor/tokenizer.json", "{}", 2); /* savers repeat the tokenizer there */
+        expect(t, "p/text_encoder", "config.json e.safetensors vocab.json merges.txt tokenizer_config.json");
+        put(t, "a/p/tokenizer/preprocessor_config.json", "{}", 2);
+        expect(t, "p/text_encoder",
+                "config.json e.safetensors vocab.json merges.txt tokenizer_config.json preprocessor_config.json");
+        put(t, "a/p/processor/preprocessor_config.json", "{}", 2);
+        expect(t, "p/text_encoder", with);
+        put(t, "a/p/tokenizer/video_preprocessor_config.json", "{}", 2); /* all of one directory */
+        expect(t, "p/text_encoder", with);
+        put(t, "a/p/processor/video_preprocessor_config.json", "{}", 2);
+        expect_with(t, "p/text_encoder", "words",
+                "config.json e.safetensors preprocessor_config.json video_preprocessor_config.json tokenizer.json");
+        put_weights(t, "b/single.safetensors", "x");
+        expect_with(t, "single.safetensors", "p/tokenizer",
+                "single.safetensors vocab.json merges.txt tokenizer_config.json preprocessor_config.json "
+                "video_preprocessor_config.json");
+        put(t, "a/empty/preprocessor_config.json", "{}", 2);
+        assert_int_equal(try_with(t, "single.safetensors", "empty"), -EBADMSG);
+        put_link(t, "a/q/processor/preprocessor_config.json", "../../../out/x");
+        put(t, "out/x", "{}", 2);
+        put_weights(t, "a/q/text_encoder/e.safetensors", "e");
+        expect_error(t, "q/text_encoder", -EACCES, FAULT_ACCESS_DENIED, "q/processor/preprocessor_config.json");
+}
+
+static void model_files_open_tokenizer_by_name(void **state) {
+        Test *t = *state;
+
+        put_pipeline(t);
+        put_weights(t, "b/single.safetensors", "x");
+        expect_with(t, "single.safetensors", "words", "single.safetensors tokenizer.json");
+        expect_with(t, "p/text_encoder", "words", "config.json e.safetensors tokenizer.json");
+        assert_int_equal(try_with(t, "single.safetensors", "empty"), -EBADMSG);
+        assert_string_equal(t->fault.name, FAULT_INVALID_FILE);
+        assert_int_equal(try_with(t, "single.safetensors", "nowhere"), -ENOENT);
+        assert_string_equal(t->fault.name, FAULT_NOT_FOUND);
+        assert_int_equal(try_with(t, "single.safetensors", "../b"), -EACCES);
+        assert_int_equal(try_with(t, "single.safetensors", "/etc"), -EACCES);
+        assert_string_equal(t->fault.name, FAULT_ACCESS_DENIED);
+        assert_null(t->files.files);
+}
+
+/* Neither the directory nor a file of it leads out of the root. */
+static void model_files_open_tokenizer_stays_below_the_root(void **state) {
+        Test *t = *state;
+
+        put(t, "out/vocab.json", "{}", 2);
+        put_weights(t, "a/p/text_encoder/e.safetensors", "e");
+        put_link(t, "a/p/tokenizer", "../../out");
+        expect_error(t, "p/text_encoder", -EACCES, FAULT_ACCESS_DENIED, "p/tokenizer");
+        put_weights(t, "a/q/text_encoder/e.safetensors", "e");
+        put_link(t, "a/q/tokenizer/vocab.json", "../../../out/vocab.json");
+        expect_error(t, "q/text_encoder", -EACCES, FAULT_ACCESS_DENIED, "q/tokenizer/vocab.json");
+        put_weights(t, "a/r/text_encoder/e.safetensors", "e");
+        put(t, "a/r/blobs/1", "{}", 2);
+        put_link(t, "a/r/tokenizer/vocab.json", "../blobs/1");
+        expect(t, "r/text_encoder", "e.safetensors vocab.json");
+}
+
 static void model_files_open_closes_what_it_opened(void **state) {
         Test *t = *state;
         int before = open("/dev/null", O_RDONLY | O_CLOEXEC), after;
@@ -325,6 +425,7 @@ static void model_files_open_closes_what_it_opened(void **state) {
         model_files_open_pipeline_means_its_transformer(state);
         model_files_open_two_checkpoints_are_ambiguous(state);
         model_files_open_absent_shards_are_listed(state);
+        model_files_open_tokenizer_by_name(state);
         expect_error(t, "nothing", -ENOENT, FAULT_NOT_FOUND, "nothing");
         after = open("/dev/null", O_RDONLY | O_CLOEXEC);
         (void) close(after);
@@ -404,6 +505,10 @@ int main(void) {
                 TEST(model_files_open_two_checkpoints_are_ambiguous),
                 TEST(model_files_open_pipeline_means_its_transformer),
                 TEST(model_files_open_closes_what_it_opened),
+                TEST(model_files_open_text_encoder_brings_the_tokenizer_beside_it),
+                TEST(model_files_open_text_encoder_brings_its_processor),
+                TEST(model_files_open_tokenizer_by_name),
+                TEST(model_files_open_tokenizer_stays_below_the_root),
                 TEST(model_files_open_without_openat2_follows_no_link),
                 cmocka_unit_test(model_partition_of_name_is_the_published_one),
         };

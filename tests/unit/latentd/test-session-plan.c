@@ -93,7 +93,7 @@ static void plan_bad_requests_are_refused(void **state) {
         sd_bus_message *m;
 
         fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "render", false)), FAULT_INVALID_ARGUMENT,
-                "step or sample");
+                "step, sample, tokenize, encode, encode-media or decode");
         assert_int_equal(session_path(s, &path), 0);
         m = fake_bus_call(&bus, path, BUS_INTERFACE("Session"), "Plan");
         assert_true(sd_bus_message_append(m, "sa{sv}", "step", 1, "seeds", "t", UINT64_C(1)) >= 0);

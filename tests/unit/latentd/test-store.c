@@ -18,6 +18,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "service/latentd/model.h"
 #include "service/latentd/store-internal.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/crc32c.h"
@@ -662,6 +663,43 @@ static void store_get_more_files_than_descriptors_evicts_or_is_refused(void **st
                 (void) close(fds[i]);
 }
 
+/* Conditioners before VAEs before denoisers, whenever they were used. */
+static void store_evict_takes_what_is_given_up_most_easily(void **state) {
+        Test *t = *state;
+        static const uint32_t kinds[] = {WIRE_MODEL_DENOISER, WIRE_MODEL_AUDIO_VAE, WIRE_MODEL_CONDITIONER, WIRE_MODEL_VIDEO_VAE,
+                WIRE_MODEL_CONDITIONER};
+        static const int order[] = {2, 4, 1, 3, 0};
+        Region *regions[5];
+        Answer a;
+
+        for (int i = 0; i < 5; i++) {
+                char name[32];
+                int fd;
+
+                (void) snprintf(name, sizeof(name), "%d.safetensors", i);
+                fd = make_file(t, name, MIB);
+                load(t, fd, "x.safetensors", &a);
+                assert_int_equal(a.result, 0);
+                regions[i] = a.region;
+                regions[i]->ease = model_ease(kinds[i]);
+                (void) close(fd);
+        }
+        for (int i = 0; i < 5; i++)
+                store_region_unref(t->store, regions[i]);
+
+        for (size_t k = 0; k < ELEMENTSOF(order); k++) {
+                unsigned n = 0;
+
+                assert_true(store_evict(t->store, 1) > 0);
+                for (Region *r = store_first(t->store); r; r = r->next) {
+                        n++;
+                        for (size_t i = 0; i <= k; i++)
+                                assert_ptr_not_equal(r, regions[order[i]]);
+                }
+                assert_int_equal(n, 4 - k);
+        }
+}
+
 static void store_get_evicts_the_least_recently_used(void **state) {
         Test *t = *state;
         int fds[5];
@@ -1105,6 +1143,7 @@ int main(void) {
                 TEST(store_get_arenas_count),
                 TEST(store_get_more_files_than_descriptors_evicts_or_is_refused),
                 TEST(store_get_evicts_the_least_recently_used),
+                TEST(store_evict_takes_what_is_given_up_most_easily),
                 TEST(store_get_file_changed_during_the_load_is_refused),
                 TEST(store_get_file_cut_during_the_load_is_refused),
                 TEST(store_get_restored_mtime_does_not_hit),

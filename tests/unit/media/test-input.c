@@ -264,10 +264,10 @@ static void read_growing_and_shrinking_file_refused(void **state) {
 
         for (unsigned shrink = 0; shrink < 2; shrink++) {
                 MediaRead request = {.what = MEDIA_CLIP,
-                        .width = 3000,
-                        .height = 2000,
+                        .width = 1200,
+                        .height = 800,
                         .frames_max = 40,
-                        .size = UINT64_C(3000) * 2000 * 3 * 40};
+                        .size = UINT64_C(1200) * 800 * 3 * 40};
                 CLEANUP_CLOSE int file = file_new(p, n), arena = -EBADF;
                 CLEANUP_PEER Peer *peer = peer_open();
                 MediaMessage m;

@@ -63,6 +63,27 @@ static void st_write_read_back_is_equal(void **state) {
         }
 }
 
+/* What a writer gets that has the data later. */
+static void st_write_header_is_the_begin_of_the_file(void **state) {
+        static const StTensor tensors[] = {
+                {"w", ST_F32, 2, {1, 3}, 0, 12},
+                {"b", ST_U8, 1, {2}, 0, 2},
+        };
+        static const void *const data[] = {floats, bytes};
+        static const StMeta meta[] = {{"format", "pt"}};
+        CLEANUP_CLOSE int whole = memfd_create("out", MFD_CLOEXEC), header = memfd_create("out", MFD_CLOEXEC);
+        unsigned char a[4096], b[4096];
+        ssize_t n, k;
+
+        assert_int_equal(st_write(whole, tensors, data, 2, meta, 1), 0);
+        assert_int_equal(st_write_header(header, tensors, 2, meta, 1), 0);
+        n = pread(whole, a, sizeof(a), 0);
+        k = pread(header, b, sizeof(b), 0);
+        assert_int_equal(n, k + 14);
+        assert_memory_equal(a, b, (size_t) k);
+        assert_memory_equal(a + k, bytes, 2); /* in the order of the names */
+}
+
 static void st_write_nothing_is_a_file(void **state) {
         CLEANUP_CLOSE int fd = memfd_create("out", MFD_CLOEXEC);
         char file[64];
@@ -184,6 +205,7 @@ static void st_write_interrupted_is_continued(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(st_write_read_back_is_equal),
+                cmocka_unit_test(st_write_header_is_the_begin_of_the_file),
                 cmocka_unit_test(st_write_nothing_is_a_file),
                 cmocka_unit_test(st_write_wrong_tensors_refused),
                 cmocka_unit_test(st_write_duplicate_names_refused),

@@ -67,7 +67,7 @@ Broker *broker_spawn(int type) {
         return b;
 }
 
-Broker *broker_open(uint64_t epoch) {
+Broker *broker_open_ranks(uint64_t epoch, uint32_t ranks, uint64_t encode_cache_bytes) {
         Broker *b = broker_spawn(SOCK_SEQPACKET);
         WireMessage m;
 
@@ -76,11 +76,16 @@ Broker *broker_open(uint64_t epoch) {
 
         b->epoch = epoch;
         wire_init(&m, WIRE_WELCOME, epoch, 0, 0);
-        m.welcome.ranks = 1;
+        m.welcome.ranks = ranks;
         m.welcome.threads = 2;
+        m.welcome.encode_cache_bytes = encode_cache_bytes;
         broker_send(b, &m, -EBADF);
         broker_expect_acks(b, 1);
         return b;
+}
+
+Broker *broker_open(uint64_t epoch) {
+        return broker_open_ranks(epoch, 1, 0);
 }
 
 Broker *broker_free(Broker *b) {
@@ -274,6 +279,34 @@ void broker_load_file(Broker *b, uint64_t id, const char *partition, const char 
 
 void broker_load_model(Broker *b, uint64_t id, WireMessage *ret) {
         broker_load_file(b, id, "", "dit/comfy.safetensors", ret);
+}
+
+static void offer_file(Broker *b, uint64_t id, uint32_t index, const char *file) {
+        CLEANUP_FREE uint8_t *bytes = NULL;
+        CLEANUP_CLOSE int fd = -EBADF;
+        WireMessage m;
+
+        wire_init(&m, WIRE_REGION, b->epoch, id, 0);
+        bytes = golden_read(getenv("LATENT_SOURCE_DIR"), file, &m.region.size);
+        m.region.index = index;
+        m.region.region_size = (m.region.size + 4095) / 4096 * 4096;
+        (void) snprintf(m.region.name, sizeof(m.region.name), "%s", strrchr(file, '/') + 1);
+        fd = memfd_of(bytes, m.region.size, m.region.region_size);
+        broker_send(b, &m, fd);
+}
+
+void broker_load_sources(Broker *b, uint64_t id, const char *const *files, WireMessage *ret) {
+        WireMessage m;
+
+        wire_init(&m, WIRE_MODEL_OPEN, b->epoch, id, 0);
+        m.model_open.identity = 1;
+        while (files[m.model_open.n_files])
+                m.model_open.n_files++;
+        broker_send(b, &m, -EBADF);
+        for (uint32_t i = 0; files[i]; i++)
+                offer_file(b, id, i, files[i]);
+        broker_say(b, WIRE_MODEL_COMMIT, id, 0);
+        broker_expect(b, WIRE_MODEL_READY, id, ret);
 }
 
 Arenas *arenas_new(uint64_t input_size, uint64_t output_size) {

@@ -25,6 +25,7 @@ typedef struct Broker {
 Broker *broker_spawn(int type);
 /* The same, then HELLO and WELCOME with one rank. */
 Broker *broker_open(uint64_t epoch);
+Broker *broker_open_ranks(uint64_t epoch, uint32_t ranks, uint64_t encode_cache_bytes);
 /* Closes the socket, makes sure that the process is gone. A sanitizer's report fails the test. */
 Broker *broker_free(Broker *b);
 void broker_freep(Broker **b);
@@ -56,6 +57,9 @@ void broker_offer_model(Broker *b, uint64_t id, const char *partition, const voi
 void broker_load_file(Broker *b, uint64_t id, const char *partition, const char *file, WireMessage *ret);
 /* The tiny model of tests/data likewise. */
 void broker_load_model(Broker *b, uint64_t id, WireMessage *ret);
+
+/* Files below the sources ("tests/demo-model/vae/config.json"), NULL-terminated, likewise. */
+void broker_load_sources(Broker *b, uint64_t id, const char *const *files, WireMessage *ret);
 
 typedef struct Arenas {
         int input_fd, output_fd;

@@ -671,6 +671,7 @@ static void exchange_cancel_ends_all_ranks(void **state) {
 /* What one says and the other does not expect. */
 static void exchange_wrong_messages_are_refused(void **state) {
         Bench b = bench_new(2, WIRE_PLAN_HIDDEN_GATHER, 1);
+        const ExchangeStep sizes = {&b.toy->model, &b.plan->h3, H3_COMPUTE_BF16};
         H3Rank rank = {.index = 0, .ops = &ops, .plan = &b.plan->h3};
         H3Message m = {.phase = H3_PHASE_IN, .from = 0, .to = H3_TO_ALL, .sequence = 2};
         uint8_t bytes[64 * 29 * 2 + 2] = {};
@@ -680,7 +681,7 @@ static void exchange_wrong_messages_are_refused(void **state) {
         Fault f = {};
 
         assert_int_equal(ops.context_new(1, &rank.context), 0);
-        assert_int_equal(exchange_new(&b.toy->model, &b.plan->h3, H3_COMPUTE_BF16, 10000, NULL, &e), 0);
+        assert_int_equal(exchange_new(&b.plan->h3, (ExchangeSize){exchange_step_message, &sizes}, 10000, NULL, &e), 0);
         x = exchange_interface(e);
         assert_int_equal(x->send(x, &rank, &m, &view, 1), -EPROTO); /* 2 before 1 */
         view.width++;
@@ -725,11 +726,12 @@ static int waiter_work(void *userdata, uint32_t index, LkContext *context) {
 /* 0 waits for 1, 1 for 2, 2 for 3, which does nothing. */
 static void exchange_the_one_all_wait_for_is_named(void **state) {
         Bench b = bench_new(4, WIRE_PLAN_HIDDEN_GATHER, 1);
+        const ExchangeStep sizes = {&b.toy->model, &b.plan->h3, H3_COMPUTE_BF16};
         Waiter waiters[3];
         Exchange *e = NULL;
         Fault f = {};
 
-        assert_int_equal(exchange_new(&b.toy->model, &b.plan->h3, H3_COMPUTE_BF16, 3000000, NULL, &e), 0);
+        assert_int_equal(exchange_new(&b.plan->h3, (ExchangeSize){exchange_step_message, &sizes}, 3000000, NULL, &e), 0);
         for (uint32_t i = 0; i < 3; i++)
                 waiters[i] = (Waiter){e, {.index = i, .ops = &ops, .plan = &b.plan->h3}, i + 1, 0};
         assert_int_equal(rank_group_run(group, &(RankOrder){.ranks = 7,

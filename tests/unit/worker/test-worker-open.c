@@ -56,7 +56,8 @@ static WireTensor mask(uint32_t n_dims, uint64_t x, uint64_t y, uint64_t z) {
                 __VA_ARGS__;                                                                                \
         }
 
-CHANGE(kind, j->kind = 3)
+CHANGE(kind, j->kind = _WIRE_JOB_KIND_MAX)
+CHANGE(coding, j->kind = WIRE_JOB_ENCODE)
 CHANGE(compute, j->compute = 3)
 CHANGE(flags, j->flags = 1u << 3)
 CHANGE(keep_of_step, j->kind = WIRE_JOB_STEP; j->flags = WIRE_JOB_KEEP_STEPS)
@@ -114,7 +115,8 @@ CHANGE(output_small, j->output_size = 64 + 2 * (3072 + 2048) - 1)
 CHANGE(output_small_keep, j->output_size = 64 + 5 * (3072 + 2048) - 1; j->flags = WIRE_JOB_KEEP_STEPS)
 
 static const Wrong wrong[] = {
-        {"kind", kind, FAULT_INVALID_ARGUMENT, "unknown kind 3"},
+        {"kind", kind, FAULT_INVALID_ARGUMENT, "unknown kind 7"},
+        {"coding", coding, FAULT_INVALID_ARGUMENT, "it needs a conditioner"},
         {"compute", compute, FAULT_INVALID_ARGUMENT, "unknown compute type 3"},
         {"flags", flags, FAULT_INVALID_ARGUMENT, "flags 0x8"},
         {"keep of a step", keep_of_step, FAULT_INVALID_ARGUMENT, "flags 0x1"},
@@ -315,9 +317,9 @@ static const Wrong wrong_tasks[] = {
         {"clean nan", clean_nan, FAULT_INVALID_TENSOR, "clean_video has NaN at [0, 0, 0, 1]"},
         {"clean of a step", clean_of_a_step, FAULT_INVALID_TENSOR, "clean_video is given"},
         {"lora unknown", lora_unknown, FAULT_INTERNAL, "model 99 as an adapter"},
-        {"lora denoiser", lora_denoiser, FAULT_INVALID_ARGUMENT, "Adapter 0 of the job is a model"},
+        {"lora denoiser", lora_denoiser, FAULT_INVALID_ARGUMENT, "Adapter 0 of the job is a denoiser"},
         {"second lora denoiser", lora_second_denoiser, FAULT_INVALID_ARGUMENT,
-                "Adapter 1 of the job is a model"},
+                "Adapter 1 of the job is a denoiser"},
         {"lora nan", lora_nan, FAULT_INVALID_ARGUMENT, "strength of adapter 0 is nan"},
         {"lora inf", lora_inf, FAULT_INVALID_ARGUMENT, "strength of adapter 0 is -inf"},
         {"lora strong", lora_strong, FAULT_INVALID_ARGUMENT, "expected a number from -1000 to 1000"},
@@ -325,7 +327,7 @@ static const Wrong wrong_tasks[] = {
         {"lora as base", lora_base, FAULT_INVALID_ARGUMENT, "for a LoRA adapter"},
         {"merge into lora", merge_base, FAULT_INVALID_ARGUMENT, "for a LoRA adapter"},
         {"merge flags", merge_flags, FAULT_INVALID_ARGUMENT, "flags 0x4"},
-        {"merge of denoiser", merge_lora, FAULT_INVALID_ARGUMENT, "Adapter 0 of the job is a model"},
+        {"merge of denoiser", merge_lora, FAULT_INVALID_ARGUMENT, "Adapter 0 of the job is a denoiser"},
 };
 
 static void run_wrong(const char *name, const Wrong *list, size_t n) {

@@ -65,7 +65,7 @@ static void run_trajectory(const char *name, uint32_t schedule) {
 
 static void sample_multistep_matches_reference_step_by_step(void **state) {
         static const char *const names[] = {"traj_res_multistep_4", "traj_res_multistep_8",
-                "traj_res_multistep_perstream_4", "traj_res_multistep_perstream_8"};
+                "traj_res_multistep_perstream_4"};
 
         for (size_t i = 0; i < ELEMENTSOF(names); i++)
                 run_trajectory(names[i], WIRE_SCHEDULE_GIVEN);

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* latentctl encode: a prompt and pictures, as the denoiser reads them. */
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/latentctl/coding-job.h"
+#include "client/latentctl/report.h"
+#include "client/latentctl/results.h"
+#include "client/latentctl/run.h"
+
+#define REFERENCE_AUDIO "audio"
+#define WITH_SOUND "+sound"
+
+/* A picture: a tensor of a file. Of a sound only that it is there. */
+typedef struct EncodePicture {
+        char *path; /* FILE of FILE:TENSOR; NULL: a sound */
+        TensorFile file;
+        const StTensor *source;
+        latent_tensor tensor;
+        const char *kind;
+        bool sound; /* of a clip */
+} EncodePicture;
+
+typedef struct Encode {
+        CodingOptions coding;
+        const char *prompt, *type, *picture_rule;
+        StringList images, keyframes, references;
+        char *text;
+        size_t text_size;
+        latent_tensor text_tensor;
+        EncodePicture pictures[STRINGS_MAX];
+        uint32_t n_pictures;
+} Encode;
+
+static void encode_done(Encode *x) {
+        for (uint32_t i = 0; i < x->n_pictures; i++) {
+                tensor_file_done(&x->pictures[i].file);
+                free(x->pictures[i].path);
+        }
+        free(x->text);
+}
+
+/* FILE.safetensors:TENSOR; what is behind the last colon is the tensor's name. */
+static int open_picture(const char *argument, const char *option, EncodePicture *p, latent_error *e) {
+        const char *colon = strrchr(argument, ':');
+        int r;
+
+        if (!colon || colon == argument || colon[1] == '\0')
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--%s %s: expected FILE.safetensors:TENSOR", option, argument);
+
+        p->path = strndup(argument, (size_t) (colon - argument));
+        if (!p->path)
+                return ctl_error(e, -ENOMEM, LATENT_ERROR_INTERNAL, "Out of memory.");
+        r = tensor_file_open(p->path, &p->file, e);
+        if (r < 0)
+                return r;
+
+        p->source = st_header_find(p->file.header, colon + 1);
+        if (!p->source)
+                return ctl_error(e, -ENOENT, LATENT_ERROR_NOT_FOUND, "%s has no tensor %s.", p->path, colon + 1);
+        return coding_tensor(&p->file, p->source, &p->tensor, e);
+}
+
+/* "audio", FILE.safetensors:TENSOR, or of a clip also FILE.safetensors:TENSOR+sound. A still picture has three
+ * dimensions, a clip four; the service judges the rest. */
+static int open_reference(const char *argument, EncodePicture *p, latent_error *e) {
+        size_t n = strlen(argument), k = strlen(WITH_SOUND);
+        CLEANUP_FREE char *name = NULL;
+        int r;
+
+        if (strcmp(argument, REFERENCE_AUDIO) == 0) {
+                p->kind = "audio";
+                return 0;
+        }
+
+        p->sound = n > k && strcmp(argument + n - k, WITH_SOUND) == 0;
+        name = strndup(argument, p->sound ? n - k : n);
+        if (!name)
+                return ctl_error(e, -ENOMEM, LATENT_ERROR_INTERNAL, "Out of memory.");
+        r = open_picture(name, "reference", p, e);
+        if (r < 0)
+                return r;
+
+        p->kind = p->tensor.n_dims == 4 ? "video" : "image";
+        if (p->sound && p->tensor.n_dims != 4)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--reference %s: only a clip, [F, H, W, 3], has sound", argument);
+        return 0;
+}
+
+static int open_pictures(Encode *x, latent_error *e) {
+        const StringList *list = x->keyframes.n > 0 ? &x->keyframes : &x->references;
+        int r;
+
+        if (x->images.n > 0)
+                return ctl_error(e, -EOPNOTSUPP, LATENT_ERROR_NOT_SUPPORTED,
+                        "--image %s: image files are of a later version. Give the pixels as a tensor, U8 [H, W, 3]: --keyframe or "
+                        "--reference FILE.safetensors:TENSOR.",
+                        x->images.items[0]);
+        if (x->keyframes.n > 0 && x->references.n > 0)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--keyframe and --reference do not go together");
+
+        for (uint32_t i = 0; i < list->n; i++) {
+                EncodePicture *p = &x->pictures[x->n_pictures++];
+
+                if (list == &x->references)
+                        r = open_reference(list->items[i], p, e);
+                else {
+                        r = open_picture(list->items[i], "keyframe", p, e);
+                        p->kind = "keyframe";
+                }
+                if (r < 0)
+                        return r;
+        }
+
+        return 0;
+}
+
+static int encode_place(void *userdata, latent_session *s, latent_error *e) {
+        Encode *x = userdata;
+        int r = 0;
+
+        if (x->text_size > 0)
+                r = coding_place_text(x->text, x->text_size, &x->text_tensor, s, e);
+        for (uint32_t i = 0; r >= 0 && i < x->n_pictures; i++)
+                if (x->pictures[i].path)
+                        r = coding_place(
+                                &x->pictures[i].file, x->pictures[i].source, &x->pictures[i].tensor, s, e);
+        return r;
+}
+
+static latent_encode_options encode_options(const Encode *x, latent_picture pictures[static STRINGS_MAX]) {
+        latent_encode_options o = {
+                .struct_size = sizeof(o),
+                .text = x->text_size > 0 ? &x->text_tensor : NULL,
+                .n_pictures = x->n_pictures,
+                .pictures = x->n_pictures > 0 ? pictures : NULL,
+                .picture_rule = x->picture_rule,
+                .type = x->type,
+        };
+
+        for (uint32_t i = 0; i < x->n_pictures; i++)
+                pictures[i] = (latent_picture){.kind = x->pictures[i].kind,
+                        .picture = x->pictures[i].path ? &x->pictures[i].tensor : NULL,
+                        .sound = x->pictures[i].sound};
+        return o;
+}
+
+static int encode_plan(void *userdata, latent_session *s, latent_value **ret, latent_error *e) {
+        latent_picture pictures[STRINGS_MAX];
+        latent_encode_options o = encode_options(userdata, pictures);
+
+        return latent_session_plan_encode(s, &o, ret, e);
+}
+
+static int encode_start(void *userdata, latent_session *s, latent_job **ret, latent_error *e) {
+        latent_picture pictures[STRINGS_MAX];
+        latent_encode_options o = encode_options(userdata, pictures);
+
+        return latent_session_encode(s, &o, ret, e);
+}
+
+static int run(CodingJob *j, Encode *x, latent_error *e) {
+        CLEANUP(output_done) Output output = {.fd = -EBADF};
+        CodingWork w = {.part = "text_encoder", .place = encode_place, .plan = encode_plan, .start = encode_start, .userdata = x};
+        const char *compute = x->coding.compute;
+        int r;
+
+        r = coding_check_options(&x->coding, e);
+        if (r >= 0 && !x->prompt)
+                r = ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--prompt TEXT is missing");
+        if (r >= 0)
+                r = open_pictures(x, e);
+        if (r >= 0)
+                r = coding_text(x->prompt, &x->text, &x->text_size, e);
+        if (r >= 0)
+                r = output_open(x->coding.output, &output, e);
+        if (r < 0)
+                return r;
+
+        w.input_bytes = x->text_size + LATENT_ALIGNMENT;
+        for (uint32_t i = 0; i < x->n_pictures; i++)
+                w.input_bytes += x->pictures[i].tensor.size + LATENT_ALIGNMENT;
+        r = coding_start(j, &w, e);
+        if (r >= 0)
+                r = run_wait(j->ctl, j->job, "encoding", e);
+        if (r >= 0)
+                r = results_write(&output, j->job, compute && strcmp(compute, "auto") != 0 ? compute : "bf16", e);
+        return r < 0 ? r : output_commit(&output, e);
+}
+
+int verb_encode(Ctl *c, const Verb *verb, int argc, char *argv[]) {
+        CLEANUP(encode_done) Encode x = {};
+        const Option options[] = {
+                CODING_OPTIONS(x.coding),
+                {"prompt", OPTION_STRING, &x.prompt, NULL, 'p'},
+                {"image", OPTION_STRINGS, &x.images, NULL, '\0'},
+                {"keyframe", OPTION_STRINGS, &x.keyframes, NULL, '\0'},
+                {"reference", OPTION_STRINGS, &x.references, NULL, '\0'},
+                {"picture-rule", OPTION_STRING, &x.picture_rule, NULL, '\0'},
+                {"type", OPTION_STRING, &x.type, NULL, '\0'},
+                {"compute", OPTION_STRING, &x.coding.compute, NULL, '\0'},
+                {"tokenizer", OPTION_STRING, &x.coding.tokenizer, NULL, '\0'},
+        };
+        CLEANUP(coding_done) CodingJob j = {.ctl = c, .options = &x.coding};
+        const char *operands[1];
+        latent_error e;
+        int r;
+
+        r = arguments_parse(c, argc, argv, options, ELEMENTSOF(options), 1, 1, operands, &e);
+        if (r < 0)
+                return report_error(c, verb, &e);
+        if (c->help) {
+                report_help(verb);
+                return STATUS_OK;
+        }
+
+        x.coding.model = operands[0];
+        r = run_outcome(run(&j, &x, &e), &e);
+        if (r < 0)
+                return report_error(c, verb, &e);
+
+        coding_report(&j, j.job);
+        return STATUS_OK;
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A session's Tokenize, Encode, Decode and EncodeMedia: from options to requests. */
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "client/liblatent/error.h"
+#include "client/liblatent/options.h"
+#include "client/liblatent/request.h"
+#include "client/liblatent/session.h"
+
+_Static_assert(sizeof(latent_tokenize_options) == 32, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_encode_options) == 64, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_decode_options) == 64, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_encode_media_options) == 56, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_picture) == 24, "public layout changed");
+#define TOKENIZE_OPTIONS_SIZE_V1 32u
+#define ENCODE_OPTIONS_SIZE_V1 64u
+#define DECODE_OPTIONS_SIZE_V1 64u
+#define ENCODE_MEDIA_OPTIONS_SIZE_V1 56u
+
+static int request_tokenize(const void *options, Request **ret, latent_error *e) {
+        latent_tokenize_options o;
+        Request q = {.kind = REQUEST_TOKENIZE};
+        int r;
+
+        r = options_read(options, TOKENIZE_OPTIONS_SIZE_V1, &o, sizeof(o), e);
+        if (r < 0)
+                return r;
+
+        q.sample.text = o.text;
+        q.sample.output_offset = o.output_offset;
+        q.sample.output_bytes = o.output_bytes;
+        return request_new_coding(&q, ret, e);
+}
+
+static int request_encode(const void *options, Request **ret, latent_error *e) {
+        latent_condition conditions[CONDITIONS_MAX];
+        latent_encode_options o;
+        Request q = {.kind = REQUEST_ENCODE};
+        int r;
+
+        r = options_read(options, ENCODE_OPTIONS_SIZE_V1, &o, sizeof(o), e);
+        if (r < 0)
+                return r;
+        if (o.n_pictures > CONDITIONS_MAX || (o.n_pictures > 0 && !o.pictures))
+                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "%u pictures%s; expected an array of at most %u.",
+                        o.n_pictures, o.pictures ? "" : " at no place", CONDITIONS_MAX);
+
+        for (uint32_t i = 0; i < o.n_pictures; i++) {
+                conditions[i] = (latent_condition){.kind = o.pictures[i].kind, .video = o.pictures[i].picture};
+                q.sound[i] = o.pictures[i].sound != 0;
+        }
+        q.sample.conditions = conditions;
+        q.sample.n_conditions = o.n_pictures;
+        q.sample.text = o.text;
+        q.sample.compute = o.compute;
+        q.sample.output_offset = o.output_offset;
+        q.sample.output_bytes = o.output_bytes;
+        q.picture_rule = o.picture_rule;
+        q.type = o.type;
+        return request_new_coding(&q, ret, e);
+}
+
+static int request_decode(const void *options, Request **ret, latent_error *e) {
+        latent_decode_options o;
+        Request q = {.kind = REQUEST_DECODE};
+        int r;
+
+        r = options_read(options, DECODE_OPTIONS_SIZE_V1, &o, sizeof(o), e);
+        if (r < 0)
+                return r;
+
+        q.sample.video = o.video;
+        q.sample.audio = o.audio;
+        q.sample.compute = o.compute;
+        q.sample.output_offset = o.output_offset;
+        q.sample.output_bytes = o.output_bytes;
+        q.type = o.type;
+        q.ring_frames = o.frames;
+        return request_new_coding(&q, ret, e);
+}
+
+static int request_encode_media(const void *options, Request **ret, latent_error *e) {
+        latent_encode_media_options o;
+        Request q = {.kind = REQUEST_ENCODE_MEDIA};
+        int r;
+
+        r = options_read(options, ENCODE_MEDIA_OPTIONS_SIZE_V1, &o, sizeof(o), e);
+        if (r < 0)
+                return r;
+
+        q.sample.video = o.video;
+        q.sample.audio = o.audio;
+        q.sample.has_seed = o.has_seed;
+        q.sample.seed = o.seed;
+        q.sample.output_offset = o.output_offset;
+        q.sample.output_bytes = o.output_bytes;
+        q.posterior = o.posterior;
+        return request_new_coding(&q, ret, e);
+}
+
+typedef int (*RequestFn)(const void *options, Request **ret, latent_error *e);
+
+static int start(latent_session *s, RequestFn make, const void *options, latent_job **ret, latent_error *e) {
+        CLEANUP(request_freep) Request *q = NULL;
+        int r;
+
+        r = make(options, &q, e);
+        return r < 0 ? r : session_start(s, &q, ret, e);
+}
+
+static int plan(latent_session *s, RequestFn make, const void *options, latent_value **ret, latent_error *e) {
+        CLEANUP(request_freep) Request *q = NULL;
+        int r;
+
+        r = make(options, &q, e);
+        return r < 0 ? r : session_plan(s, q, ret, e);
+}
+
+LATENT_PUBLIC int latent_session_tokenize(latent_session *session, const latent_tokenize_options *options,
+        latent_job **ret_job, latent_error *error) {
+        return start(session, request_tokenize, options, ret_job, error);
+}
+
+LATENT_PUBLIC int latent_session_encode(latent_session *session, const latent_encode_options *options,
+        latent_job **ret_job, latent_error *error) {
+        return start(session, request_encode, options, ret_job, error);
+}
+
+LATENT_PUBLIC int latent_session_decode(latent_session *session, const latent_decode_options *options,
+        latent_job **ret_job, latent_error *error) {
+        return start(session, request_decode, options, ret_job, error);
+}
+
+LATENT_PUBLIC int latent_session_encode_media(latent_session *session, const latent_encode_media_options *options,
+        latent_job **ret_job, latent_error *error) {
+        return start(session, request_encode_media, options, ret_job, error);
+}
+
+LATENT_PUBLIC int latent_session_plan_tokenize(latent_session *session, const latent_tokenize_options *options,
+        latent_value **ret_value, latent_error *error) {
+        return plan(session, request_tokenize, options, ret_value, error);
+}
+
+LATENT_PUBLIC int latent_session_plan_encode(latent_session *session, const latent_encode_options *options,
+        latent_value **ret_value, latent_error *error) {
+        return plan(session, request_encode, options, ret_value, error);
+}
+
+LATENT_PUBLIC int latent_session_plan_decode(latent_session *session, const latent_decode_options *options,
+        latent_value **ret_value, latent_error *error) {
+        return plan(session, request_decode, options, ret_value, error);
+}
+
+LATENT_PUBLIC int latent_session_plan_encode_media(latent_session *session, const latent_encode_media_options *options,
+        latent_value **ret_value, latent_error *error) {
+        return plan(session, request_encode_media, options, ret_value, error);
+}

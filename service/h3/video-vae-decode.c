@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "service/h3/video-vae-private.h"
+#include "service/shared/cleanup.h"
+#include "service/shared/fmath.h"
+
+/* The decoder (h3.md 5.2): a transformer over the tokens of one tile of one chunk. Positions count from the
+ * tile's corner, so that a tile knows nothing of the others. */
+
+#define TAU 6.283185307179586
+
+typedef struct Work {
+        float *latent, *post;          /* [tokens, channels] */
+        float *x, *y;                  /* [rows, hidden] */
+        float *q, *k, *v;              /* [rows, hidden] */
+        float *gate, *up;              /* [rows, ffn] */
+        float *pixels;                 /* [tokens, 3 * 4 * 16 * 16] */
+        float *cos, *sin;              /* [rows, 3 * rope_freqs] */
+        float *ones, *scale1, *scale2; /* [head_dim], [hidden] */
+        int32_t *zeros;                /* [rows] */
+} Work;
+
+typedef struct Decode {
+        const H3Rank *rank;
+        const H3VideoVae *m;
+        const H3VideoConfig *c;
+        const H3VideoDecodePlan *plan;
+        const H3StepHooks *hooks;
+        uint64_t tokens, rows; /* rows: tokens, registers and the empty one */
+        uint64_t t, h, w;      /* of the tile, in tokens */
+        Work work;
+} Decode;
+
+static Work lay_out(const H3VideoConfig *c, uint64_t tokens, VideoArena *a) {
+        uint64_t rows = tokens + c->registers + 1, hidden = rows * c->hidden;
+        uint64_t rope = rows * 3 * c->rope_freqs;
+
+        return (Work){
+                .latent = video_take(a, tokens * c->latent_channels, sizeof(float)),
+                .post = video_take(a, tokens * c->latent_channels, sizeof(float)),
+                .x = video_take(a, hidden, sizeof(float)),
+                .y = video_take(a, hidden, sizeof(float)),
+                .q = video_take(a, hidden, sizeof(float)),
+                .k = video_take(a, hidden, sizeof(float)),
+                .v = video_take(a, hidden, sizeof(float)),
+                .gate = video_take(a, rows * c->ffn, sizeof(float)),
+                .up = video_take(a, rows * c->ffn, sizeof(float)),
+                .pixels = video_take(
+                        a, tokens * 3 * H3_VIDEO_TOKEN_FRAMES * H3_VIDEO_RATIO, 4 * H3_VIDEO_RATIO),
+                .cos = video_take(a, rope, sizeof(float)),
+                .sin = video_take(a, rope, sizeof(float)),
+                .ones = video_take(a, c->head_dim, sizeof(float)),
+                .scale1 = video_take(a, c->hidden, sizeof(float)),
+                .scale2 = video_take(a, c->hidden, sizeof(float)),
+                .zeros = video_take(a, rows, sizeof(int32_t)),
+        };
+}
+
+/* Frames that the tokens stand for: the first of five stands for one, each other one for four. */
+static uint64_t count_frames(uint64_t tokens) {
+        uint64_t clips = (tokens + H3_VIDEO_CLIP_TOKENS - 1) / H3_VIDEO_CLIP_TOKENS;
+
+        return clips + (tokens - clips) * H3_VIDEO_TOKEN_FRAMES;
+}
+
+static uint64_t host_bytes(const H3VideoConfig *c, uint64_t tokens) {
+        uint64_t rows = tokens + c->registers + 1;
+        uint64_t pixels = 3ull * H3_VIDEO_TOKEN_FRAMES * H3_VIDEO_RATIO * H3_VIDEO_RATIO;
+
+        return 4 * (tokens * pixels + rows * 6 * c->rope_freqs + c->head_dim + rows);
+}
+
+int h3_video_decode_plan(const H3VideoVae *m, uint64_t tokens, uint64_t height, uint64_t width,
+        H3VideoTiling tiling, H3VideoDecodePlan *ret, Fault *f) {
+        const uint64_t limit = H3_VIDEO_FRAMES_MAX / H3_VIDEO_TOKEN_FRAMES, ratio = H3_VIDEO_RATIO;
+        H3VideoDecodePlan p = {};
+        VideoArena arena = {};
+        uint64_t tile_tokens;
+        int r;
+
+        if (!m->config.has_decoder)
+                return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
+                        "This video VAE file holds the encoder only. Load one with the decoder (tensors "
+                        "decoder.*).");
+        if (tokens == 0 || tokens > limit || height > H3_VIDEO_PIXELS_MAX || width > H3_VIDEO_PIXELS_MAX)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "A latent of %" PRIu64 " x %" PRIu64 " x %" PRIu64
+                        " (tokens, height, width); expected 1 to %" PRIu64 " tokens of 1 to %" PRIu64
+                        " in height and width.",
+                        tokens, height, width, limit, H3_VIDEO_PIXELS_MAX / ratio);
+        r = video_split_both(height * ratio, width * ratio, tiling, &p.rows, &p.cols, f);
+        if (r < 0)
+                return r;
+
+        p.tokens = (uint32_t) tokens;
+        p.height = (uint32_t) height;
+        p.width = (uint32_t) width;
+        p.frames = (uint32_t) count_frames(tokens);
+        p.chunk_tokens = tokens == 1 ? 1 : H3_VIDEO_CHUNK_TOKENS;
+        p.chunks = tokens <= H3_VIDEO_CHUNK_TOKENS
+                           ? 1
+                           : (uint32_t) ((tokens - (H3_VIDEO_CHUNK_TOKENS - H3_VIDEO_CLIP_TOKENS) +
+                                                 H3_VIDEO_CLIP_TOKENS - 1) /
+                                         H3_VIDEO_CLIP_TOKENS);
+
+        tile_tokens = p.chunk_tokens * (p.rows.size / ratio) * (p.cols.size / ratio);
+        (void) lay_out(&m->config, tile_tokens, &arena);
+        p.memory.device = arena.used;
+        p.memory.host = host_bytes(&m->config, tile_tokens);
+        /* below 2^16 pixels squared, 2^8 frames and tiles: no overflow */
+        p.memory.tile = 12ull * p.chunk_tokens * H3_VIDEO_TOKEN_FRAMES * p.rows.size * p.cols.size;
+        p.memory.chunk = p.memory.tile * h3_video_decode_tiles(&p);
+        p.memory.tail = p.chunks > 1 ? 12ull * H3_VIDEO_TAIL_FRAMES * p.rows.length * p.cols.length : 0;
+        if (arena.overflow)
+                return fault_set(f, -EINVAL, FAULT_DOES_NOT_FIT,
+                        "A tile of %u x %u pixels needs more memory than there are addresses. Use smaller "
+                        "tiles.",
+                        p.rows.size, p.cols.size);
+        *ret = p;
+        return 0;
+}
+
+/* Host: the tile's latents as the model knows them, [t, h, w, channels]. */
+static void gather_latents(const Decode *d, const float *z, uint32_t chunk, uint32_t tile, float *ret) {
+        const H3VideoDecodePlan *p = d->plan;
+        uint64_t channels = d->c->latent_channels;
+        uint64_t y0 = p->rows.start[tile / p->cols.n] / H3_VIDEO_RATIO;
+        uint64_t x0 = p->cols.start[tile % p->cols.n] / H3_VIDEO_RATIO;
+
+        for (uint64_t c = 0; c < channels; c++)
+                for (uint64_t i = 0; i < d->tokens; i++) {
+                        uint64_t t = (uint64_t) chunk * H3_VIDEO_CLIP_TOKENS + i / (d->h * d->w);
+                        uint64_t y = y0 + i / d->w % d->h, x = x0 + i % d->w;
+                        float v;
+
+                        if (t >= p->tokens) /* as if the last token went on */
+                                t = p->tokens - 1;
+                        v = z[((c * p->tokens + t) * p->height + y) * p->width + x] * d->c->std[c];
+                        ret[i * channels + c] = v + d->c->mean[c];
+                }
+}
+
+/* Coordinates run from -1 to 1 over the tile and the chunk, middles of the tokens. f64, rounded once. */
+static void make_rope(const Decode *d, float *cos, float *sin) {
+        uint64_t freqs = d->c->rope_freqs, width = 3 * freqs;
+        const uint64_t counts[] = {d->t, d->h, d->w};
+        double log_theta = fmath_log(d->c->rope_theta);
+
+        for (uint64_t i = 0; i < d->rows; i++) {
+                const uint64_t at[] = {i / (d->h * d->w), i / d->w % d->h, i % d->w};
+
+                for (uint64_t k = 0; k < width; k++) {
+                        uint64_t axis = k / freqs;
+                        double position = 2 * ((double) at[axis] + 0.5) / (double) counts[axis] - 1;
+                        double freq = fmath_exp(-(double) (k % freqs) / (double) freqs * log_theta);
+                        double angle = i < d->tokens ? TAU * position * freq : 0;
+
+                        cos[i * width + k] = (float) fmath_cos(angle);
+                        sin[i * width + k] = (float) fmath_sin(angle);
+                }
+        }
+}
+
+static int upload(const Decode *d, void *to, const void *from, uint64_t bytes) {
+        return d->rank->ops->upload(d->rank->context, to, from, bytes);
+}
+
+static int upload_tables(const Decode *d) {
+        uint64_t rope = d->rows * 3 * d->c->rope_freqs;
+        CLEANUP_FREE float *cos = malloc(rope * sizeof(float)), *sin = malloc(rope * sizeof(float)),
+                           *ones = malloc(d->c->head_dim * sizeof(float));
+        CLEANUP_FREE int32_t *zeros = calloc(d->rows, sizeof(int32_t));
+        int r;
+
+        if (!cos || !sin || !ones || !zeros)
+                return -ENOMEM;
+        make_rope(d, cos, sin);
+        for (uint32_t i = 0; i < d->c->head_dim; i++)
+                ones[i] = 1;
+
+        r = upload(d, d->work.cos, cos, rope * sizeof(float));
+        if (r >= 0)
+                r = upload(d, d->work.sin, sin, rope * sizeof(float));
+        if (r >= 0)
+                r = upload(d, d->work.ones, ones, d->c->head_dim * sizeof(float));
+        if (r >= 0)
+                r = upload(d, d->work.zeros, zeros, d->rows * sizeof(int32_t));
+        if (r >= 0)
+                r = video_tap(d->rank, d->hooks, "rope.cos", d->work.cos, d->rows, 3 * d->c->rope_freqs);
+        return r < 0 ? r
+                     : video_tap(d->rank, d->hooks, "rope.sin", d->work.sin, d->rows, 3 * d->c->rope_freqs);
+}
+
+/* Latents to rows of the transformer. */
+static int embed(const Decode *d, const float *latent) {
+        const Work *w = &d->work;
+        uint64_t channels = d->c->latent_channels, hidden = d->c->hidden;
+        int r;
+
+        r = upload(d, w->latent, latent, d->tokens * channels * sizeof(float));
+        if (r >= 0)
+                r = video_gemm(d->rank, d->tokens, w->latent, &d->m->post_quant, w->post);
+        if (r >= 0)
+                r = video_tap(d->rank, d->hooks, "post_quant", w->post, d->tokens, channels);
+        if (r >= 0)
+                r = video_gemm(d->rank, d->tokens, w->post, &d->m->embed, w->x);
+        if (r >= 0)
+                r = upload(d, w->x + d->tokens * hidden, d->m->suffix,
+                        (d->rows - d->tokens) * hidden * sizeof(float));
+        return r < 0 ? r : video_tap(d->rank, d->hooks, "x_embedder", w->x, d->tokens, hidden);
+}
+
+static int norm(const Decode *d, const LkVector *weight) {
+        const LkNorm args = {
+                .type = LK_F32,
+                .m = d->rows,
+                .n = d->c->hidden,
+                .x = d->work.x,
+                .x_ld = d->c->hidden,
+                .weight = *weight,
+                .eps = d->c->eps,
+                .y = d->work.y,
+                .y_ld = d->c->hidden,
+        };
+
+        return d->rank->ops->norm(d->rank->context, &args);
+}
+
+/* x += y * scale. */
+static int add(const Decode *d, const float *y, const float *scale) {
+        const LkResidual args = {
+                .type = LK_F32,
+                .m = d->rows,
+                .n = d->c->hidden,
+                .x = d->work.x,
+                .x_ld = d->c->hidden,
+                .y = y,
+                .y_ld = d->c->hidden,
+                .mod = scale,
+                .mod_ld = d->c->hidden,
+                .mod_index = d->work.zeros,
+        };
+
+        return d->rank->ops->residual(d->rank->context, &args);
+}
+
+static int norm_heads(const Decode *d, float *x) {
+        const LkQkNormRope args = {
+                .type = LK_F32,
+                .m = d->rows,
+                .heads = d->c->heads,
+                .head_dim = d->c->head_dim,
+                .x = x,
+                .x_ld = d->c->hidden,
+                .weight = {.data = d->work.ones, .type = LK_F32, .n = d->c->head_dim},
+                .eps = d->c->eps,
+                .cos = d->work.cos,
+                .sin = d->work.sin,
+                .rope_dims = 3 * d->c->rope_freqs,
+        };
+
+        return d->rank->ops->qk_norm_rope(d->rank->context, &args);
+}
+
+static int attend(const Decode *d, const VideoLayer *l) {
+        const Work *w = &d->work;
+        uint64_t hidden = d->c->hidden;
+        const LkAttention args = {
+                .type = LK_F32,
+                .n_q = d->rows,
+                .n_k = d->rows,
+                .heads = d->c->heads,
+                .head_dim = d->c->head_dim,
+                .scale = 1 / __builtin_sqrtf((float) d->c->head_dim),
+                .q = w->q,
+                .k = w->k,
+                .v = w->v,
+                .o = w->y,
+                .q_ld = hidden,
+                .k_ld = hidden,
+                .v_ld = hidden,
+                .o_ld = hidden,
+        };
+        int r;
+
+        r = norm(d, &l->norm1);
+        if (r >= 0)
+                r = video_gemm(d->rank, d->rows, w->y, &l->q, w->q);
+        if (r >= 0)
+                r = video_gemm(d->rank, d->rows, w->y, &l->k, w->k);
+        if (r >= 0)
+                r = video_gemm(d->rank, d->rows, w->y, &l->v, w->v);
+        if (r >= 0)
+                r = norm_heads(d, w->q);
+        if (r >= 0)
+                r = norm_heads(d, w->k);
+        if (r >= 0)
+                r = d->rank->ops->attention(d->rank->context, &args);
+        if (r >= 0)
+                r = video_gemm(d->rank, d->rows, w->y, &l->out, w->q);
+        return r < 0 ? r : add(d, w->q, w->scale1);
+}
+
+static int feed_forward(const Decode *d, const VideoLayer *l) {
+        const Work *w = &d->work;
+        const LkSwiglu args = {
+                .type = LK_F32,
+                .m = d->rows,
+                .n = d->c->ffn,
+                .gate = w->gate,
+                .up = w->up,
+                .gate_ld = d->c->ffn,
+                .up_ld = d->c->ffn,
+                .y = w->gate, /* element by element: in place */
+                .y_ld = d->c->ffn,
+        };
+        int r;
+
+        r = norm(d, &l->norm2);
+        if (r >= 0)
+                r = video_gemm(d->rank, d->rows, w->y, &l->gate, w->gate);
+        if (r >= 0)
+                r = video_gemm(d->rank, d->rows, w->y, &l->up, w->up);
+        if (r >= 0)
+                r = d->rank->ops->swiglu(d->rank->context, &args);
+        if (r >= 0)
+                r = video_gemm(d->rank, d->rows, w->gate, &l->down, w->y);
+        return r < 0 ? r : add(d, w->y, w->scale2);
+}
+
+static int run_layer(const Decode *d, uint32_t i) {
+        const VideoLayer *l = d->m->layers + i;
+        uint64_t bytes = d->c->hidden * sizeof(float);
+        char name[32];
+        int r;
+
+        (void) snprintf(name, sizeof(name), "block.%u", i);
+        r = upload(d, d->work.scale1, l->scale1, bytes);
+        if (r >= 0)
+                r = upload(d, d->work.scale2, l->scale2, bytes);
+        if (r >= 0)
+                r = attend(d, l);
+        if (r >= 0)
+                r = feed_forward(d, l);
+        if (r >= 0)
+                r = video_tap(d->rank, d->hooks, name, d->work.x, d->rows, d->c->hidden);
+        if (r >= 0 && d->hooks && d->hooks->on_block)
+                r = d->hooks->on_block(d->hooks->userdata, i + 1, d->c->layers);
+        return r;
+}
+
+static int final_norm(const Decode *d) {
+        const LkLayerNorm args = {
+                .type = LK_F32,
+                .m = d->rows,
+                .n = d->c->hidden,
+                .x = d->work.x,
+                .x_ld = d->c->hidden,
+                .weight = d->m->decoder_norm.weight,
+                .bias = d->m->decoder_norm.bias,
+                .eps = d->c->eps,
+                .y = d->work.y,
+                .y_ld = d->c->hidden,
+        };
+        int r;
+
+        r = d->rank->ops->layer_norm(d->rank->context, &args);
+        return r < 0 ? r : video_tap(d->rank, d->hooks, "norm_out", d->work.y, d->rows, d->c->hidden);
+}
+
+/* Host: a token's numbers are [channel, frame, row, column] of its pixels. */
+static void place_pixels(const Decode *d, const float *from, float *ret) {
+        const uint64_t n = H3_VIDEO_RATIO, frames = H3_VIDEO_TOKEN_FRAMES, width = d->w * n;
+
+        for (uint64_t i = 0; i < d->tokens; i++, from += 3 * frames * n * n) {
+                uint64_t t = i / (d->h * d->w) * frames, y = i / d->w % d->h * n, x = i % d->w * n;
+
+                for (uint64_t frame = 0; frame < frames; frame++)
+                        for (uint64_t row = 0; row < n; row++) {
+                                float *to = ret + (((t + frame) * d->h * n + y + row) * width + x) * 3;
+                                const float *line = from + (frame * n + row) * n;
+
+                                for (uint64_t k = 0; k < n; k++)
+                                        for (uint64_t c = 0; c < 3; c++)
+                                                to[k * 3 + c] = line[c * frames * n * n + k];
+                        }
+        }
+}
+
+static int run(const Decode *d, const float *z, uint32_t chunk, uint32_t tile, float *out) {
+        uint64_t pixels = d->m->proj.w.rows * d->tokens * sizeof(float);
+        CLEANUP_FREE float *host = NULL;
+        int r;
+
+        host = malloc(pixels); /* of the latents first: they are fewer */
+        if (!host)
+                return -ENOMEM;
+        gather_latents(d, z, chunk, tile, host);
+        r = upload_tables(d);
+        if (r >= 0)
+                r = embed(d, host);
+        for (uint32_t i = 0; r >= 0 && i < d->c->layers; i++)
+                r = run_layer(d, i);
+        if (r >= 0)
+                r = final_norm(d);
+        if (r >= 0)
+                r = video_gemm(d->rank, d->tokens, d->work.y, &d->m->proj, d->work.pixels);
+        if (r >= 0)
+                r = d->rank->ops->download(d->rank->context, host, d->work.pixels, pixels);
+        if (r < 0)
+                return r;
+        place_pixels(d, host, out);
+        return 0;
+}
+
+int h3_video_decode_tile(const H3Rank *rank, const H3VideoVae *m, const H3VideoDecodePlan *p, const float *z,
+        uint32_t chunk, uint32_t tile, void *work, const H3StepHooks *hooks, float *out, Fault *f) {
+        Decode d = {.rank = rank, .m = m, .c = &m->config, .plan = p, .hooks = hooks};
+        VideoArena arena = {.base = work};
+        int r;
+
+        r = video_check_rank(rank, f);
+        if (r >= 0)
+                r = video_check_job(chunk, p->chunks, tile, &p->rows, &p->cols, f);
+        if (r < 0)
+                return r;
+
+        d.t = p->chunk_tokens;
+        d.h = p->rows.size / H3_VIDEO_RATIO;
+        d.w = p->cols.size / H3_VIDEO_RATIO;
+        d.tokens = d.t * d.h * d.w;
+        d.rows = d.tokens + d.c->registers + 1;
+        d.work = lay_out(d.c, d.tokens, &arena);
+
+        r = run(&d, z, chunk, tile, out);
+        return r < 0 ? video_device_fault(r, "decode a tile of video", f) : 0;
+}

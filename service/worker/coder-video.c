@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "service/h3/video-vae.h"
+#include "service/shared/cleanup.h"
+#include "service/worker/coder.h"
+#include "service/worker/job-input.h"
+#include "service/worker/split.h"
+#include "service/worker/tile-pool.h"
+
+/* DECODE of video: a step per temporal chunk. Its tiles are made by whoever is free (tile-pool.h), then its
+ * frames are blended by all ranks, each a band of rows, into memory of the job; from there they go to the
+ * ring, and the tail to its slot, before the commit. */
+
+typedef struct VideoWork {
+        const H3VideoVae *vae;
+        H3VideoDecodePlan plan;
+        H3Pixels pixels;
+        uint64_t frame_bytes;
+        float *z;      /* [channels, T, H, W], the job's own */
+        TilePool pool; /* once the first step runs */
+        bool has_pool;
+        size_t n_raw;        /* 2 with several ranks and chunks, else 1 */
+        float *raw[2];       /* tiles of chunk k at k % n_raw */
+        float *tails[2];     /* after k steps at k % 2; NULL with one chunk */
+        const float **tiles; /* [tiles], of the chunk that is blended */
+        void *frames;        /* of a step */
+        Job *job;            /* that this belongs to */
+        StepRunner *runner;  /* of the step */
+        H3VideoBlend blend;  /* of the step */
+} VideoWork;
+
+static void work_free(void *userdata) {
+        VideoWork *x = userdata;
+
+        if (!x)
+                return;
+        if (x->has_pool)
+                tile_pool_done(&x->pool);
+        free(x->z);
+        for (size_t i = 0; i < 2; i++) {
+                free(x->raw[i]);
+                free(x->tails[i]);
+        }
+        free(x->tiles);
+        free(x->frames);
+        free(x);
+}
+
+static int take_latents(Job *j, const WireJobOpen *w, VideoWork *x, Fault *f) {
+        const TensorRule rule = {.name = "video",
+                .type = ST_F32,
+                .n_dims = 4,
+                .shape = {h3_video_vae_config(x->vae)->latent_channels}};
+        int r;
+
+        /* sizes before bytes: what no plan takes is not copied either */
+        r = tensor_check(&w->video, &rule, &j->arenas->input, f);
+        if (r >= 0)
+                r = h3_video_decode_plan(x->vae, w->video.shape[1], w->video.shape[2], w->video.shape[3],
+                        H3_VIDEO_TILING, &x->plan, f);
+        if (r >= 0)
+                r = tensor_copy(&w->video, &rule, &j->arenas->input, (void **) &x->z, f);
+        if (r < 0)
+                return r;
+        return tensor_check_finite("video", ST_F32, x->z, 4, w->video.shape, f);
+}
+
+/* Frames of the film, of a step, of the ring. */
+static int set_frames(Job *j, const WireJobOpen *w, const VideoWork *x, Fault *f) {
+        Coder *c = j->coder;
+
+        c->frames = x->plan.frames;
+        for (uint32_t i = 0; i < x->plan.chunks; i++) {
+                uint64_t n = h3_range_size(h3_video_decode_frames(&x->plan, i));
+
+                if (n > c->step_frames)
+                        c->step_frames = n;
+        }
+        c->ring_frames = w->ring_frames == 0 || w->ring_frames > c->frames ? c->frames : w->ring_frames;
+        if (c->ring_frames < c->step_frames)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The result may hold %" PRIu64 " frames at a time, a step makes up to %" PRIu64
+                        ": give room for as many, or for all %" PRIu64 ".",
+                        c->ring_frames, c->step_frames, c->frames);
+        return 0;
+}
+
+static int set_memory(Job *j, const VideoWork *x) {
+        const H3VideoMemory *m = &x->plan.memory;
+        uint32_t tiles = h3_video_decode_tiles(&x->plan);
+        uint64_t ranks = j->coder->ranks, own, all;
+
+        if (x->n_raw == 1 && ranks > tiles)
+                ranks = tiles;
+        if (__builtin_add_overflow(m->device, m->host, &own) || __builtin_mul_overflow(own, ranks, &own) ||
+                __builtin_mul_overflow(m->chunk, (uint64_t) x->n_raw, &all) ||
+                __builtin_add_overflow(all, own, &all) ||
+                __builtin_add_overflow(all, 2 * m->tail + j->coder->step_frames * x->frame_bytes, &all))
+                return -EOVERFLOW;
+        j->coder->memory_bytes = all;
+        return 0;
+}
+
+static int decode_open(Job *j, const WireJobOpen *w, Fault *f) {
+        Coder *c = j->coder;
+        VideoWork *x;
+        int r;
+
+        if (w->output_type != ST_U8 && w->output_type != ST_F32)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The frames are to be of the type %" PRIu32 ", expected u8 or f32.", w->output_type);
+        x = calloc(1, sizeof(*x));
+        if (!x)
+                return -ENOMEM;
+        c->work = x; /* freed with the job from now on */
+        x->vae = j->model->video_vae;
+        x->job = j;
+        x->pixels = w->output_type == ST_U8 ? H3_PIXELS_U8 : H3_PIXELS_F32;
+
+        r = take_latents(j, w, x, f);
+        if (r >= 0)
+                r = set_frames(j, w, x, f);
+        if (r < 0)
+                return r;
+        x->frame_bytes = UINT64_C(3) * H3_VIDEO_RATIO * H3_VIDEO_RATIO * x->plan.height * x->plan.width *
+                         h3_pixel_size(x->pixels);
+        c->rows = (uint64_t) x->plan.tokens * x->plan.height * x->plan.width;
+        c->blocks = h3_video_decode_tiles(&x->plan);
+        c->slot_size = x->plan.chunks > 1 ? x->plan.memory.tail : 0;
+        j->steps = x->plan.chunks;
+        x->n_raw = c->ranks > 1 && x->plan.chunks > 1 ? 2 : 1;
+        r = set_memory(j, x);
+        if (r < 0)
+                return r;
+        return coder_add_output(c, WIRE_OUTPUT_FRAMES, c->output_type, 4,
+                (uint64_t[]){c->ring_frames, x->plan.rows.length, x->plan.cols.length, 3});
+}
+
+/* A worker that died wrote it: its numbers are checked like an input's. */
+static int decode_resume(Job *j, Fault *f) {
+        VideoWork *x = j->coder->work;
+        float *tail;
+
+        j->coder->frames_done = h3_video_decode_frames(&x->plan, j->committed - 1).end;
+        if (j->committed == j->steps)
+                return 0;
+        tail = malloc(x->plan.memory.tail);
+        if (!tail)
+                return -ENOMEM;
+        x->tails[j->committed % 2] = tail;
+        memcpy(tail, coder_slot(j, j->committed), (size_t) x->plan.memory.tail);
+        return tensor_check_finite("the committed tail of the chunk before", ST_F32, tail, 1,
+                (uint64_t[]){x->plan.memory.tail / sizeof(float)}, f);
+}
+
+static int on_block(void *userdata, uint32_t done, uint32_t total) {
+        const Job *j = userdata;
+
+        return j->cancelled ? -ECANCELED : 0;
+}
+
+static float *tile_place(const VideoWork *x, uint32_t chunk, uint32_t tile) {
+        return x->raw[chunk % x->n_raw] + (uint64_t) tile * (x->plan.memory.tile / sizeof(float));
+}
+
+/* What a tile says must be finite: what is blended of finite numbers is, too. */
+static int make_tile(void *userdata, const TilePlace *at, Fault *f) {
+        VideoWork *x = userdata;
+        const H3StepHooks hooks = {.on_block = on_block, .userdata = x->job};
+        const H3Rank rank = {.index = at->rank, .ops = x->runner->backend->ops, .context = at->context};
+        float *out = tile_place(x, at->chunk, at->tile);
+        int r;
+
+        r = h3_video_decode_tile(
+                &rank, x->vae, &x->plan, x->z, at->chunk, at->tile, at->memory, &hooks, out, f);
+        if (r < 0)
+                return r;
+        return tensor_check_finite(
+                "pixels of the VAE", ST_F32, out, 1, (uint64_t[]){x->plan.memory.tile / sizeof(float)}, f);
+}
+
+/* Once, and again after memory was missing. */
+static int start(Job *j, VideoWork *x) {
+        const H3VideoMemory *m = &x->plan.memory;
+        uint32_t tiles = h3_video_decode_tiles(&x->plan);
+        size_t n_tails = x->plan.chunks > 1 ? 2 : 0;
+        bool ok = true;
+
+        if (x->has_pool)
+                return 0;
+        for (size_t i = 0; i < x->n_raw; i++)
+                ok = (x->raw[i] || (x->raw[i] = malloc(m->chunk))) && ok;
+        for (size_t i = 0; i < n_tails; i++)
+                ok = (x->tails[i] || (x->tails[i] = malloc(m->tail))) && ok;
+        ok = (x->tiles || (x->tiles = calloc(tiles, sizeof(*x->tiles)))) && ok;
+        ok = (x->frames || (x->frames = malloc(j->coder->step_frames * x->frame_bytes))) && ok;
+        if (!ok)
+                return -ENOMEM;
+
+        tile_pool_init(&x->pool, x->plan.chunks, tiles, make_tile, x);
+        x->pool.memory = m->device;
+        x->pool.row_bytes = (double) x->plan.chunk_tokens * (x->plan.rows.size / H3_VIDEO_RATIO) *
+                            (x->plan.cols.size / H3_VIDEO_RATIO) *
+                            (double) h3_video_vae_weight_bytes(x->vae);
+        x->has_pool = true;
+        return 0;
+}
+
+/* A band of rows. */
+static int blend_band(void *userdata, uint32_t rank, LkContext *context) {
+        const VideoWork *x = userdata;
+        uint64_t height = x->plan.rows.length, ranks = x->job->coder->ranks;
+        H3Range rows = {height * rank / ranks, height * (rank + 1) / ranks};
+
+        return h3_range_size(rows) > 0 ? h3_video_decode_blend(&x->plan, &x->blend, rows) : 0;
+}
+
+static void stuck(void *userdata, uint32_t rank) {
+        VideoWork *x = userdata;
+        StepRunner *s = x->runner;
+        Fault f = {};
+
+        (void) fault_set(&f, -ETIMEDOUT, FAULT_INTERNAL, "Rank %" PRIu32 " did not end its blend.", rank);
+        s->on_stuck(s->userdata, x->job, x->blend.chunk, &f);
+}
+
+static int blend(RankGroup *g, Job *j, VideoWork *x, uint32_t chunk) {
+        const RankOrder order = {
+                .ranks = UINT64_MAX >> (64 - j->coder->ranks),
+                .work = blend_band,
+                .userdata = x,
+                .deadline_usec = split_deadline(x->runner->backend->ops, 0),
+                .stuck = stuck,
+        };
+
+        for (uint32_t i = 0; i < h3_video_decode_tiles(&x->plan); i++)
+                x->tiles[i] = tile_place(x, chunk, i);
+        x->blend = (H3VideoBlend){
+                .chunk = chunk,
+                .tiles = x->tiles,
+                .tail_before = x->tails[chunk % 2],
+                .tail_after = x->tails[(chunk + 1) % 2],
+                .pixels = x->pixels,
+                .frames = x->frames,
+        };
+        return rank_group_run(g, &order);
+}
+
+/* Frames to the ring, the tail to its slot. */
+static int publish(Job *j, const VideoWork *x, uint32_t chunk) {
+        H3Range made = h3_video_decode_frames(&x->plan, chunk);
+        uint8_t *ring = coder_output(j, 0);
+        int r;
+
+        r = coder_hold(j);
+        if (r < 0)
+                return r;
+        for (uint64_t i = made.begin; i < made.end; i++)
+                memcpy(ring + i % j->coder->ring_frames * x->frame_bytes,
+                        (const uint8_t *) x->frames + (i - made.begin) * x->frame_bytes,
+                        (size_t) x->frame_bytes);
+        if (chunk + 1 < x->plan.chunks)
+                memcpy(coder_slot(j, chunk + 1), x->tails[(chunk + 1) % 2], (size_t) x->plan.memory.tail);
+        coder_release(j, true);
+        return 0;
+}
+
+static int decode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
+        VideoWork *x = j->coder->work;
+        int r;
+
+        x->runner = s;
+        r = start(j, x);
+        if (r >= 0)
+                r = tile_pool_run(&x->pool, s, g, j, step, j->coder->ranks, f);
+        if (r >= 0)
+                r = blend(g, j, x, step);
+        if (r >= 0)
+                r = publish(j, x, step);
+        if (r < 0)
+                return r;
+        ret->frames = h3_video_decode_frames(&x->plan, step).end;
+        return 0;
+}
+
+const CoderClass coder_decode_video = {
+        .open = decode_open, .resume = decode_resume, .step = decode_step, .free = work_free};

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Tiles of a film's chunks (or clips), taken by the ranks one by one from a counter: whoever is free takes
+ * the next, and no order of theirs changes a bit, since a tile has its own place for what it makes.
+ *
+ * A chunk's tiles seldom are a multiple of the ranks. A rank that finds the chunk's tiles all taken while
+ * others still work takes one of the next chunk's (one: so all come to their end at about the same time),
+ * which is done then when its step comes. Hence two chunks' places, by chunk % 2. */
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "service/worker/step.h"
+
+typedef struct TilePool TilePool;
+
+typedef struct TilePlace {
+        uint32_t rank;
+        LkContext *context;
+        void *memory; /* of the rank's device */
+        uint32_t chunk, tile;
+} TilePlace;
+
+/* Makes one tile, on the rank's thread. f is filled on failure. */
+typedef int (*TileFunc)(void *userdata, const TilePlace *at, Fault *f);
+
+struct TilePool {
+        uint32_t chunks, tiles;
+        TileFunc func;
+        void *userdata;
+        /* set by the owner before the first run */
+        uint64_t memory;  /* device bytes that a rank works in; 0: none */
+        double row_bytes; /* of a tile: rows times bytes of weights; how long it may take, once another rank
+                             has nothing to do any more (split_deadline()) */
+        bool quiet;       /* no PROGRESS */
+        uint32_t blocks_before, blocks_after; /* of the step, beside these tiles: for PROGRESS */
+
+        uint32_t ahead, ahead_chunk; /* so many tiles of this chunk are done already */
+
+        /* of the step that runs */
+        Job *job;
+        StepRunner *runner;
+        uint32_t chunk;
+        uint64_t deadline_usec;
+        atomic_uint next, next_ahead, done;
+        atomic_bool failed;
+        pthread_mutex_t lock; /* of fault and error */
+        int error;
+        Fault fault;
+};
+
+void tile_pool_init(TilePool *p, uint32_t chunks, uint32_t tiles, TileFunc func, void *userdata);
+void tile_pool_done(TilePool *p);
+
+/* Makes all tiles of the chunk, on the ranks 0 to `ranks` - 1, with PROGRESS. On the steps' thread; chunks
+ * come one after the other, or the same one again after a failure. -ECANCELED: the job was cancelled; else
+ * the first error, with f: then nothing of this and the next chunk counts. */
+int tile_pool_run(
+        TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t ranks, Fault *f);
