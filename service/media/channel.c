@@ -42,11 +42,11 @@ void channel_taken(Channel *c, uint64_t n) {
 }
 
 static int take_frames(Channel *c, const MediaFrames *m, Fault *f) {
-        if (m->ready < c->ready || m->ready > c->frames || m->ready - c->taken > c->ring_frames || m->sound > 1 ||
-                (m->sound && !c->with_sound) || (!m->sound && c->sound_ready))
+        if (m->ready < c->ready || m->ready > c->frames || m->ready - c->taken > c->ring_frames ||
+                m->sound > 1 || (m->sound && !c->with_sound) || (!m->sound && c->sound_ready))
                 return fault_set(f, -EPROTO, FAULT_INTERNAL,
-                        "FRAMES says %" PRIu64 " frames and sound %u; there were %" PRIu64 " of %" PRIu64 ", %" PRIu64
-                        " taken, in a ring of %" PRIu64 ".",
+                        "FRAMES says %" PRIu64 " frames and sound %u; there were %" PRIu64 " of %" PRIu64
+                        ", %" PRIu64 " taken, in a ring of %" PRIu64 ".",
                         m->ready, m->sound, c->ready, c->frames, c->taken, c->ring_frames);
         c->ready = m->ready;
         c->sound_ready = m->sound;
@@ -68,7 +68,8 @@ int channel_take_in(Channel *c, Fault *f) {
                 if (m.header.type != MEDIA_FRAMES) {
                         for (unsigned i = 0; i < MEDIA_FDS_MAX; i++)
                                 cleanup_closep(&fds[i]);
-                        return fault_set(f, -EPROTO, FAULT_INTERNAL, "%s came in the middle of a request.", media_type_name(m.header.type));
+                        return fault_set(f, -EPROTO, FAULT_INTERNAL, "%s came in the middle of a request.",
+                                media_type_name(m.header.type));
                 }
                 r = take_frames(c, &m.frames, f);
                 if (r < 0)

@@ -20,7 +20,8 @@ static int check_place(const MediaRead *m, uint64_t need, uint64_t arena_size, F
 
         if (m->size < need || __builtin_add_overflow(m->offset, m->size, &end) || end > arena_size)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "The place at %" PRIu64 " of %" PRIu64 " bytes does not hold %" PRIu64 " bytes inside of an arena of %" PRIu64 ".",
+                        "The place at %" PRIu64 " of %" PRIu64 " bytes does not hold %" PRIu64
+                        " bytes inside of an arena of %" PRIu64 ".",
                         m->offset, m->size, need, arena_size);
         return 0;
 }
@@ -29,22 +30,25 @@ int decode_check(const MediaRead *m, uint64_t arena_size, Fault *f) {
         uint64_t frames = m->what == MEDIA_CLIP ? m->frames_max : 1, need;
 
         if (m->what >= _MEDIA_WHAT_MAX || m->fit >= _MEDIA_FIT_MAX)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "READ asks for the unknown kind %u, fit %u.", m->what, m->fit);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "READ asks for the unknown kind %u, fit %u.", m->what, m->fit);
         if (m->what == MEDIA_PROBE)
                 return 0;
         if (m->what == MEDIA_SOUND) {
                 if (m->samples_max == 0 || m->offset % sizeof(float) != 0 ||
                         __builtin_mul_overflow(m->samples_max, 2 * sizeof(float), &need))
-                        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "READ asks for %" PRIu64 " samples at %" PRIu64 ".",
-                                m->samples_max, m->offset);
+                        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                                "READ asks for %" PRIu64 " samples at %" PRIu64 ".", m->samples_max,
+                                m->offset);
                 return check_place(m, need, arena_size, f);
         }
 
-        if (m->width < 1 || m->height < 1 || m->width > MEDIA_SIDE_MAX || m->height > MEDIA_SIDE_MAX || frames < 1 ||
-                frames > MEDIA_FRAMES_MAX)
+        if (m->width < 1 || m->height < 1 || m->width > MEDIA_SIDE_MAX || m->height > MEDIA_SIDE_MAX ||
+                frames < 1 || frames > MEDIA_FRAMES_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "READ asks for %" PRIu64 " pictures of %ux%u pixels, expected 1 to %" PRIu64 " with sides of 1 to %u.", frames,
-                        m->width, m->height, MEDIA_FRAMES_MAX, MEDIA_SIDE_MAX);
+                        "READ asks for %" PRIu64 " pictures of %ux%u pixels, expected 1 to %" PRIu64
+                        " with sides of 1 to %u.",
+                        frames, m->width, m->height, MEDIA_FRAMES_MAX, MEDIA_SIDE_MAX);
         return check_place(m, (uint64_t) m->width * m->height * 3 * frames, arena_size, f);
 }
 
@@ -77,7 +81,8 @@ static void jpeg_size(const uint8_t *p, size_t n, uint32_t *width, uint32_t *hei
         }
 }
 
-/* What a picture's header says, for the text of the error: the decoder refuses by itself. Zeros: not found. */
+/* What a picture's header says, for the text of the error: the decoder refuses by itself. Zeros: not found.
+ */
 static void header_size(const Input *in, const uint8_t *p, size_t n, uint32_t *width, uint32_t *height) {
         *width = *height = 0;
         if (n < 32)
@@ -143,15 +148,17 @@ static int decode_still(Input *in, Pixels *p, Fault *f) {
                 r = avcodec_receive_frame(codec, frame);
         }
         if (r < 0)
-                return input_fail(in, f, "The picture cannot be decoded (%s): the file is damaged, cut off or not what its first bytes say.",
+                return input_fail(in, f,
+                        "The picture cannot be decoded (%s): the file is damaged, cut off or not what its "
+                        "first bytes say.",
                         libraries_error(r, words));
         return pixels_take(p, frame, (PixelsTurn){}, (AVRational){}, f);
 }
 
 static const int32_t *display_matrix(const AVStream *s) {
 #if LIBAVCODEC_VERSION_INT >= AV_VERSION_INT(60, 31, 102)
-        const AVPacketSideData *d = av_packet_side_data_get(s->codecpar->coded_side_data, s->codecpar->nb_coded_side_data,
-                AV_PKT_DATA_DISPLAYMATRIX);
+        const AVPacketSideData *d = av_packet_side_data_get(
+                s->codecpar->coded_side_data, s->codecpar->nb_coded_side_data, AV_PKT_DATA_DISPLAYMATRIX);
 
         return d && d->size >= 9 * sizeof(int32_t) ? (const int32_t *) (const void *) d->data : NULL;
 #else
@@ -189,7 +196,8 @@ static int open_film(Input *in, Track *t, Fault *f) {
 }
 
 static int take_frame(Pixels *p, const Track *t, const AVFrame *frame, Fault *f) {
-        AVRational aspect = frame->sample_aspect_ratio.num > 0 ? frame->sample_aspect_ratio : t->stream->sample_aspect_ratio;
+        AVRational aspect = frame->sample_aspect_ratio.num > 0 ? frame->sample_aspect_ratio
+                                                               : t->stream->sample_aspect_ratio;
 
         return pixels_take(p, frame, turn_of_track(t->stream), aspect, f);
 }
@@ -237,7 +245,7 @@ typedef struct Clip {
         AVFrame *frame; /* the one that is shown from `slot` on until the next comes */
         bool any;
         int64_t begin, duration, last; /* the clip's, and a frame's, in units of the track */
-        uint64_t slot, slots; /* slots written */
+        uint64_t slot, slots;          /* slots written */
 } Clip;
 
 static uint64_t slot_of(const Clip *clip, const Track *t, int64_t at) {
@@ -246,7 +254,8 @@ static uint64_t slot_of(const Clip *clip, const Track *t, int64_t at) {
         if (__builtin_sub_overflow(at, clip->begin, &since) || since <= 0)
                 return 0;
         slot = av_rescale_q_rnd(since, t->stream->time_base, film_time, AV_ROUND_NEAR_INF);
-        return slot < 0 || (uint64_t) slot > clip->request->frames_max ? clip->request->frames_max : (uint64_t) slot;
+        return slot < 0 || (uint64_t) slot > clip->request->frames_max ? clip->request->frames_max
+                                                                       : (uint64_t) slot;
 }
 
 /* Writes the frame that is held to the slots up to `end`; none where the next one has the same. */
@@ -260,7 +269,8 @@ static int show_until(Clip *clip, const Track *t, uint64_t end, Fault *f) {
         r = take_frame(&clip->pixels, t, clip->frame, f);
         if (r < 0)
                 return r;
-        r = pixels_fit(&clip->pixels, clip->request->fit, clip->request->width, clip->request->height, first, f);
+        r = pixels_fit(
+                &clip->pixels, clip->request->fit, clip->request->width, clip->request->height, first, f);
         if (r < 0)
                 return r;
         for (clip->slots++; clip->slots < end; clip->slots++)
@@ -338,12 +348,14 @@ static int decode_clip(const MediaRead *m, Input *in, uint8_t *place, Channel *c
         int r;
 
         if (!in->kind->demuxer)
-                return fault_set(f, -EINVAL, FAULT_INVALID_FILE, "%s: this is a picture, where a clip is asked.", in->kind->name);
+                return fault_set(f, -EINVAL, FAULT_INVALID_FILE,
+                        "%s: this is a picture, where a clip is asked.", in->kind->name);
         r = open_film(in, &t, f);
         if (r < 0)
                 return r;
         clip.frame = av_frame_alloc();
-        r = clip.frame ? run_clip(&clip, &t, c, f) : fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT, "Not enough memory to decode a clip.");
+        r = clip.frame ? run_clip(&clip, &t, c, f)
+                       : fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT, "Not enough memory to decode a clip.");
         av_frame_free(&clip.frame);
         pixels_done(&clip.pixels);
         if (r < 0)
@@ -388,7 +400,8 @@ static int probe(Input *in, MediaDone *ret, Fault *f) {
 
                         ret->frames = count_of(track_duration(in, film), film_time);
                         ret->frames += ret->frames == 0;
-                        r = check_sides(in->kind->name, (uint64_t) film->codecpar->width, (uint64_t) film->codecpar->height, f);
+                        r = check_sides(in->kind->name, (uint64_t) film->codecpar->width,
+                                (uint64_t) film->codecpar->height, f);
                         if (r < 0)
                                 return r;
                         /* The first picture knows how it is turned. */

@@ -52,10 +52,11 @@ typedef struct Encode {
         AVStream *sound_stream;
         SwrContext *swr;
         AVFrame *chunk;
-        uint64_t samples, samples_in; /* of the file's sound, at MEDIA_SAMPLE_RATE; that went into the resampler */
+        uint64_t samples,
+                samples_in;   /* of the file's sound, at MEDIA_SAMPLE_RATE; that went into the resampler */
         uint64_t samples_out; /* that went into the encoder, at its rate */
-        bool shift;     /* see shift_priming() */
-        float *fifo[2]; /* resampled, for whole frames of the encoder */
+        bool shift;           /* see shift_priming() */
+        float *fifo[2];       /* resampled, for whole frames of the encoder */
         unsigned n_fifo, fifo_room;
 } Encode;
 
@@ -88,23 +89,40 @@ static const char *first_of(const char *const *names, size_t n) {
 
 int encode_codecs(MediaFormat format, const char **ret_picture, const char **ret_sound) {
         const Format *x = &formats[format];
-        const char *picture = first_of(x->pictures, ELEMENTSOF(x->pictures)), *sound = first_of(x->sounds, ELEMENTSOF(x->sounds));
+        const char *picture = first_of(x->pictures, ELEMENTSOF(x->pictures)),
+                   *sound = first_of(x->sounds, ELEMENTSOF(x->sounds));
 
-        if ((x->pictures[0] && !picture) || (x->sounds[0] && !sound) || (x->muxer && !av_guess_format(x->muxer, NULL, NULL)))
+        if ((x->pictures[0] && !picture) || (x->sounds[0] && !sound) ||
+                (x->muxer && !av_guess_format(x->muxer, NULL, NULL)))
                 return -EOPNOTSUPP;
         *ret_picture = picture;
         *ret_sound = sound;
         return 0;
 }
 
-static int check_place(const char *what, uint64_t offset, uint64_t count, uint64_t each, uint64_t arena_size, Fault *f) {
+static int check_place(
+        const char *what, uint64_t offset, uint64_t count, uint64_t each, uint64_t arena_size, Fault *f) {
         uint64_t end;
 
-        if (__builtin_mul_overflow(count, each, &end) || __builtin_add_overflow(offset, end, &end) || end > arena_size)
+        if (__builtin_mul_overflow(count, each, &end) || __builtin_add_overflow(offset, end, &end) ||
+                end > arena_size)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "%s: %" PRIu64 " x %" PRIu64 " bytes at %" PRIu64 " lie outside of an arena of %" PRIu64 " bytes.", what, count, each,
-                        offset, arena_size);
+                        "%s: %" PRIu64 " x %" PRIu64 " bytes at %" PRIu64
+                        " lie outside of an arena of %" PRIu64 " bytes.",
+                        what, count, each, offset, arena_size);
         return 0;
+}
+
+static int check_frames(const MediaWrite *m, bool film, uint64_t arena_size, Fault *f) {
+        if (m->width < 1 || m->height < 1 || m->width > MEDIA_SIDE_MAX || m->height > MEDIA_SIDE_MAX ||
+                (uint64_t) m->width * m->height > MEDIA_PIXELS_MAX ||
+                (film && (m->width % 2 != 0 || m->height % 2 != 0)) || m->ring_frames == 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "WRITE has frames of %ux%u pixels in a ring of %" PRIu64
+                        ", expected even sides of at most %u.",
+                        m->width, m->height, m->ring_frames, MEDIA_SIDE_MAX);
+        return check_place("frames", m->frames_offset, m->ring_frames, (uint64_t) m->width * m->height * 3,
+                arena_size, f);
 }
 
 int encode_check(const MediaWrite *m, uint64_t arena_size, Fault *f) {
@@ -113,34 +131,39 @@ int encode_check(const MediaWrite *m, uint64_t arena_size, Fault *f) {
         int r;
 
         if (m->format >= _MEDIA_FORMAT_MAX || m->quality > 100)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "WRITE asks for the unknown format %u, or quality %u above 100.", m->format,
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "WRITE asks for the unknown format %u, or quality %u above 100.", m->format,
                         m->quality);
         if (encode_codecs((MediaFormat) m->format, &picture, &sound) < 0)
-                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "The installed libav libraries cannot write %s.",
-                        formats[m->format].name);
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "The installed libav libraries cannot write %s.", formats[m->format].name);
 
         film = picture && sound;
         sound_only = !picture;
-        if (sound_only ? (m->frames != 0 || m->samples == 0) : (m->frames == 0 || m->frames > MEDIA_FRAMES_MAX))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "%s holds %s: %" PRIu64 " frames and %" PRIu64 " samples do not fit.",
-                        formats[m->format].name, sound_only ? "sound alone" : film ? "a film" : "one picture", m->frames, m->samples);
+        if (sound_only ? (m->frames != 0 || m->samples == 0)
+                       : (m->frames == 0 || m->frames > MEDIA_FRAMES_MAX))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "%s holds %s: %" PRIu64 " frames and %" PRIu64 " samples do not fit.",
+                        formats[m->format].name,
+                        sound_only ? "sound alone"
+                        : film     ? "a film"
+                                   : "one picture",
+                        m->frames, m->samples);
         if (picture && !sound && (m->frames != 1 || m->samples != 0))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "png holds one picture: %" PRIu64 " frames and %" PRIu64 " samples do not fit.",
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "png holds one picture: %" PRIu64 " frames and %" PRIu64 " samples do not fit.",
                         m->frames, m->samples);
         if (m->samples > UINT64_C(1) << 40 || m->sound_offset % sizeof(float) != 0)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "WRITE has %" PRIu64 " samples at %" PRIu64 ".", m->samples, m->sound_offset);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "WRITE has %" PRIu64 " samples at %" PRIu64 ".", m->samples, m->sound_offset);
         if (m->frames > 0) {
-                if (m->width < 1 || m->height < 1 || m->width > MEDIA_SIDE_MAX || m->height > MEDIA_SIDE_MAX ||
-                        (uint64_t) m->width * m->height > MEDIA_PIXELS_MAX || (film && (m->width % 2 != 0 || m->height % 2 != 0)) ||
-                        m->ring_frames == 0)
-                        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                "WRITE has frames of %ux%u pixels in a ring of %" PRIu64 ", expected even sides of at most %u.", m->width,
-                                m->height, m->ring_frames, MEDIA_SIDE_MAX);
-                r = check_place("frames", m->frames_offset, m->ring_frames, (uint64_t) m->width * m->height * 3, arena_size, f);
+                r = check_frames(m, film, arena_size, f);
                 if (r < 0)
                         return r;
         }
-        return m->samples > 0 ? check_place("sound", m->sound_offset, m->samples, 2 * sizeof(float), arena_size, f) : 0;
+        return m->samples > 0
+                       ? check_place("sound", m->sound_offset, m->samples, 2 * sizeof(float), arena_size, f)
+                       : 0;
 }
 
 static uint32_t quality_of(const MediaWrite *m) {
@@ -273,11 +296,13 @@ static int open_picture(Encode *e, const char *name, Fault *f) {
         (void) av_opt_set_int(e->sws, "dst_format", c->pix_fmt, 0);
         (void) av_opt_set_int(e->sws, "dst_h_chr_pos", 0, 0); /* AVCHROMA_LOC_LEFT */
         (void) av_opt_set_int(e->sws, "dst_v_chr_pos", 128, 0);
-        (void) av_opt_set_int(e->sws, "sws_flags", SWS_BICUBIC | SWS_ACCURATE_RND | SWS_FULL_CHR_H_INP | SWS_FULL_CHR_H_INT | SWS_BITEXACT, 0);
-        if (sws_setColorspaceDetails(e->sws, sws_getCoefficients(SWS_CS_DEFAULT), 1, sws_getCoefficients(SWS_CS_ITU709), 0, 0, 1 << 16,
-                    1 << 16) < 0 ||
+        (void) av_opt_set_int(e->sws, "sws_flags",
+                SWS_BICUBIC | SWS_ACCURATE_RND | SWS_FULL_CHR_H_INP | SWS_FULL_CHR_H_INT | SWS_BITEXACT, 0);
+        if (sws_setColorspaceDetails(e->sws, sws_getCoefficients(SWS_CS_DEFAULT), 1,
+                    sws_getCoefficients(SWS_CS_ITU709), 0, 0, 1 << 16, 1 << 16) < 0 ||
                 sws_init_context(e->sws, NULL, NULL) < 0)
-                return output_fail(&e->output, f, "Opening the conversion of colours failed", AVERROR(EINVAL));
+                return output_fail(
+                        &e->output, f, "Opening the conversion of colours failed", AVERROR(EINVAL));
         return 0;
 }
 
@@ -318,7 +343,8 @@ static int open_sound(Encode *e, const char *name, Fault *f) {
         if (!e->chunk || !e->fifo[0] || !e->fifo[1])
                 return output_fail(&e->output, f, "Encoding failed", AVERROR(ENOMEM));
         if (c->sample_rate != MEDIA_SAMPLE_RATE) {
-                r = swr_alloc_set_opts2(&e->swr, &stereo, AV_SAMPLE_FMT_FLTP, c->sample_rate, &stereo, AV_SAMPLE_FMT_FLTP, MEDIA_SAMPLE_RATE, 0, NULL);
+                r = swr_alloc_set_opts2(&e->swr, &stereo, AV_SAMPLE_FMT_FLTP, c->sample_rate, &stereo,
+                        AV_SAMPLE_FMT_FLTP, MEDIA_SAMPLE_RATE, 0, NULL);
                 if (r >= 0)
                         r = swr_init(e->swr);
                 if (r < 0)
@@ -341,12 +367,13 @@ static int fill_frame(Encode *e, uint64_t i, Fault *f) {
                 return output_fail(&e->output, f, "Encoding failed", r);
         e->frame->pts = (int64_t) i;
         if (e->sws) {
-                r = sws_scale(e->sws, (const uint8_t *const[]){rgb, NULL, NULL, NULL}, (int[]){stride, 0, 0, 0}, 0, (int) m->height, e->frame->data,
-                        e->frame->linesize);
+                r = sws_scale(e->sws, (const uint8_t *const[]){rgb, NULL, NULL, NULL},
+                        (int[]){stride, 0, 0, 0}, 0, (int) m->height, e->frame->data, e->frame->linesize);
                 return r == (int) m->height ? 0 : output_fail(&e->output, f, "Converting a frame failed", r);
         }
         for (uint32_t y = 0; y < m->height; y++)
-                memcpy(e->frame->data[0] + (ptrdiff_t) y * e->frame->linesize[0], rgb + (size_t) y * (size_t) stride, (size_t) stride);
+                memcpy(e->frame->data[0] + (ptrdiff_t) y * e->frame->linesize[0],
+                        rgb + (size_t) y * (size_t) stride, (size_t) stride);
         return 0;
 }
 
@@ -380,10 +407,12 @@ static int fill_chunk(Encode *e, unsigned n, Fault *f) {
 
                         switch (c->sample_fmt) {
                         case AV_SAMPLE_FMT_S16:
-                                ((int16_t *) (void *) e->chunk->data[0])[i * 2 + side] = (int16_t) to_int(x, 32768.0, 32767.0);
+                                ((int16_t *) (void *) e->chunk->data[0])[i * 2 + side] =
+                                        (int16_t) to_int(x, 32768.0, 32767.0);
                                 break;
                         case AV_SAMPLE_FMT_S32: /* the 24 bits of FLAC are the upper ones */
-                                ((int32_t *) (void *) e->chunk->data[0])[i * 2 + side] = to_int(x, 8388608.0, 8388607.0) * 256;
+                                ((int32_t *) (void *) e->chunk->data[0])[i * 2 + side] =
+                                        to_int(x, 8388608.0, 8388607.0) * 256;
                                 break;
                         case AV_SAMPLE_FMT_FLT:
                                 ((float *) (void *) e->chunk->data[0])[i * 2 + side] = clip(x);
@@ -425,14 +454,16 @@ static int copy_samples(const Encode *e, unsigned n, float *const *to, Fault *f)
         const MediaWrite *m = e->request;
 
         for (unsigned side = 0; side < 2; side++) {
-                const float *from = (const float *) (const void *) (e->arena + m->sound_offset) + side * m->samples;
+                const float *from =
+                        (const float *) (const void *) (e->arena + m->sound_offset) + side * m->samples;
 
                 for (unsigned i = 0; i < n; i++) {
                         uint64_t at = e->samples_in + i;
 
                         to[side][i] = at < m->samples ? *(const volatile float *) (from + at) : 0.0f;
                         if (!isfinite(to[side][i]))
-                                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR, "sound[%u, %" PRIu64 "] is NaN or infinite.", side, at);
+                                return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
+                                        "sound[%u, %" PRIu64 "] is NaN or infinite.", side, at);
                 }
         }
         return 0;
@@ -441,7 +472,8 @@ static int copy_samples(const Encode *e, unsigned n, float *const *to, Fault *f)
 /* Encodes the sound up to (not much beyond) sample `until` of the file's. */
 static int encode_sound(Encode *e, uint64_t until, Fault *f) {
         while (e->samples_in < until) {
-                unsigned n = until - e->samples_in > SOUND_CHUNK ? SOUND_CHUNK : (unsigned) (until - e->samples_in);
+                unsigned n = until - e->samples_in > SOUND_CHUNK ? SOUND_CHUNK
+                                                                 : (unsigned) (until - e->samples_in);
                 float *tail[2] = {e->fifo[0] + e->n_fifo, e->fifo[1] + e->n_fifo};
                 float left[SOUND_CHUNK], right[SOUND_CHUNK], *in[2] = {left, right};
                 int k, r;
@@ -451,7 +483,8 @@ static int encode_sound(Encode *e, uint64_t until, Fault *f) {
                         return r;
                 k = (int) n;
                 if (e->swr)
-                        k = swr_convert(e->swr, (uint8_t **) tail, (int) (e->fifo_room - e->n_fifo), (const uint8_t **) in, (int) n);
+                        k = swr_convert(e->swr, (uint8_t **) tail, (int) (e->fifo_room - e->n_fifo),
+                                (const uint8_t **) in, (int) n);
                 if (k < 0)
                         return output_fail(&e->output, f, "Resampling failed", k);
                 e->samples_in += n;
@@ -465,7 +498,8 @@ static int encode_sound(Encode *e, uint64_t until, Fault *f) {
 
 /* The rest of it: to the sample what it lasts. */
 static int finish_sound(Encode *e, Fault *f) {
-        uint64_t want = (uint64_t) av_rescale((int64_t) e->samples, e->sound->sample_rate, MEDIA_SAMPLE_RATE);
+        uint64_t want =
+                (uint64_t) av_rescale((int64_t) e->samples, e->sound->sample_rate, MEDIA_SAMPLE_RATE);
         int r;
 
         r = encode_sound(e, e->samples, f);
@@ -487,11 +521,12 @@ static int finish_sound(Encode *e, Fault *f) {
         if (r < 0)
                 return r;
         r = avcodec_send_frame(e->sound, NULL);
-        return r < 0 ? output_fail(&e->output, f, "Encoding the sound failed", r) : drain(e, e->sound, e->sound_stream, f);
+        return r < 0 ? output_fail(&e->output, f, "Encoding the sound failed", r)
+                     : drain(e, e->sound, e->sound_stream, f);
 }
 
-/* Room for the index in front of an MP4, which is written last: players can begin before they have all of the file, and nothing has to
- * be moved, for which the file would have to be readable. */
+/* Room for the index in front of an MP4, which is written last: players can begin before they have all of
+ * the file, and nothing has to be moved, for which the file would have to be readable. */
 static int64_t index_room(const Encode *e) {
         uint64_t packets = e->request->frames, sound = e->sound ? e->samples * 48 / 32 / 960 + 16 : 0;
 
@@ -514,8 +549,9 @@ static int begin_file(Encode *e, Fault *f) {
         return r < 0 || e->output.error < 0 ? output_fail(&e->output, f, "Writing the header failed", r) : 0;
 }
 
-/* Opus begins with silence before time 0. Matroska's times count from that silence on (CodecDelay), which the muxer of FFmpeg 6 and older
- * leaves to us: it would move the film instead, and part it from its sound. An MP4 has an edit list. */
+/* Opus begins with silence before time 0. Matroska's times count from that silence on (CodecDelay), which
+ * the muxer of FFmpeg 6 and older leaves to us: it would move the film instead, and part it from its sound.
+ * An MP4 has an edit list. */
 static void shift_priming(Encode *e, const char *picture, const char *sound) {
 #if LIBAVFORMAT_VERSION_MAJOR < 61
         if (!picture || !sound || strcmp(sound, "libopus") != 0 || e->request->format == MEDIA_MP4)
@@ -553,7 +589,8 @@ static int open_format(Encode *e, Fault *f) {
         return begin_file(e, f);
 }
 
-/* Sound goes along with the frames where it is there already, so that little of either waits for the other. */
+/* Sound goes along with the frames where it is there already, so that little of either waits for the other.
+ */
 static int follow_with_sound(Encode *e, uint64_t frames, Fault *f) {
         uint64_t until = (frames + MEDIA_FPS / 2) * MEDIA_SAMPLE_RATE / MEDIA_FPS;
 
@@ -589,7 +626,8 @@ static int encode_frames(Encode *e, Fault *f) {
                 channel_progress(e->channel, i + 1, n);
         }
         r = avcodec_send_frame(e->picture, NULL);
-        return r < 0 ? output_fail(&e->output, f, "Encoding the film failed", r) : drain(e, e->picture, e->picture_stream, f);
+        return r < 0 ? output_fail(&e->output, f, "Encoding the film failed", r)
+                     : drain(e, e->picture, e->picture_stream, f);
 }
 
 static int encode_film(Encode *e, Fault *f) {
@@ -612,7 +650,8 @@ static int encode_film(Encode *e, Fault *f) {
                         return r;
         }
         r = av_write_trailer(e->format);
-        return r < 0 || e->output.error < 0 ? output_fail(&e->output, f, "Completing the file failed", r) : 0;
+        return r < 0 || e->output.error < 0 ? output_fail(&e->output, f, "Completing the file failed", r)
+                                            : 0;
 }
 
 static int encode_png(Encode *e, Fault *f) {
@@ -639,8 +678,11 @@ static int encode_png(Encode *e, Fault *f) {
 }
 
 int encode_run(const MediaWrite *m, int fd, const uint8_t *arena, Channel *c, MediaDone *ret, Fault *f) {
-        CLEANUP(encode_done) Encode e = {
-                .request = m, .arena = arena, .channel = c, .frame_bytes = (uint64_t) m->width * m->height * 3};
+        CLEANUP(encode_done)
+        Encode e = {.request = m,
+                .arena = arena,
+                .channel = c,
+                .frame_bytes = (uint64_t) m->width * m->height * 3};
         int r;
 
         r = output_open(&e.output, fd, f);
@@ -657,7 +699,11 @@ int encode_run(const MediaWrite *m, int fd, const uint8_t *arena, Channel *c, Me
         if (r < 0)
                 return r;
 
-        *ret = (MediaDone){.header = ret->header, .width = m->frames > 0 ? m->width : 0, .height = m->frames > 0 ? m->height : 0,
-                .frames = m->frames, .samples = e.sound ? e.samples : 0, .bytes = e.output.size};
+        *ret = (MediaDone){.header = ret->header,
+                .width = m->frames > 0 ? m->width : 0,
+                .height = m->frames > 0 ? m->height : 0,
+                .frames = m->frames,
+                .samples = e.sound ? e.samples : 0,
+                .bytes = e.output.size};
         return 0;
 }

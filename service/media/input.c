@@ -15,23 +15,56 @@
 #define SNIFF 16u
 #define STREAMS_MAX 32
 
-static const InputKind kind_png = {"PNG", NULL, AV_CODEC_ID_PNG}, kind_jpeg = {"JPEG", NULL, AV_CODEC_ID_MJPEG},
-                       kind_webp = {"WebP", NULL, AV_CODEC_ID_WEBP}, kind_bmp = {"BMP", NULL, AV_CODEC_ID_BMP},
-                       kind_gif = {"GIF", "gif", AV_CODEC_ID_NONE}, kind_mov = {"MP4", "mov", AV_CODEC_ID_NONE},
-                       kind_matroska = {"Matroska", "matroska", AV_CODEC_ID_NONE}, kind_avi = {"AVI", "avi", AV_CODEC_ID_NONE},
-                       kind_wav = {"WAV", "wav", AV_CODEC_ID_NONE}, kind_flac = {"FLAC", "flac", AV_CODEC_ID_NONE},
-                       kind_ogg = {"Ogg", "ogg", AV_CODEC_ID_NONE}, kind_mp3 = {"MP3", "mp3", AV_CODEC_ID_NONE},
+static const InputKind kind_png = {"PNG", NULL, AV_CODEC_ID_PNG},
+                       kind_jpeg = {"JPEG", NULL, AV_CODEC_ID_MJPEG},
+                       kind_webp = {"WebP", NULL, AV_CODEC_ID_WEBP},
+                       kind_bmp = {"BMP", NULL, AV_CODEC_ID_BMP},
+                       kind_gif = {"GIF", "gif", AV_CODEC_ID_NONE},
+                       kind_mov = {"MP4", "mov", AV_CODEC_ID_NONE},
+                       kind_matroska = {"Matroska", "matroska", AV_CODEC_ID_NONE},
+                       kind_avi = {"AVI", "avi", AV_CODEC_ID_NONE},
+                       kind_wav = {"WAV", "wav", AV_CODEC_ID_NONE},
+                       kind_flac = {"FLAC", "flac", AV_CODEC_ID_NONE},
+                       kind_ogg = {"Ogg", "ogg", AV_CODEC_ID_NONE},
+                       kind_mp3 = {"MP3", "mp3", AV_CODEC_ID_NONE},
                        kind_aac = {"AAC", "aac", AV_CODEC_ID_NONE};
 
 static const enum AVCodecID codecs[] = {
-        AV_CODEC_ID_PNG, AV_CODEC_ID_MJPEG, AV_CODEC_ID_WEBP, AV_CODEC_ID_BMP, AV_CODEC_ID_GIF,
-        AV_CODEC_ID_H264, AV_CODEC_ID_HEVC, AV_CODEC_ID_VP8, AV_CODEC_ID_VP9, AV_CODEC_ID_AV1, AV_CODEC_ID_MPEG4,
-        AV_CODEC_ID_MPEG2VIDEO, AV_CODEC_ID_PRORES, AV_CODEC_ID_FFV1, AV_CODEC_ID_THEORA,
-        AV_CODEC_ID_AAC, AV_CODEC_ID_MP3, AV_CODEC_ID_FLAC, AV_CODEC_ID_OPUS, AV_CODEC_ID_VORBIS, AV_CODEC_ID_ALAC,
-        AV_CODEC_ID_AC3, AV_CODEC_ID_EAC3,
-        AV_CODEC_ID_PCM_U8, AV_CODEC_ID_PCM_S16LE, AV_CODEC_ID_PCM_S16BE, AV_CODEC_ID_PCM_S24LE, AV_CODEC_ID_PCM_S24BE,
-        AV_CODEC_ID_PCM_S32LE, AV_CODEC_ID_PCM_S32BE, AV_CODEC_ID_PCM_F32LE, AV_CODEC_ID_PCM_F32BE, AV_CODEC_ID_PCM_F64LE,
-        AV_CODEC_ID_PCM_ALAW, AV_CODEC_ID_PCM_MULAW,
+        AV_CODEC_ID_PNG,
+        AV_CODEC_ID_MJPEG,
+        AV_CODEC_ID_WEBP,
+        AV_CODEC_ID_BMP,
+        AV_CODEC_ID_GIF,
+        AV_CODEC_ID_H264,
+        AV_CODEC_ID_HEVC,
+        AV_CODEC_ID_VP8,
+        AV_CODEC_ID_VP9,
+        AV_CODEC_ID_AV1,
+        AV_CODEC_ID_MPEG4,
+        AV_CODEC_ID_MPEG2VIDEO,
+        AV_CODEC_ID_PRORES,
+        AV_CODEC_ID_FFV1,
+        AV_CODEC_ID_THEORA,
+        AV_CODEC_ID_AAC,
+        AV_CODEC_ID_MP3,
+        AV_CODEC_ID_FLAC,
+        AV_CODEC_ID_OPUS,
+        AV_CODEC_ID_VORBIS,
+        AV_CODEC_ID_ALAC,
+        AV_CODEC_ID_AC3,
+        AV_CODEC_ID_EAC3,
+        AV_CODEC_ID_PCM_U8,
+        AV_CODEC_ID_PCM_S16LE,
+        AV_CODEC_ID_PCM_S16BE,
+        AV_CODEC_ID_PCM_S24LE,
+        AV_CODEC_ID_PCM_S24BE,
+        AV_CODEC_ID_PCM_S32LE,
+        AV_CODEC_ID_PCM_S32BE,
+        AV_CODEC_ID_PCM_F32LE,
+        AV_CODEC_ID_PCM_F32BE,
+        AV_CODEC_ID_PCM_F64LE,
+        AV_CODEC_ID_PCM_ALAW,
+        AV_CODEC_ID_PCM_MULAW,
 };
 
 static bool has(const uint8_t *p, size_t at, const char *bytes) {
@@ -119,8 +152,8 @@ static int sniff(Input *in, const InputKind **ret, Fault *f) {
                         return input_fail(in, f, "It cannot be read.");
                 if (!has(p, 0, "ID3") || n < 10)
                         break;
-                offset += 10 + ((uint64_t) (p[6] & 0x7f) << 21 | (uint64_t) (p[7] & 0x7f) << 14 | (uint64_t) (p[8] & 0x7f) << 7 |
-                                       (uint64_t) (p[9] & 0x7f));
+                offset += 10 + ((uint64_t) (p[6] & 0x7f) << 21 | (uint64_t) (p[7] & 0x7f) << 14 |
+                                       (uint64_t) (p[8] & 0x7f) << 7 | (uint64_t) (p[9] & 0x7f));
         }
 
         *ret = kind_of(p);
@@ -137,9 +170,11 @@ int input_open(Input *in, int fd, Fault *f) {
         if (fstat(fd, &st) < 0)
                 return fault_set(f, -errno, FAULT_IO, "The file cannot be looked at: %s.", strerror(errno));
         if (S_ISDIR(st.st_mode))
-                return fault_set(f, -EISDIR, FAULT_INVALID_FILE, "This is a folder, expected a file with a picture, film or sound.");
+                return fault_set(f, -EISDIR, FAULT_INVALID_FILE,
+                        "This is a folder, expected a file with a picture, film or sound.");
         if (!S_ISREG(st.st_mode))
-                return fault_set(f, -EINVAL, FAULT_INVALID_FILE, "This is no regular file; copy it to one first.");
+                return fault_set(
+                        f, -EINVAL, FAULT_INVALID_FILE, "This is no regular file; copy it to one first.");
         if (st.st_size == 0)
                 return fault_set(f, -ENODATA, FAULT_INVALID_FILE, "The file is empty (0 bytes).");
 
@@ -150,7 +185,8 @@ int input_open(Input *in, int fd, Fault *f) {
                 return r;
         if (!in->kind)
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
-                        "By its first bytes the file is none of: PNG, JPEG, WebP, GIF, BMP pictures; MP4/MOV, Matroska/WebM, AVI films; "
+                        "By its first bytes the file is none of: PNG, JPEG, WebP, GIF, BMP pictures; "
+                        "MP4/MOV, Matroska/WebM, AVI films; "
                         "WAV, FLAC, MP3, Ogg, AAC sounds.");
         return 0;
 }
@@ -171,7 +207,8 @@ int input_check_unchanged(Input *in, Fault *f) {
         if ((uint64_t) st.st_size != in->size || st.st_mtim.tv_sec != in->changed.tv_sec ||
                 st.st_mtim.tv_nsec != in->changed.tv_nsec)
                 return fault_set(f, -ESTALE, FAULT_FILE_CHANGED,
-                        "The file changed while it was read: it had %" PRIu64 " bytes, now %" PRIu64 ". Try again when it is complete.",
+                        "The file changed while it was read: it had %" PRIu64 " bytes, now %" PRIu64
+                        ". Try again when it is complete.",
                         in->size, (uint64_t) st.st_size);
         return 0;
 }
@@ -181,7 +218,8 @@ int input_check_time(Input *in, Fault *f) {
                 return 0;
         in->out_of_time = true;
         return fault_set(f, -ETIME, FAULT_LIMIT,
-                "Reading the file took more than %" PRIu64 " seconds of processor time: shorten or shrink it first.",
+                "Reading the file took more than %" PRIu64
+                " seconds of processor time: shorten or shrink it first.",
                 INPUT_CPU_USEC / 1000000);
 }
 
@@ -191,7 +229,8 @@ int input_fail(Input *in, Fault *f, const char *format, ...) {
         int r;
 
         if (in->error < 0)
-                return fault_set(f, in->error, FAULT_IO, "Reading the file failed: %s.", strerror(-in->error));
+                return fault_set(
+                        f, in->error, FAULT_IO, "Reading the file failed: %s.", strerror(-in->error));
         r = input_check_unchanged(in, f);
         if (r < 0)
                 return r;
@@ -202,17 +241,20 @@ int input_fail(Input *in, Fault *f, const char *format, ...) {
         va_start(ap, format);
         (void) vsnprintf(text, sizeof(text), format, ap);
         va_end(ap);
-        return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s%s%s", in->kind ? in->kind->name : "", in->kind ? ": " : "", text);
+        return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s%s%s", in->kind ? in->kind->name : "",
+                in->kind ? ": " : "", text);
 }
 
 int input_read_all(Input *in, AVPacket *packet, Fault *f) {
         ssize_t n;
 
         if (in->size > INPUT_PICTURE_BYTES)
-                return fault_set(f, -EFBIG, FAULT_LIMIT, "A picture of %" PRIu64 " bytes is too large, at most %" PRIu64 " are read.",
+                return fault_set(f, -EFBIG, FAULT_LIMIT,
+                        "A picture of %" PRIu64 " bytes is too large, at most %" PRIu64 " are read.",
                         in->size, INPUT_PICTURE_BYTES);
         if (av_new_packet(packet, (int) in->size) < 0)
-                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT, "Not enough memory for a file of %" PRIu64 " bytes.", in->size);
+                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
+                        "Not enough memory for a file of %" PRIu64 " bytes.", in->size);
 
         n = read_at(in, packet->data, (size_t) in->size, 0);
         if (n < 0 || (uint64_t) n < in->size)
@@ -267,7 +309,8 @@ static int on_interrupt(void *userdata) {
 }
 
 /* References of a file to others are refused. */
-static int on_open(AVFormatContext *format, AVIOContext **ret, const char *url, int flags, AVDictionary **options) {
+static int on_open(
+        AVFormatContext *format, AVIOContext **ret, const char *url, int flags, AVDictionary **options) {
         return AVERROR(EACCES);
 }
 
@@ -321,22 +364,26 @@ int input_open_streams(Input *in, Fault *f) {
         int r;
 
         if (!demuxer)
-                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "The installed libavformat does not read %s files.", in->kind->name);
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "The installed libavformat does not read %s files.", in->kind->name);
         if (make_format(in) < 0)
                 return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT, "Not enough memory to open the file.");
 
         r = avformat_open_input(&in->format, NULL, demuxer, NULL);
         if (r < 0)
-                return input_fail(in, f, "The file's header cannot be read (%s): it is damaged or cut off.", libraries_error(r, words));
+                return input_fail(in, f, "The file's header cannot be read (%s): it is damaged or cut off.",
+                        libraries_error(r, words));
         r = avformat_find_stream_info(in->format, NULL);
         if (r < 0)
-                return input_fail(in, f, "The file's tracks cannot be read (%s): it is damaged or cut off.", libraries_error(r, words));
+                return input_fail(in, f, "The file's tracks cannot be read (%s): it is damaged or cut off.",
+                        libraries_error(r, words));
         return 0;
 }
 
 /* Before a decoder allocates a picture: its size as it really is in the stream. */
 static int on_buffer(AVCodecContext *c, AVFrame *frame, int flags) {
-        if (c->codec_type == AVMEDIA_TYPE_VIDEO && (frame->width > (int) MEDIA_SIDE_MAX || frame->height > (int) MEDIA_SIDE_MAX))
+        if (c->codec_type == AVMEDIA_TYPE_VIDEO &&
+                (frame->width > (int) MEDIA_SIDE_MAX || frame->height > (int) MEDIA_SIDE_MAX))
                 return AVERROR(EINVAL);
         return avcodec_default_get_buffer2(c, frame, flags);
 }
@@ -350,8 +397,9 @@ int input_open_decoder(Input *in, AVStream *stream, AVCodecContext **ret, Fault 
 
         codec = is_codec(id) ? avcodec_find_decoder(id) : NULL;
         if (!codec)
-                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "%s: the codec %s is not read here; convert the file first.",
-                        in->kind->name, avcodec_get_name(id));
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "%s: the codec %s is not read here; convert the file first.", in->kind->name,
+                        avcodec_get_name(id));
 
         c = avcodec_alloc_context3(codec);
         if (!c || (stream && avcodec_parameters_to_context(c, stream->codecpar) < 0))
@@ -366,7 +414,8 @@ int input_open_decoder(Input *in, AVStream *stream, AVCodecContext **ret, Fault 
 
         r = avcodec_open2(c, codec, NULL);
         if (r < 0)
-                return input_fail(in, f, "Its %s track cannot be decoded (%s).", avcodec_get_name(id), libraries_error(r, words));
+                return input_fail(in, f, "Its %s track cannot be decoded (%s).", avcodec_get_name(id),
+                        libraries_error(r, words));
         *ret = STEAL_PTR(c);
         return 0;
 }

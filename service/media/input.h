@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* A file to read, from its descriptor alone: no name, no protocol and no other file is ever opened. What a file is its first bytes say;
- * only the kinds below and their usual codecs are taken. */
+/* A file to read, from its descriptor alone: no name, no protocol and no other file is ever opened. What a
+ * file is its first bytes say; only the kinds below and their usual codecs are taken. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,13 +15,13 @@
 #define INPUT_PICTURE_BYTES (UINT64_C(512) << 20)
 
 typedef struct InputKind {
-        const char *name;      /* for people: "PNG" */
-        const char *demuxer;   /* NULL: a picture, read whole */
-        enum AVCodecID codec;  /* of a picture */
+        const char *name;     /* for people: "PNG" */
+        const char *demuxer;  /* NULL: a picture, read whole */
+        enum AVCodecID codec; /* of a picture */
 } InputKind;
 
 typedef struct Input {
-        int fd;            /* the caller's */
+        int fd; /* the caller's */
         uint64_t size, position;
         struct timespec changed; /* when it was opened */
         const InputKind *kind;
@@ -39,7 +39,8 @@ void input_done(Input *in);
 int input_open_streams(Input *in, Fault *f);
 /* -ETIME with f when the time for this request is used up. */
 int input_check_time(Input *in, Fault *f);
-/* The error for whatever went wrong: the file changed meanwhile, reading failed or took too long, else InvalidFile with the text. */
+/* The error for whatever went wrong: the file changed meanwhile, reading failed or took too long, else
+ * InvalidFile with the text. */
 int input_fail(Input *in, Fault *f, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Whether it is what it was when it was opened; FileChanged. */
 int input_check_unchanged(Input *in, Fault *f);

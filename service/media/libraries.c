@@ -18,8 +18,8 @@
 static void append(char *s, size_t size, const char *name, unsigned version) {
         size_t n = strlen(s);
 
-        (void) snprintf(s + n, size - n, "%s%s %u.%u.%u", n > 0 ? ", " : "", name, AV_VERSION_MAJOR(version), AV_VERSION_MINOR(version),
-                AV_VERSION_MICRO(version));
+        (void) snprintf(s + n, size - n, "%s%s %u.%u.%u", n > 0 ? ", " : "", name, AV_VERSION_MAJOR(version),
+                AV_VERSION_MINOR(version), AV_VERSION_MICRO(version));
 }
 
 void libraries_describe(char *ret, size_t size) {
@@ -39,13 +39,15 @@ void libraries_formats(char *ret, size_t size) {
 
                 if (encode_codecs((MediaFormat) i, &picture, &sound) < 0)
                         continue;
-                (void) snprintf(ret + n, size - n, "%s%s (%s%s%s)", n > 0 ? ", " : "", encode_format_name((MediaFormat) i),
-                        picture ? picture : "", picture && sound ? ", " : "", sound ? sound : "");
+                (void) snprintf(ret + n, size - n, "%s%s (%s%s%s)", n > 0 ? ", " : "",
+                        encode_format_name((MediaFormat) i), picture ? picture : "",
+                        picture && sound ? ", " : "", sound ? sound : "");
         }
 }
 
 /* A hostile file makes the libraries say much, which nobody needs to read. */
-static void on_log(void *context, int level, const char *format, va_list ap) {
+__attribute__((format(printf, 3, 0))) static void on_log(
+        void *context, int level, const char *format, va_list ap) {
         char line[256];
 
         if (level > AV_LOG_WARNING)

@@ -15,7 +15,8 @@
 /* For HELLO: versions of the libraries; "mp4 (libx264, aac), webm (...)". */
 void libraries_describe(char *ret, size_t size);
 void libraries_formats(char *ret, size_t size);
-/* What the libraries say goes to our log at debug, and single allocations are limited. Once, at the start. */
+/* What the libraries say goes to our log at debug, and single allocations are limited. Once, at the start.
+ */
 void libraries_init(void);
 /* Words for an error of libav. */
 const char *libraries_error(int error, char buffer[static 128]);

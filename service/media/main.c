@@ -25,7 +25,8 @@
 
 static int help(void) {
         printf("Usage: latent-media [OPTION]\n\n"
-               "Reads and writes pictures, films and sound for latentd. It is started by latentd, or by systemd\n"
+               "Reads and writes pictures, films and sound for latentd. It is started by latentd, or by "
+               "systemd\n"
                "through latent-media.socket, with a connected SOCK_SEQPACKET socket as descriptor 3 and\n"
                "LISTEN_FDS=1; it serves one request.\n\n"
                "  -h, --help     show this text\n"
@@ -58,7 +59,8 @@ static int parse_arguments(int argc, char **argv) {
                 switch (getopt_long(argc, argv, "h", options, NULL)) {
                 case -1:
                         if (optind < argc) {
-                                fprintf(stderr, "latent-media: unexpected argument \"%s\"; try --help.\n", argv[optind]);
+                                fprintf(stderr, "latent-media: unexpected argument \"%s\"; try --help.\n",
+                                        argv[optind]);
                                 return -EINVAL;
                         }
                         return 1;
@@ -98,7 +100,8 @@ static int receive_request(int socket, Request *q, Fault *f) {
 
                 r = media_receive(socket, &q->message, q->fds, f);
                 if (r != -EAGAIN) {
-                        if (r > 0 && q->message.header.type != MEDIA_READ && q->message.header.type != MEDIA_WRITE)
+                        if (r > 0 && q->message.header.type != MEDIA_READ &&
+                                q->message.header.type != MEDIA_WRITE)
                                 return fault_set(f, -EPROTO, FAULT_INTERNAL, "%s came instead of a request.",
                                         media_type_name(q->message.header.type));
                         return r;
@@ -118,9 +121,11 @@ static int map_arena(Request *q, Fault *f) {
                 return 0;
         r = fstat(q->fds[1], &st) < 0 ? -errno : memfd_check(q->fds[1], (uint64_t) st.st_size);
         if (r >= 0)
-                r = memfd_map(q->fds[1], (uint64_t) st.st_size, write ? PROT_READ : PROT_READ | PROT_WRITE, &p);
+                r = memfd_map(
+                        q->fds[1], (uint64_t) st.st_size, write ? PROT_READ : PROT_READ | PROT_WRITE, &p);
         if (r < 0)
-                return fault_set(f, r, FAULT_INVALID_ARGUMENT, "The arena cannot be used: %s.", strerror(-r));
+                return fault_set(
+                        f, r, FAULT_INVALID_ARGUMENT, "The arena cannot be used: %s.", strerror(-r));
         q->arena = p;
         q->arena_size = (uint64_t) st.st_size;
         return 0;
@@ -133,7 +138,8 @@ static int serve_request(Request *q, Channel *c, MediaDone *ret, Fault *f) {
         r = map_arena(q, f);
         if (r < 0)
                 return r;
-        r = write ? encode_check(&q->message.write, q->arena_size, f) : decode_check(&q->message.read, q->arena_size, f);
+        r = write ? encode_check(&q->message.write, q->arena_size, f)
+                  : decode_check(&q->message.read, q->arena_size, f);
         if (r < 0)
                 return r;
         r = sandbox_enter(write, f);
@@ -141,10 +147,12 @@ static int serve_request(Request *q, Channel *c, MediaDone *ret, Fault *f) {
                 return r;
         r = reaper_start(LISTEN_FD);
         if (r < 0)
-                return fault_set(f, r, FAULT_INTERNAL, "The reaper thread cannot be started: %s.", strerror(-r));
+                return fault_set(
+                        f, r, FAULT_INTERNAL, "The reaper thread cannot be started: %s.", strerror(-r));
 
         if (!write)
-                return decode_run(&q->message.read, q->fds[0], q->arena ? q->arena + q->message.read.offset : NULL, c, ret, f);
+                return decode_run(&q->message.read, q->fds[0],
+                        q->arena ? q->arena + q->message.read.offset : NULL, c, ret, f);
 
         c->frames = q->message.write.frames;
         c->ring_frames = q->message.write.ring_frames;
@@ -171,7 +179,9 @@ static int serve(Fault *f) {
 
         r = say_hello(&c);
         if (r < 0)
-                return r == -EPIPE ? 0 : fault_set(f, r, FAULT_INTERNAL, "HELLO cannot be sent: %s.", strerror(-r));
+                return r == -EPIPE
+                               ? 0
+                               : fault_set(f, r, FAULT_INTERNAL, "HELLO cannot be sent: %s.", strerror(-r));
         r = receive_request(LISTEN_FD, &q, f);
         if (r <= 0)
                 return r;
@@ -205,7 +215,8 @@ int main(int argc, char **argv) {
 
         r = serve(&f);
         if (r < 0)
-                (void) log_error(f.name[0] != '\0' ? 0 : r, "%s", f.name[0] != '\0' ? f.text : "latent-media ends");
+                (void) log_error(
+                        f.name[0] != '\0' ? 0 : r, "%s", f.name[0] != '\0' ? f.text : "latent-media ends");
         /* Not exit(): threads of codecs and the reaper may be at work. */
         _exit(r < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
 }

@@ -75,7 +75,8 @@ int output_open(Output *o, int fd, Fault *f) {
                 return fault_set(f, -errno, FAULT_IO, "The file cannot be looked at: %s.", strerror(errno));
         if (!S_ISREG(st.st_mode) || st.st_size != 0 || (flags & O_ACCMODE) == O_RDONLY || (flags & O_APPEND))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "The file to write must be a regular, empty one that is open for writing, not for appending.");
+                        "The file to write must be a regular, empty one that is open for writing, not for "
+                        "appending.");
 
         buffer = av_malloc(IO_BUFFER);
         if (buffer)
@@ -99,14 +100,18 @@ int output_fail(const Output *o, Fault *f, const char *what, int averror) {
 
         if (o->error == -ENOSPC || o->error == -EDQUOT)
                 return fault_set(f, o->error, FAULT_IO,
-                        "The disk is full (%s) after %" PRIu64 " bytes of the file: make room, or write elsewhere.", strerror(-o->error),
-                        o->size);
+                        "The disk is full (%s) after %" PRIu64
+                        " bytes of the file: make room, or write elsewhere.",
+                        strerror(-o->error), o->size);
         if (o->error == -EFBIG)
                 return fault_set(f, o->error, FAULT_IO,
-                        "The file may not get larger than the %" PRIu64 " bytes that were written (a limit of the process or of the file system).",
+                        "The file may not get larger than the %" PRIu64
+                        " bytes that were written (a limit of the process or of the file system).",
                         o->size);
         if (o->error < 0)
-                return fault_set(f, o->error, FAULT_IO, "Writing the file failed after %" PRIu64 " bytes: %s.", o->size, strerror(-o->error));
+                return fault_set(f, o->error, FAULT_IO,
+                        "Writing the file failed after %" PRIu64 " bytes: %s.", o->size,
+                        strerror(-o->error));
         if (averror == AVERROR(ENOMEM))
                 return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT, "%s: not enough memory.", what);
         return fault_set(f, -EIO, FAULT_INTERNAL, "%s: %s.", what, libraries_error(averror, words));

@@ -7,9 +7,9 @@
 #include "service/shared/fault.h"
 
 typedef struct Output {
-        int fd; /* the caller's */
+        int fd;                  /* the caller's */
         uint64_t position, size; /* where the next byte goes; bytes that the file has */
-        int error; /* of a write, negative errno: the first */
+        int error;               /* of a write, negative errno: the first */
         AVIOContext *io;
 } Output;
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Decoded pictures to U8 RGB: colour matrices and ranges as the picture says (untagged: BT.709 from 720 lines on, else BT.601; JPEG full
- * range), transparency over black, upright. Transfer functions are not converted. */
+/* Decoded pictures to U8 RGB: colour matrices and ranges as the picture says (untagged: BT.709 from 720
+ * lines on, else BT.601; JPEG full range), transparency over black, upright. Transfer functions are not
+ * converted. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,7 +14,8 @@
 
 struct SwsContext;
 
-/* How a picture is turned before it is seen: first rows and columns change places, then the axes of the result are reversed. */
+/* How a picture is turned before it is seen: first rows and columns change places, then the axes of the
+ * result are reversed. */
 typedef struct PixelsTurn {
         bool swap, flip_x, flip_y;
 } PixelsTurn;

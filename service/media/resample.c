@@ -75,7 +75,8 @@ static uint8_t round_sum(int32_t sum) {
         return v < 0 ? 0 : v > 255 ? 255 : (uint8_t) v;
 }
 
-/* Weights of one place sum to 1, their magnitudes to less than 2: a sum of U8 times them fits into 32 bits. */
+/* Weights of one place sum to 1, their magnitudes to less than 2: a sum of U8 times them fits into 32 bits.
+ */
 static void resample_row(const Axis *x, const uint8_t *from, uint8_t *to) {
         for (uint32_t i = 0; i < x->n; i++) {
                 const int32_t *w = x->weights + (size_t) i * x->taps_max;
@@ -93,7 +94,8 @@ static void resample_row(const Axis *x, const uint8_t *from, uint8_t *to) {
         }
 }
 
-static void resample_column(const Axis *y, uint32_t i, const uint8_t *rows, size_t stride, int32_t *sums, uint8_t *to) {
+static void resample_column(
+        const Axis *y, uint32_t i, const uint8_t *rows, size_t stride, int32_t *sums, uint8_t *to) {
         const int32_t *w = y->weights + (size_t) i * y->taps_max;
 
         for (size_t c = 0; c < stride; c++)
@@ -109,8 +111,8 @@ static bool is_side(uint32_t n) {
         return n >= 1 && n <= SIDE_MAX;
 }
 
-int resample_rgb(const uint8_t *from, uint32_t from_width, uint32_t from_height, uint32_t to_width, uint32_t to_height,
-        const ResampleCrop *crop, uint8_t *to) {
+int resample_rgb(const uint8_t *from, uint32_t from_width, uint32_t from_height, uint32_t to_width,
+        uint32_t to_height, const ResampleCrop *crop, uint8_t *to) {
         CLEANUP(axis_done) Axis x = {}, y = {};
         CLEANUP_FREE uint8_t *rows = NULL;
         CLEANUP_FREE int32_t *sums = NULL;
@@ -118,8 +120,9 @@ int resample_rgb(const uint8_t *from, uint32_t from_width, uint32_t from_height,
         uint32_t first, n;
         int r;
 
-        if (!is_side(from_width) || !is_side(from_height) || !is_side(to_width) || !is_side(to_height) || crop->width < 1 ||
-                crop->height < 1 || crop->x > to_width || crop->width > to_width - crop->x || crop->y > to_height ||
+        if (!is_side(from_width) || !is_side(from_height) || !is_side(to_width) || !is_side(to_height) ||
+                crop->width < 1 || crop->height < 1 || crop->x > to_width ||
+                crop->width > to_width - crop->x || crop->y > to_height ||
                 crop->height > to_height - crop->y)
                 return -EINVAL;
 
@@ -150,7 +153,8 @@ int resample_rgb(const uint8_t *from, uint32_t from_width, uint32_t from_height,
                 if (from_height == to_height)
                         memcpy(to + i * stride, rows + (size_t) (crop->y + i - first) * stride, stride);
                 else
-                        resample_column(&y, i, rows + (size_t) (y.first[i] - first) * stride, stride, sums, to + i * stride);
+                        resample_column(&y, i, rows + (size_t) (y.first[i] - first) * stride, stride, sums,
+                                to + i * stride);
         }
         return 0;
 }

@@ -98,7 +98,8 @@ static int limit(int resource, uint64_t soft, uint64_t hard) {
 }
 
 static int set_limits(bool write) {
-        uint64_t memory = address_space() + SANDBOX_MEMORY, cpu = write ? SANDBOX_WRITE_CPU_SEC : SANDBOX_READ_CPU_SEC;
+        uint64_t memory = address_space() + SANDBOX_MEMORY,
+                 cpu = write ? SANDBOX_WRITE_CPU_SEC : SANDBOX_READ_CPU_SEC;
         uint64_t file = write ? SANDBOX_FILE_BYTES : 0;
         int r;
 
@@ -134,14 +135,17 @@ int sandbox_enter(bool write, Fault *f) {
 
         r = set_limits(write);
         if (r < 0)
-                return fault_set(f, r, FAULT_INTERNAL, "The limits of the process cannot be set: %s.", strerror(-r));
+                return fault_set(
+                        f, r, FAULT_INTERNAL, "The limits of the process cannot be set: %s.", strerror(-r));
 
         r = filter_calls();
         if (r == -EOPNOTSUPP) {
-                log_debug("There is no filter of system calls here (sanitizer, architecture or kernel without one).");
+                log_debug("There is no filter of system calls here (sanitizer, architecture or kernel "
+                          "without one).");
                 return 0;
         }
         if (r < 0)
-                return fault_set(f, r, FAULT_INTERNAL, "The filter of system calls cannot be set: %s.", strerror(-r));
+                return fault_set(
+                        f, r, FAULT_INTERNAL, "The filter of system calls cannot be set: %s.", strerror(-r));
         return 0;
 }

@@ -22,14 +22,14 @@ typedef struct Sound {
         Channel *channel;
         SwrContext *swr;
         int rate, format, channels, sides; /* of what comes; channels that the resampler gives */
-        int64_t begin; /* of the film, in units of the track */
-        float *place;  /* [2, samples_max] */
+        int64_t begin;                     /* of the film, in units of the track */
+        float *place;                      /* [2, samples_max] */
         uint64_t samples_max, samples;
         uint64_t before; /* samples before the film begins, which are cut */
         uint64_t skip;   /* of them still to come */
-        uint64_t lead; /* silence in front */
-        uint64_t taken; /* samples that went into the resampler */
-        int64_t next;  /* when the next frame is due, in units of the track */
+        uint64_t lead;   /* silence in front */
+        uint64_t taken;  /* samples that went into the resampler */
+        int64_t next;    /* when the next frame is due, in units of the track */
 } Sound;
 
 /* No samples, which is not the end: that is NULL. */
@@ -43,8 +43,10 @@ static void sound_done(Sound *s) {
 }
 
 static int too_long(const Sound *s, double seconds, Fault *f) {
-        return fault_set(f, -EFBIG, FAULT_LIMIT, "The sound lasts %s%.1f seconds, expected at most %.1f: cut it first.",
-                seconds > 0.0 ? "" : "more than ", seconds > 0.0 ? seconds : (double) s->samples_max / MEDIA_SAMPLE_RATE,
+        return fault_set(f, -EFBIG, FAULT_LIMIT,
+                "The sound lasts %s%.1f seconds, expected at most %.1f: cut it first.",
+                seconds > 0.0 ? "" : "more than ",
+                seconds > 0.0 ? seconds : (double) s->samples_max / MEDIA_SAMPLE_RATE,
                 (double) s->samples_max / MEDIA_SAMPLE_RATE);
 }
 
@@ -57,11 +59,13 @@ static int open_resampler(Sound *s, const AVFrame *frame, Fault *f) {
         s->channels = frame->ch_layout.nb_channels;
         if (s->rate < 1000 || s->rate > 768000 || s->channels < 1 || s->channels > CHANNELS_MAX)
                 return fault_set(f, -EINVAL, FAULT_NOT_SUPPORTED,
-                        "The sound has %d channels at %d samples a second, expected 1 to %d at 1000 to 768000.", s->channels, s->rate,
-                        CHANNELS_MAX);
+                        "The sound has %d channels at %d samples a second, expected 1 to %d at 1000 to "
+                        "768000.",
+                        s->channels, s->rate, CHANNELS_MAX);
 
         s->sides = s->channels == 1 ? 1 : 2;
-        out = s->sides == 1 ? (AVChannelLayout) AV_CHANNEL_LAYOUT_MONO : (AVChannelLayout) AV_CHANNEL_LAYOUT_STEREO;
+        out = s->sides == 1 ? (AVChannelLayout) AV_CHANNEL_LAYOUT_MONO
+                            : (AVChannelLayout) AV_CHANNEL_LAYOUT_STEREO;
         /* What a single channel is called does not matter. */
         if (s->sides == 1)
                 in = out;
@@ -69,15 +73,17 @@ static int open_resampler(Sound *s, const AVFrame *frame, Fault *f) {
                 av_channel_layout_default(&in, s->channels);
         else
                 (void) av_channel_layout_copy(&in, &frame->ch_layout);
-        r = swr_alloc_set_opts2(&s->swr, &out, AV_SAMPLE_FMT_FLTP, MEDIA_SAMPLE_RATE, &in, s->format, s->rate, 0, NULL);
+        r = swr_alloc_set_opts2(
+                &s->swr, &out, AV_SAMPLE_FMT_FLTP, MEDIA_SAMPLE_RATE, &in, s->format, s->rate, 0, NULL);
         av_channel_layout_uninit(&in);
         if (r >= 0)
                 r = av_opt_set_double(s->swr, "rematrix_maxval", 1.0, 0);
         if (r >= 0)
                 r = swr_init(s->swr);
         if (r < 0)
-                return fault_set(f, -EINVAL, FAULT_NOT_SUPPORTED, "Sound with %d channels at %d samples a second cannot be resampled.",
-                        s->channels, s->rate);
+                return fault_set(f, -EINVAL, FAULT_NOT_SUPPORTED,
+                        "Sound with %d channels at %d samples a second cannot be resampled.", s->channels,
+                        s->rate);
         return 0;
 }
 
@@ -94,7 +100,8 @@ static int append(Sound *s, float *const *p, uint64_t n, Fault *f) {
 
                 for (uint64_t i = 0; i < n; i++)
                         if (!isfinite(x[i]))
-                                return input_fail(s->track.in, f, "The sound holds NaN or infinite samples (at %.3f seconds).",
+                                return input_fail(s->track.in, f,
+                                        "The sound holds NaN or infinite samples (at %.3f seconds).",
                                         (double) (s->samples + i) / MEDIA_SAMPLE_RATE);
                 memcpy(to, x, n * sizeof(*to));
         }
@@ -129,7 +136,8 @@ static int begin(Sound *s, int64_t at, Fault *f) {
         AVRational unit = s->track.stream->time_base, out = {1, MEDIA_SAMPLE_RATE};
         int64_t ahead;
 
-        if (s->begin == AV_NOPTS_VALUE || at == AV_NOPTS_VALUE || __builtin_sub_overflow(at, s->begin, &ahead))
+        if (s->begin == AV_NOPTS_VALUE || at == AV_NOPTS_VALUE ||
+                __builtin_sub_overflow(at, s->begin, &ahead))
                 return 0;
         ahead = av_rescale_q(ahead, unit, out);
         if (ahead <= 0) {
@@ -179,9 +187,11 @@ static int take_sound(Sound *s, Fault *f) {
                 r = open_resampler(s, frame, f);
                 if (r >= 0)
                         r = begin(s, at, f);
-        } else if (frame->sample_rate != s->rate || frame->format != s->format || frame->ch_layout.nb_channels != s->channels)
+        } else if (frame->sample_rate != s->rate || frame->format != s->format ||
+                   frame->ch_layout.nb_channels != s->channels)
                 r = fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "The sound changes from %d channels at %d samples a second to %d at %d in the middle; convert the file first.",
+                        "The sound changes from %d channels at %d samples a second to %d at %d in the "
+                        "middle; convert the file first.",
                         s->channels, s->rate, frame->ch_layout.nb_channels, frame->sample_rate);
         else
                 r = fill_gap(s, at, f);
@@ -189,12 +199,14 @@ static int take_sound(Sound *s, Fault *f) {
                 return r;
 
         s->taken += (uint64_t) frame->nb_samples;
-        s->next = at == AV_NOPTS_VALUE ? AV_NOPTS_VALUE :
-                                         at + av_rescale_q(frame->nb_samples, (AVRational){1, s->rate}, s->track.stream->time_base);
+        s->next = at == AV_NOPTS_VALUE ? AV_NOPTS_VALUE
+                                       : at + av_rescale_q(frame->nb_samples, (AVRational){1, s->rate},
+                                                      s->track.stream->time_base);
         return pass(s, (const uint8_t *const *) frame->extended_data, frame->nb_samples, f);
 }
 
-/* Exactly as many as went in, at the other rate; in an MP4 no more than its edit list shows of the last packet. */
+/* Exactly as many as went in, at the other rate; in an MP4 no more than its edit list shows of the last
+ * packet. */
 static int finish(Sound *s, Fault *f) {
         const AVStream *stream = s->track.stream;
         uint64_t want, end;
@@ -205,8 +217,8 @@ static int finish(Sound *s, Fault *f) {
                 return r;
         want = (uint64_t) av_rescale((int64_t) s->taken, MEDIA_SAMPLE_RATE, s->rate);
         want = s->lead + (want > s->before ? want - s->before : 0);
-        if (strcmp(s->track.in->kind->demuxer, "mov") == 0 && stream->duration > 0 && stream->start_time != AV_NOPTS_VALUE &&
-                s->begin != AV_NOPTS_VALUE) {
+        if (strcmp(s->track.in->kind->demuxer, "mov") == 0 && stream->duration > 0 &&
+                stream->start_time != AV_NOPTS_VALUE && s->begin != AV_NOPTS_VALUE) {
                 int64_t n = av_rescale_q(stream->start_time - s->begin + stream->duration, stream->time_base,
                         (AVRational){1, MEDIA_SAMPLE_RATE});
 
@@ -240,15 +252,21 @@ static int run(Sound *s, uint64_t total, Fault *f) {
         return finish(s, f);
 }
 
-int sound_decode(Input *in, uint64_t samples_max, float *place, Channel *c, uint64_t *ret_samples, Fault *f) {
-        CLEANUP(sound_done) Sound s = {
-                .channel = c, .place = place, .samples_max = samples_max, .begin = AV_NOPTS_VALUE, .next = AV_NOPTS_VALUE};
+int sound_decode(
+        Input *in, uint64_t samples_max, float *place, Channel *c, uint64_t *ret_samples, Fault *f) {
+        CLEANUP(sound_done)
+        Sound s = {.channel = c,
+                .place = place,
+                .samples_max = samples_max,
+                .begin = AV_NOPTS_VALUE,
+                .next = AV_NOPTS_VALUE};
         AVStream *sound, *film;
         double seconds;
         int r;
 
         if (!in->kind->demuxer)
-                return fault_set(f, -EINVAL, FAULT_INVALID_FILE, "%s: this is a picture, where sound is asked.", in->kind->name);
+                return fault_set(f, -EINVAL, FAULT_INVALID_FILE,
+                        "%s: this is a picture, where sound is asked.", in->kind->name);
         r = input_open_streams(in, f);
         if (r < 0)
                 return r;
@@ -260,8 +278,9 @@ int sound_decode(Input *in, uint64_t samples_max, float *place, Channel *c, uint
                 return too_long(&s, seconds, f);
 
         film = track_find(in, AVMEDIA_TYPE_VIDEO);
-        s.begin = film && film->start_time != AV_NOPTS_VALUE ? av_rescale_q(film->start_time, film->time_base, sound->time_base) :
-                                                               sound->start_time;
+        s.begin = film && film->start_time != AV_NOPTS_VALUE
+                          ? av_rescale_q(film->start_time, film->time_base, sound->time_base)
+                          : sound->start_time;
         r = track_open(&s.track, in, sound, f);
         if (r < 0)
                 return r;

@@ -22,7 +22,8 @@ static double duration_tag(const AVStream *stream) {
         unsigned hours, minutes;
         double seconds;
 
-        if (!e || sscanf(e->value, "%4u:%2u:%lf", &hours, &minutes, &seconds) != 3 || !(seconds >= 0.0 && seconds < 61.0))
+        if (!e || sscanf(e->value, "%4u:%2u:%lf", &hours, &minutes, &seconds) != 3 ||
+                !(seconds >= 0.0 && seconds < 61.0))
                 return 0.0;
         return hours * 3600.0 + minutes * 60.0 + seconds;
 }
@@ -54,9 +55,11 @@ void track_done(Track *t) {
 }
 
 static int cut_off(Track *t, const char *how, Fault *f) {
-        return input_fail(t->in, f, "The file is %s: its %s track could be read for %.2f seconds (%" PRIu64 " %s)%s", how,
+        return input_fail(t->in, f,
+                "The file is %s: its %s track could be read for %.2f seconds (%" PRIu64 " %s)%s", how,
                 avcodec_get_name(t->stream->codecpar->codec_id), t->track_until, t->frames,
-                t->codec->codec_type == AVMEDIA_TYPE_VIDEO ? "frames" : "packets", ". Repair it, or take a whole copy.");
+                t->codec->codec_type == AVMEDIA_TYPE_VIDEO ? "frames" : "packets",
+                ". Repair it, or take a whole copy.");
 }
 
 static double end_of(const AVStream *s, const AVPacket *p) {
@@ -64,11 +67,13 @@ static double end_of(const AVStream *s, const AVPacket *p) {
 
         if (at == AV_NOPTS_VALUE)
                 return 0.0;
-        return ((double) at - (s->start_time == AV_NOPTS_VALUE ? 0.0 : (double) s->start_time) + (double) p->duration) * av_q2d(s->time_base);
+        return ((double) at - (s->start_time == AV_NOPTS_VALUE ? 0.0 : (double) s->start_time) +
+                       (double) p->duration) *
+               av_q2d(s->time_base);
 }
 
-/* The track says how long it is, or the file does: less than that is a file that was cut off. A track of a Matroska file alone may
- * well be shorter than the file. */
+/* The track says how long it is, or the file does: less than that is a file that was cut off. A track of a
+ * Matroska file alone may well be shorter than the file. */
 static int check_whole(Track *t, Fault *f) {
         const Input *in = t->in;
         double want, have = t->track_until;

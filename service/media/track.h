@@ -10,8 +10,8 @@ typedef struct Track {
         AVStream *stream;
         AVCodecContext *codec;
         AVPacket *packet;
-        AVFrame *frame; /* the one that track_next() gave */
-        uint64_t frames; /* given so far */
+        AVFrame *frame;                 /* the one that track_next() gave */
+        uint64_t frames;                /* given so far */
         double read_until, track_until; /* seconds: where what was read of the file and of this track ends */
         bool ended;
 } Track;

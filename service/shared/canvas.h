@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Sizes of films and references: which numbers a request becomes (h3.md 4.1, 5.7). Pure arithmetic, no data. */
+/* Sizes of films and references: which numbers a request becomes (h3.md 4.1, 5.7). Pure arithmetic, no data.
+ */
 
 #include <stdint.h>
 
@@ -12,16 +13,18 @@
 /* Frames of a film: rounded up to 17k + 5. 0 and more than CANVAS_FRAMES_MAX: InvalidArgument. */
 #define CANVAS_FRAMES_MAX 362u
 int canvas_frames(uint64_t wanted, uint32_t *ret, Fault *f);
-/* Video tokens in time, T = 5 (F - 5) / 17 + 2, and audio tokens, A = round_half_even(F / 24 * 40), of F = 17k + 5 frames. */
+/* Video tokens in time, T = 5 (F - 5) / 17 + 2, and audio tokens, A = round_half_even(F / 24 * 40), of F =
+ * 17k + 5 frames. */
 uint32_t canvas_video_tokens(uint32_t frames);
 uint32_t canvas_audio_tokens(uint32_t frames);
 
-/* A film's size as asked: rounded to multiples of CANVAS_STEP (to nearest, half up), at least one. InvalidArgument for 0, more than 4:1 or a side above
- * CANVAS_SIDE_MAX. */
+/* A film's size as asked: rounded to multiples of CANVAS_STEP (to nearest, half up), at least one.
+ * InvalidArgument for 0, more than 4:1 or a side above CANVAS_SIDE_MAX. */
 #define CANVAS_SIDE_MAX 4096u
 #define CANVAS_DEFAULT_WIDTH 1344u /* where neither a size nor a picture is given */
 #define CANVAS_DEFAULT_HEIGHT 768u
 int canvas_size(uint64_t width, uint64_t height, uint32_t *ret_width, uint32_t *ret_height, Fault *f);
-/* The film's size where none is asked: from a picture's: short edge 768, at most 768 * 1344 pixels (both sides scaled alike), then each side to the nearest
- * multiple of CANVAS_STEP. InvalidArgument beyond 4:1. */
-int canvas_from_picture(uint64_t width, uint64_t height, uint32_t *ret_width, uint32_t *ret_height, Fault *f);
+/* The film's size where none is asked: from a picture's: short edge 768, at most 768 * 1344 pixels (both
+ * sides scaled alike), then each side to the nearest multiple of CANVAS_STEP. InvalidArgument beyond 4:1. */
+int canvas_from_picture(
+        uint64_t width, uint64_t height, uint32_t *ret_width, uint32_t *ret_height, Fault *f);

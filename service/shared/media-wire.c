@@ -81,25 +81,28 @@ static int check_message(const MediaMessage *m, const Datagram *d, Fault *f) {
                         (d->flags & MSG_TRUNC) ? "data" : "descriptors", MEDIA_MESSAGE_MAX, MEDIA_FDS_MAX);
 
         if (d->size < sizeof(MediaHeader))
-                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "A message of %zu bytes is shorter than a header (%zu).",
-                        d->size, sizeof(MediaHeader));
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL,
+                        "A message of %zu bytes is shorter than a header (%zu).", d->size,
+                        sizeof(MediaHeader));
 
         if (m->header.version != MEDIA_VERSION)
                 return fault_set(f, -EBADMSG, FAULT_INTERNAL,
-                        "The other side speaks protocol version %u, this program %u: restart both after an upgrade.",
+                        "The other side speaks protocol version %u, this program %u: restart both after an "
+                        "upgrade.",
                         m->header.version, MEDIA_VERSION);
 
         t = type_info(m->header.type);
         if (!t)
-                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "A message has the unknown type %u.", m->header.type);
+                return fault_set(
+                        f, -EBADMSG, FAULT_INTERNAL, "A message has the unknown type %u.", m->header.type);
 
         if (d->size != t->size || m->header.size != t->size)
-                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "%s has %zu bytes and says %u, expected %u.", t->name, d->size,
-                        m->header.size, t->size);
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "%s has %zu bytes and says %u, expected %u.",
+                        t->name, d->size, m->header.size, t->size);
 
         if (d->n_fds != fds_of(m))
-                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "%s carries %u descriptors, expected %u.", t->name, d->n_fds,
-                        fds_of(m));
+                return fault_set(f, -EBADMSG, FAULT_INTERNAL, "%s carries %u descriptors, expected %u.",
+                        t->name, d->n_fds, fds_of(m));
         return 0;
 }
 

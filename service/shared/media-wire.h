@@ -63,7 +63,8 @@ typedef struct MediaHello {
 typedef enum MediaWhat {
         MEDIA_PROBE,   /* nothing: DONE says what is in the file */
         MEDIA_PICTURE, /* one picture (of an animation or film the first), its orientation applied, over black where transparent */
-        MEDIA_CLIP,    /* pictures at MEDIA_FPS by dropping and repeating whole ones: slot = floor(time * 24 + 0.5) (h3.md 5.7) */
+        MEDIA_CLIP,    /* pictures at MEDIA_FPS by dropping and repeating whole ones: each from slot = floor(time * 24 + 0.5) to the
+                        * next one's, the last until its time is over (h3.md 5.7). More than frames_max are not read */
         MEDIA_SOUND,   /* all of it at MEDIA_SAMPLE_RATE, stereo; mono is on both sides */
         _MEDIA_WHAT_MAX,
 } MediaWhat;
@@ -82,13 +83,15 @@ typedef struct MediaRead {
         uint32_t width, height;
         uint64_t frames_max; /* CLIP: no more than these */
         uint64_t samples_max; /* SOUND: per channel */
-        uint64_t offset, size; /* place in the arena: U8 [frames, height, width, 3] RGB; F32 [2, samples] with samples_max per channel */
+        /* Place in the arena, large enough for frames_max or samples_max: U8 [frames, height, width, 3] RGB; F32 [2, samples], dense, of
+         * the samples that DONE says (room behind them is undefined). */
+        uint64_t offset, size;
 } MediaRead;
 
 typedef enum MediaFormat {
         MEDIA_MP4,  /* H.264 (else AV1, else VP9), AAC (else Opus) */
         MEDIA_WEBM, /* VP9 or AV1, Opus */
-        MEDIA_MKV,  /* as MP4 */
+        MEDIA_MKV,  /* H.264 as MP4, Opus (else AAC) */
         MEDIA_PNG,  /* one picture */
         MEDIA_WAV,  /* sound only, 16 bit */
         MEDIA_FLAC, /* likewise, 24 bit */
@@ -98,7 +101,7 @@ typedef enum MediaFormat {
 typedef struct MediaWrite {
         MediaHeader header;
         uint32_t format;        /* MediaFormat */
-        uint32_t width, height; /* even */
+        uint32_t width, height; /* even, of a film */
         uint32_t quality;       /* 0: default; 1 .. 100, higher is better */
         uint64_t frames;        /* of the film; 0: sound alone */
         uint64_t samples;       /* per channel at MEDIA_SAMPLE_RATE; 0: silent film. Trimmed or padded to the film's length */

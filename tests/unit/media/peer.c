@@ -253,7 +253,11 @@ static void *copy_of(const void *p, uint64_t size) {
 
 uint8_t *read_clip(int file, uint32_t width, uint32_t height, uint64_t frames_max, uint64_t *ret_frames) {
         uint64_t size = (uint64_t) width * height * 3 * frames_max;
-        MediaRead m = {.what = MEDIA_CLIP, .width = width, .height = height, .frames_max = frames_max, .size = size};
+        MediaRead m = {.what = MEDIA_CLIP,
+                .width = width,
+                .height = height,
+                .frames_max = frames_max,
+                .size = size};
         CLEANUP_CLOSE int arena = -EBADF;
         Fault f = {};
         MediaDone d;
@@ -306,8 +310,10 @@ float *read_sound(int file, uint64_t samples_max, uint64_t *ret_samples) {
         return copy;
 }
 
-int write_file(MediaFormat format, uint32_t width, uint32_t height, const uint8_t *frames, uint64_t n_frames, const float *sound, uint64_t samples) {
-        uint64_t pictures = (uint64_t) width * height * 3 * n_frames, at = (pictures + 63) / 64 * 64, size = at + samples * 2 * sizeof(float);
+int write_file(MediaFormat format, uint32_t width, uint32_t height, const uint8_t *frames, uint64_t n_frames,
+        const float *sound, uint64_t samples) {
+        uint64_t pictures = (uint64_t) width * height * 3 * n_frames, at = (pictures + 63) / 64 * 64,
+                 size = at + samples * 2 * sizeof(float);
         CLEANUP_PEER Peer *p = peer_open();
         CLEANUP_CLOSE int arena = -EBADF;
         int file = file_new(NULL, 0);
@@ -372,7 +378,8 @@ bool ffmpeg(const char *format, ...) {
         va_start(ap, format);
         (void) vsnprintf(arguments, sizeof(arguments), format, ap);
         va_end(ap);
-        (void) snprintf(command, sizeof(command), "cd %s && ffmpeg -nostdin -v error -y %s", temporary_folder(), arguments);
+        (void) snprintf(command, sizeof(command), "cd %s && ffmpeg -nostdin -v error -y %s",
+                temporary_folder(), arguments);
         free(run(command));
         return true;
 }

@@ -50,10 +50,13 @@ uint8_t *read_clip(int file, uint32_t width, uint32_t height, uint64_t frames_ma
 /* To a new F32 [2, samples]. */
 float *read_sound(int file, uint64_t samples_max, uint64_t *ret_samples);
 
-/* Writes all of it at once, in a ring of all the frames; frames NULL: sound alone; sound NULL: silent. Returns the file. */
-int write_file(MediaFormat format, uint32_t width, uint32_t height, const uint8_t *frames, uint64_t n_frames, const float *sound, uint64_t samples);
+/* Writes all of it at once, in a ring of all the frames; frames NULL: sound alone; sound NULL: silent.
+ * Returns the file. */
+int write_file(MediaFormat format, uint32_t width, uint32_t height, const uint8_t *frames, uint64_t n_frames,
+        const float *sound, uint64_t samples);
 
-/* Runs ffmpeg or ffprobe with these arguments; its output (free()), NULL where it is not installed: then the test is skipped. */
+/* Runs ffmpeg or ffprobe with these arguments; its output (free()), NULL where it is not installed: then the
+ * test is skipped. */
 bool ffmpeg(const char *format, ...) __attribute__((format(printf, 1, 2)));
 char *ffprobe(const char *path, const char *arguments);
 /* A folder for this test program's files; removed at the end. */

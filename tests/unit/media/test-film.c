@@ -101,7 +101,8 @@ static void check_round_trip(MediaFormat format) {
         assert_int_equal(flash, FLASH);
 
         heard = read_sound(file, SAMPLES + 32000, &samples);
-        print_message("%d: %llu of %u samples, click %.2f ms off\n", (int) format, (unsigned long long) samples, SAMPLES,
+        print_message("%d: %llu of %u samples, click %.2f ms off\n", (int) format,
+                (unsigned long long) samples, SAMPLES,
                 1000.0 * (click_of(heard, samples) - click_of(sound, SAMPLES)));
         assert_true(llabs((long long) samples - SAMPLES) <= 32); /* 1 ms: Matroska's unit of time */
         assert_true(fabs(click_of(heard, samples) - click_of(sound, SAMPLES)) < 0.002);
@@ -135,7 +136,8 @@ static void check_ffprobe(MediaFormat format) {
         CLEANUP_CLOSE int file = write_file(format, WIDTH, HEIGHT, frames, FRAMES, sound, SAMPLES);
 
         video = ffprobe(path_of(file), "-count_frames -select_streams v:0 -show_entries "
-                                       "stream=r_frame_rate,avg_frame_rate,nb_read_frames,pix_fmt,color_space,color_range,width,height");
+                                       "stream=r_frame_rate,avg_frame_rate,nb_read_frames,pix_fmt,color_"
+                                       "space,color_range,width,height");
         if (!video)
                 skip();
         audio = ffprobe(path_of(file), "-select_streams a:0 -show_entries stream=channels,sample_rate");
@@ -152,8 +154,10 @@ static void check_ffprobe(MediaFormat format) {
         if (format == MEDIA_MP4) {
                 free(video);
                 free(audio);
-                video = ffprobe(path_of(file), "-select_streams v:0 -show_entries stream=duration,start_time");
-                audio = ffprobe(path_of(file), "-select_streams a:0 -show_entries stream=duration,start_time");
+                video = ffprobe(
+                        path_of(file), "-select_streams v:0 -show_entries stream=duration,start_time");
+                audio = ffprobe(
+                        path_of(file), "-select_streams a:0 -show_entries stream=duration,start_time");
                 assert_true(fabs(value_of(video, "duration=") - FRAMES / 24.0) < 0.001);
                 assert_true(fabs(value_of(audio, "duration=") - FRAMES / 24.0) < 1.0 / 24);
                 assert_true(fabs(value_of(video, "start_time=")) < 0.001);
@@ -251,7 +255,8 @@ static void write_sound_longer_and_shorter_fits_film(void **state) {
 
         for (size_t i = 0; i < ELEMENTSOF(lengths); i++) {
                 CLEANUP_FREE float *sound = make_sound(lengths[i]), *heard = NULL;
-                CLEANUP_CLOSE int file = write_file(MEDIA_MP4, WIDTH, HEIGHT, frames, FRAMES, sound, lengths[i]);
+                CLEANUP_CLOSE int file =
+                        write_file(MEDIA_MP4, WIDTH, HEIGHT, frames, FRAMES, sound, lengths[i]);
                 uint64_t n;
 
                 heard = read_sound(file, 100000, &n);
@@ -261,7 +266,8 @@ static void write_sound_longer_and_shorter_fits_film(void **state) {
 
 static void write_silent_film_has_no_sound(void **state) {
         CLEANUP_FREE uint8_t *frames = make_frames();
-        CLEANUP_CLOSE int file = write_file(MEDIA_MP4, WIDTH, HEIGHT, frames, FRAMES, NULL, 0), arena = -EBADF;
+        CLEANUP_CLOSE int file = write_file(MEDIA_MP4, WIDTH, HEIGHT, frames, FRAMES, NULL, 0),
+                          arena = -EBADF;
         MediaRead m = {.what = MEDIA_SOUND, .samples_max = 100, .size = 800};
         Fault f = {};
         void *map;
@@ -275,7 +281,8 @@ static void write_silent_film_has_no_sound(void **state) {
 static void read_clip_frame_rates_by_slots(void **state) {
         static const struct {
                 int numerator, denominator, frames;
-        } cases[] = {{12, 1, 8}, {60, 1, 31}, {30000, 1001, 20}, {25, 1, 25}, {8, 1, 3}, {24, 1, 9}, {1, 1, 2}};
+        } cases[] = {
+                {12, 1, 8}, {60, 1, 31}, {30000, 1001, 20}, {25, 1, 25}, {8, 1, 3}, {24, 1, 9}, {1, 1, 2}};
 
         for (size_t c = 0; c < ELEMENTSOF(cases); c++) {
                 CLEANUP_FREE uint8_t *p = NULL;
@@ -284,7 +291,9 @@ static void read_clip_frame_rates_by_slots(void **state) {
                 char path[128];
 
                 /* Frame i is grey of 16 + 7 i. */
-                if (!ffmpeg("-f lavfi -i \"color=black:s=32x32:r=%d/%d,format=gray,geq=lum=16+7*N,format=rgb24\" -frames:v %d -c:v ffv1 -pix_fmt bgr0 a.mkv",
+                if (!ffmpeg("-f lavfi -i "
+                            "\"color=black:s=32x32:r=%d/%d,format=gray,geq=lum=16+7*N,format=rgb24\" "
+                            "-frames:v %d -c:v ffv1 -pix_fmt bgr0 a.mkv",
                             cases[c].numerator, cases[c].denominator, cases[c].frames))
                         skip();
                 (void) snprintf(path, sizeof(path), "%s/a.mkv", temporary_folder());
@@ -296,11 +305,12 @@ static void read_clip_frame_rates_by_slots(void **state) {
 
                         for (; slots < end && slots < n; slots++)
                                 if (p[slots * 32 * 32 * 3] != 16 + 7 * i)
-                                        fail_msg("case %zu slot %llu: %d, expected frame %d", c, (unsigned long long) slots,
-                                                p[slots * 32 * 32 * 3], i);
+                                        fail_msg("case %zu slot %llu: %d, expected frame %d", c,
+                                                (unsigned long long) slots, p[slots * 32 * 32 * 3], i);
                 }
                 assert_int_equal(n, slots);
-                assert_int_equal(n, floor(cases[c].frames * 24.0 * cases[c].denominator / cases[c].numerator + 0.5));
+                assert_int_equal(
+                        n, floor(cases[c].frames * 24.0 * cases[c].denominator / cases[c].numerator + 0.5));
         }
 }
 
@@ -321,7 +331,8 @@ static void read_clip_turned_upright(void **state) {
         uint64_t n;
 
         /* Left half red, right half blue, to be shown turned by 90 degrees. */
-        if (!ffmpeg("-f lavfi -i \"color=red:s=64x96:r=24[a];color=blue:s=64x96:r=24[b];[a][b]hstack\" -frames:v 3 -c:v libx264 -pix_fmt yuv420p b.mp4") ||
+        if (!ffmpeg("-f lavfi -i \"color=red:s=64x96:r=24[a];color=blue:s=64x96:r=24[b];[a][b]hstack\" "
+                    "-frames:v 3 -c:v libx264 -pix_fmt yuv420p b.mp4") ||
                 !ffmpeg("-i b.mp4 -c copy -metadata:s:v:0 rotate=90 c.mp4"))
                 skip();
         (void) snprintf(path, sizeof(path), "%s/c.mp4", temporary_folder());
@@ -353,7 +364,9 @@ static void read_clip_matrices_and_ranges_right(void **state) {
                 char path[128];
                 uint64_t n;
 
-                if (!ffmpeg("-f lavfi -i \"color=0xD08030:s=64x64:r=24,format=rgb24,scale=out_color_matrix=%s:out_range=%s:flags=accurate_rnd,format=yuv444p\" "
+                if (!ffmpeg("-f lavfi -i "
+                            "\"color=0xD08030:s=64x64:r=24,format=rgb24,scale=out_color_matrix=%s:out_range="
+                            "%s:flags=accurate_rnd,format=yuv444p\" "
                             "-frames:v 2 -c:v libx264 -crf 1 -colorspace %s -color_range %s d.mp4",
                             matrices[i % 2], ranges[i / 2], matrices[i % 2], ranges[i / 2]))
                         skip();
@@ -364,7 +377,8 @@ static void read_clip_matrices_and_ranges_right(void **state) {
                         static const int want[] = {0xd0, 0x80, 0x30};
 
                         if (abs(p[k] - want[k % 3]) > 3)
-                                fail_msg("%s %s: channel %zu is %d, expected %d", matrices[i % 2], ranges[i / 2], k % 3, p[k], want[k % 3]);
+                                fail_msg("%s %s: channel %zu is %d, expected %d", matrices[i % 2],
+                                        ranges[i / 2], k % 3, p[k], want[k % 3]);
                 }
         }
 }

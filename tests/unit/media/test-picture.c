@@ -70,21 +70,28 @@ static void read_cover_cuts_centre(void **state) {
 
         free(q);
         q = read_picture(file, MEDIA_FIT_STRETCH, 32, 32);
-        assert_true(q[16 * 32 * 3] > 240 && q[(16 * 32 + 16) * 3 + 1] > 240 && q[(16 * 32 + 31) * 3 + 2] > 240);
+        assert_true(
+                q[16 * 32 * 3] > 240 && q[(16 * 32 + 16) * 3 + 1] > 240 && q[(16 * 32 + 31) * 3 + 2] > 240);
 }
 
 static void read_formats_close_to_source(void **state) {
         static const struct {
                 const char *name, *options;
                 int within;
-        } cases[] = {{"a.jpg", "-q:v 1 -pix_fmt yuvj444p", 6}, {"a.bmp", "", 0}, {"a.webp", "-c:v libwebp -lossless 1", 0}, {"b.webp", "-c:v libwebp -quality 100", 8},
-                {"a.png", "-pix_fmt rgb48be", 0}, {"c.png", "-pix_fmt pal8", 1}, {"a.gif", "", 1}, {"d.png", "-pix_fmt rgba", 0}};
+        } cases[] = {{"a.jpg", "-q:v 1 -pix_fmt yuvj444p", 6}, {"a.bmp", "", 0},
+                {"a.webp", "-c:v libwebp -lossless 1", 0}, {"b.webp", "-c:v libwebp -quality 100", 8},
+                {"a.png", "-pix_fmt rgb48be", 1},
+                {"c.png", "-vf \"split[a][b];[a]palettegen[p];[b][p]paletteuse\" -pix_fmt pal8", 1},
+                {"a.gif", "-vf \"split[a][b];[a]palettegen[p];[b][p]paletteuse\"", 1},
+                {"d.png", "-pix_fmt rgba", 0}};
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 CLEANUP_FREE uint8_t *q = NULL;
                 CLEANUP_CLOSE int file = -EBADF;
 
-                if (!ffmpeg("-f lavfi -i color=0xC06030:s=40x24 -frames:v 1 -vf format=rgb24 %s %s", cases[i].options, cases[i].name))
+                if (!ffmpeg("-f lavfi -i color=black:s=40x24:d=0.04,format=rgb24,geq=r=192:g=96:b=48 "
+                            "-frames:v 1 %s %s",
+                            cases[i].options, cases[i].name))
                         skip();
                 file = ffmpeg_file(cases[i].name);
                 assert_int_equal(probe_file(file).width, 40);
@@ -93,7 +100,8 @@ static void read_formats_close_to_source(void **state) {
                         static const int want[] = {0xc0, 0x60, 0x30};
 
                         if (abs(q[k] - want[k % 3]) > cases[i].within)
-                                fail_msg("%s: channel %zu is %d, expected %d", cases[i].name, k % 3, q[k], want[k % 3]);
+                                fail_msg("%s: channel %zu is %d, expected %d", cases[i].name, k % 3, q[k],
+                                        want[k % 3]);
                 }
         }
 }
@@ -102,7 +110,8 @@ static void read_grey_and_16_bits_exact(void **state) {
         CLEANUP_FREE uint8_t *q = NULL;
         CLEANUP_CLOSE int file = -EBADF;
 
-        if (!ffmpeg("-f lavfi -i \"color=black:s=256x4,format=gray,geq=lum=X\" -frames:v 1 -pix_fmt gray e.png"))
+        if (!ffmpeg("-f lavfi -i \"color=black:s=256x4,format=gray,geq=lum=X\" -frames:v 1 -pix_fmt gray "
+                    "e.png"))
                 skip();
         file = ffmpeg_file("e.png");
         q = read_picture(file, MEDIA_FIT_STRETCH, 256, 4);
@@ -115,7 +124,9 @@ static void read_transparent_over_black(void **state) {
         CLEANUP_CLOSE int file = -EBADF;
 
         /* Opaque at the left, half in the middle, nothing at the right. */
-        if (!ffmpeg("-f lavfi -i \"color=white:s=96x8,format=rgba,geq=r=200:g=100:b=40:a='if(lt(X,32),255,if(lt(X,64),128,0))'\" -frames:v 1 f.png"))
+        if (!ffmpeg("-f lavfi -i "
+                    "\"color=white:s=96x8,format=rgba,geq=r=200:g=100:b=40:a='if(lt(X,32),255,if(lt(X,64),"
+                    "128,0))'\" -frames:v 1 f.png"))
                 skip();
         file = ffmpeg_file("f.png");
         q = read_picture(file, MEDIA_FIT_STRETCH, 96, 8);
@@ -126,8 +137,8 @@ static void read_transparent_over_black(void **state) {
 
 /* A JPEG with an EXIF orientation: red, green / blue, white quarters, stored as they are. */
 static int jpeg_with_orientation(unsigned orientation) {
-        uint8_t exif[36] = {0xff, 0xe1, 0, 34, 'E', 'x', 'i', 'f', 0, 0, 'M', 'M', 0, 42, 0, 0, 0, 8, 0, 1, 0x01, 0x12, 0, 3, 0, 0, 0, 1, 0,
-                (uint8_t) orientation, 0, 0, 0, 0, 0, 0};
+        uint8_t exif[36] = {0xff, 0xe1, 0, 34, 'E', 'x', 'i', 'f', 0, 0, 'M', 'M', 0, 42, 0, 0, 0, 8, 0, 1,
+                0x01, 0x12, 0, 3, 0, 0, 0, 1, 0, (uint8_t) orientation, 0, 0, 0, 0, 0, 0};
         CLEANUP_CLOSE int plain = ffmpeg_file("g.jpg");
         uint64_t n = file_size(plain);
         CLEANUP_FREE uint8_t *p = malloc(n + sizeof(exif));
@@ -148,9 +159,11 @@ static char colour_at(const uint8_t *q, uint32_t width, uint32_t x, uint32_t y) 
 
 static void read_exif_orientations_upright(void **state) {
         /* top left, top right, bottom left, bottom right of the upright picture */
-        static const char *const want[9] = {"", "rgbw", "grwb", "wbgr", "bwrg", "rbgw", "brwg", "wgbr", "gwrb"};
+        static const char *const want[9] = {
+                "", "rgbw", "grwb", "wbgr", "bwrg", "rbgw", "brwg", "wgbr", "gwrb"};
 
-        if (!ffmpeg("-f lavfi -i \"color=black:s=64x48,format=rgb24,geq=r='255*(lt(X,32)*lt(Y,24)+gte(X,32)*gte(Y,24))':"
+        if (!ffmpeg("-f lavfi -i "
+                    "\"color=black:s=64x48,format=rgb24,geq=r='255*(lt(X,32)*lt(Y,24)+gte(X,32)*gte(Y,24))':"
                     "g='255*(gte(X,32))':b='255*(gte(Y,24))'\" -frames:v 1 -q:v 1 -pix_fmt yuvj444p g.jpg"))
                 skip();
         for (unsigned o = 1; o <= 8; o++) {

@@ -19,7 +19,8 @@ static double weight(double x) {
 }
 
 static double oracle_line(const double *from, uint32_t n, uint32_t step, uint32_t to, uint32_t i) {
-        double scale = (double) n / to, wide = scale > 1.0 ? scale : 1.0, centre = (i + 0.5) * scale, sum = 0.0, weights = 0.0;
+        double scale = (double) n / to, wide = scale > 1.0 ? scale : 1.0, centre = (i + 0.5) * scale,
+               sum = 0.0, weights = 0.0;
 
         for (uint32_t k = 0; k < n; k++) {
                 double w = weight((k + 0.5 - centre) / wide);
@@ -46,8 +47,10 @@ static uint8_t *noise(uint32_t width, uint32_t height, unsigned seed) {
 }
 
 static void check(uint32_t fw, uint32_t fh, uint32_t tw, uint32_t th) {
-        CLEANUP_FREE uint8_t *from = noise(fw, fh, fw * 31 + fh * 17 + tw), *to = malloc((size_t) tw * th * 3);
-        CLEANUP_FREE double *rows = malloc((size_t) tw * fh * 3 * sizeof(double)), *source = malloc((size_t) fw * fh * 3 * sizeof(double));
+        CLEANUP_FREE uint8_t *from = noise(fw, fh, fw * 31 + fh * 17 + tw),
+                             *to = malloc((size_t) tw * th * 3);
+        CLEANUP_FREE double *rows = malloc((size_t) tw * fh * 3 * sizeof(double)),
+                            *source = malloc((size_t) fw * fh * 3 * sizeof(double));
         ResampleCrop all = {0, 0, tw, th};
         unsigned differ = 0;
 
@@ -57,17 +60,20 @@ static void check(uint32_t fw, uint32_t fh, uint32_t tw, uint32_t th) {
                 for (uint32_t x = 0; x < tw; x++)
                         for (unsigned c = 0; c < 3; c++)
                                 rows[((size_t) y * tw + x) * 3 + c] =
-                                        fw == tw ? source[((size_t) y * fw + x) * 3 + c] :
-                                                   round_to_u8(oracle_line(source + (size_t) y * fw * 3 + c, fw, 3, tw, x));
+                                        fw == tw ? source[((size_t) y * fw + x) * 3 + c]
+                                                 : round_to_u8(oracle_line(
+                                                           source + (size_t) y * fw * 3 + c, fw, 3, tw, x));
 
         assert_int_equal(resample_rgb(from, fw, fh, tw, th, &all, to), 0);
         for (uint32_t y = 0; y < th; y++)
                 for (uint32_t x = 0; x < tw * 3; x++) {
-                        double want = fh == th ? rows[(size_t) y * tw * 3 + x] : round_to_u8(oracle_line(rows + x, fh, tw * 3, th, y));
+                        double want = fh == th ? rows[(size_t) y * tw * 3 + x]
+                                               : round_to_u8(oracle_line(rows + x, fh, tw * 3, th, y));
                         double d = fabs(want - to[(size_t) y * tw * 3 + x]);
 
                         if (d > 1.0)
-                                fail_msg("%ux%u to %ux%u: %d at %u,%u, expected %.0f", fw, fh, tw, th, to[(size_t) y * tw * 3 + x], x, y, want);
+                                fail_msg("%ux%u to %ux%u: %d at %u,%u, expected %.0f", fw, fh, tw, th,
+                                        to[(size_t) y * tw * 3 + x], x, y, want);
                         differ += d != 0.0;
                 }
         assert_true(differ <= (size_t) tw * th * 3 / 1000 + 1); /* halves alone */
@@ -94,13 +100,15 @@ static void resample_rgb_same_size_is_copy(void **state) {
 }
 
 static void resample_rgb_crop_is_part_of_whole(void **state) {
-        CLEANUP_FREE uint8_t *from = noise(71, 53, 5), *whole = malloc(90 * 40 * 3), *part = malloc(31 * 22 * 3);
+        CLEANUP_FREE uint8_t *from = noise(71, 53, 5), *whole = malloc(90 * 40 * 3),
+                             *part = malloc(31 * 22 * 3);
         ResampleCrop crop = {17, 9, 31, 22};
 
         assert_int_equal(resample_rgb(from, 71, 53, 90, 40, &(ResampleCrop){0, 0, 90, 40}, whole), 0);
         assert_int_equal(resample_rgb(from, 71, 53, 90, 40, &crop, part), 0);
         for (uint32_t y = 0; y < crop.height; y++)
-                assert_memory_equal(part + y * crop.width * 3, whole + ((y + crop.y) * 90 + crop.x) * 3, crop.width * 3);
+                assert_memory_equal(
+                        part + y * crop.width * 3, whole + ((y + crop.y) * 90 + crop.x) * 3, crop.width * 3);
 }
 
 static void resample_rgb_flat_stays_flat(void **state) {

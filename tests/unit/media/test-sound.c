@@ -53,8 +53,10 @@ static void write_wav_too_loud_is_clipped(void **state) {
 
         heard = read_sound(file, 100, &n);
         assert_int_equal(n, 4);
-        assert_true(heard[0] == 32767.0f / 32768.0f && heard[1] == -1.0f && heard[2] == 0.5f && heard[3] == 32767.0f / 32768.0f);
-        assert_true(heard[4] == 0.0f && heard[5] == 32767.0f / 32768.0f && heard[6] == -1.0f && heard[7] == -0.25f);
+        assert_true(heard[0] == 32767.0f / 32768.0f && heard[1] == -1.0f && heard[2] == 0.5f &&
+                    heard[3] == 32767.0f / 32768.0f);
+        assert_true(heard[4] == 0.0f && heard[5] == 32767.0f / 32768.0f && heard[6] == -1.0f &&
+                    heard[7] == -0.25f);
 }
 
 static float *read_ffmpeg(const char *name, uint64_t samples_max, uint64_t *ret) {
@@ -87,7 +89,9 @@ static void read_many_channels_mixed_down(void **state) {
         uint64_t n;
 
         /* 5.1: sound in front left and in the centre alone. */
-        if (!ffmpeg("-f lavfi -i \"aevalsrc=0.8*sin(2*PI*440*t)|0|0.4*sin(2*PI*440*t)|0|0|0:s=32000:d=1:c=5.1\" -c:a pcm_s16le b.wav"))
+        if (!ffmpeg("-f lavfi -i "
+                    "\"aevalsrc=0.8*sin(2*PI*440*t)|0|0.4*sin(2*PI*440*t)|0|0|0:s=32000:d=1:c=5.1\" -c:a "
+                    "pcm_s16le b.wav"))
                 skip();
         p = read_ffmpeg("b.wav", 64000, &n);
         assert_int_equal(n, 32000);
@@ -105,16 +109,20 @@ static void read_rates_and_codecs_exact_length(void **state) {
                 const char *name, *codec;
                 int rate;
                 unsigned within; /* samples */
-        } cases[] = {{"c.wav", "pcm_s24le", 44100, 0}, {"d.wav", "pcm_u8", 8000, 0}, {"e.flac", "flac", 48000, 0}, {"f.wav", "pcm_s16le", 96000, 0},
-                {"g.ogg", "libvorbis", 44100, 32}, {"h.mp3", "libmp3lame", 44100, 32}, {"i.m4a", "aac", 48000, 32}, {"j.opus", "libopus", 48000, 32}};
+        } cases[] = {{"c.wav", "pcm_s24le", 44100, 0}, {"d.wav", "pcm_u8", 8000, 0},
+                {"e.flac", "flac", 48000, 0}, {"f.wav", "pcm_s16le", 96000, 0},
+                {"g.ogg", "libvorbis", 44100, 32}, {"h.mp3", "libmp3lame", 44100, 32},
+                {"i.m4a", "aac", 48000, 32}, {"j.opus", "libopus", 48000, 32}};
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 CLEANUP_FREE float *p = NULL;
                 double energy = 0.0, moment = 0.0;
                 uint64_t n;
 
-                if (!ffmpeg("-f lavfi -i \"aevalsrc='if(between(t,0.7,0.702),0.9*sin(2*PI*2000*t),0)':s=%d:d=1.25:c=mono\" -c:a %s %s", cases[i].rate,
-                            cases[i].codec, cases[i].name))
+                if (!ffmpeg("-f lavfi -i "
+                            "\"aevalsrc='if(between(t,0.7,0.702),0.9*sin(2*PI*2000*t),0)':s=%d:d=1.25:c="
+                            "mono\" -c:a %s %s",
+                            cases[i].rate, cases[i].codec, cases[i].name))
                         skip();
                 p = read_ffmpeg(cases[i].name, 100000, &n);
                 if (llabs((long long) n - 40000) > cases[i].within)
@@ -132,7 +140,8 @@ static void read_film_sound_later_than_picture_has_silence(void **state) {
         CLEANUP_FREE float *p = NULL;
         uint64_t n, first = 0;
 
-        if (!ffmpeg("-f lavfi -i color=red:s=32x32:r=24:d=2 -itsoffset 0.5 -f lavfi -i \"aevalsrc=0.5*sin(2*PI*1000*t):s=32000:d=1\" -c:v ffv1 -c:a pcm_s16le k.mkv"))
+        if (!ffmpeg("-f lavfi -i color=red:s=32x32:r=24:d=2 -itsoffset 0.5 -f lavfi -i "
+                    "\"aevalsrc=0.5*sin(2*PI*1000*t):s=32000:d=1\" -c:v ffv1 -c:a pcm_s16le k.mkv"))
                 skip();
         p = read_ffmpeg("k.mkv", 100000, &n);
         while (first < n && fabsf(p[first]) < 0.05f)

@@ -16,7 +16,8 @@ static uint32_t frames(uint64_t wanted) {
 }
 
 static void frames_round_up_to_17k_and_5(void **state) {
-        const uint32_t cases[][2] = {{1, 5}, {5, 5}, {6, 22}, {7, 22}, {22, 22}, {23, 39}, {124, 124}, {125, 141}, {345, 345}, {361, 362}, {362, 362}};
+        const uint32_t cases[][2] = {{1, 5}, {5, 5}, {6, 22}, {7, 22}, {22, 22}, {23, 39}, {124, 124},
+                {125, 141}, {345, 345}, {361, 362}, {362, 362}};
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++)
                 assert_int_equal(frames(cases[i][0]), cases[i][1]);
@@ -37,7 +38,8 @@ static void frames_none_or_too_many_are_refused(void **state) {
 
 /* The table of h3.md 4.1. */
 static void tokens_are_those_of_the_table(void **state) {
-        const uint32_t cases[][3] = {{5, 2, 8}, {22, 7, 37}, {124, 37, 207}, {192, 57, 320}, {243, 72, 405}, {345, 102, 575}, {362, 107, 603}};
+        const uint32_t cases[][3] = {{5, 2, 8}, {22, 7, 37}, {124, 37, 207}, {192, 57, 320}, {243, 72, 405},
+                {345, 102, 575}, {362, 107, 603}};
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 assert_int_equal(canvas_video_tokens(cases[i][0]), cases[i][1]);
