@@ -8,6 +8,10 @@
 #include "service/worker/rank.h"
 #include "service/worker/step.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED
+#endif
+
 #define BENCH_SESSION 2
 #define BENCH_JOB 5
 

@@ -22,7 +22,11 @@ DEFINE_CLEANUP(Job *, job_unref)
 #define DIM 128
 #define PROMPT "a red circle moves left over a dark blue background, low tone"
 
+#ifdef SANITIZED /* ten times slower */
+static const uint32_t rank_counts[] = {1, 3};
+#else
 static const uint32_t rank_counts[] = {1, 2, 3, 4, 5, 7, 8};
+#endif
 
 static atomic_int gemm_count;
 static int (*real_gemm)(LkContext *c, const LkGemm *a);
