@@ -54,10 +54,10 @@ void manager_relieve(Manager *m) {
         uint64_t excess = store_excess(m->store), freed = 0;
         unsigned n = 0;
 
-        worker_link_trim(m->worker);
         if (excess == 0)
                 return;
 
+        worker_link_trim(m->worker);
         freed = store_evict(m->store, excess);
         while (freed < excess && model_idle_gives_way(m, NULL)) {
                 uint64_t left = store_excess(m->store);
