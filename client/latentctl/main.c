@@ -101,7 +101,12 @@ static const Verb verbs[] = {
                 ".mkv.",
                 "  -o, --output FILE\n"
                 "  -p, --prompt TEXT                      -: standard input\n"
-                "  --size WIDTHxHEIGHT                    rounded to multiples of 32; default: 1344x768\n"
+                "  --image FILE, --last-image FILE        what the film begins and ends with\n"
+                "  --reference FILE                       a picture, clip or sound that it goes by; at most 12 times, 9 pictures, 3 clips and\n"
+                "                                         3 sounds; not together with --image and --last-image\n"
+                "  --reference-sound FILE                 only the sound of a file\n"
+                "  --picture-rule comfy|reference         how pictures are brought in; default: as the program whose noise it is\n"
+                "  --size WIDTHxHEIGHT                    rounded to multiples of 32; default: as the image, else 1344x768\n"
                 "  --seconds S, --frames N                rounded up to 17k+5 frames at 24 a second, at most 362; default: 124\n"
                 "  --steps N                              evaluations, 1 to 1000; default: 20\n"
                 "  --seed N                               of the noise; default: 42\n"

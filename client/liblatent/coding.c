@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/liblatent/error.h"
 #include "client/liblatent/options.h"
@@ -14,8 +15,9 @@ _Static_assert(sizeof(latent_tokenize_options) == 32, "public layout changed: ad
 _Static_assert(sizeof(latent_encode_options) == 64, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_decode_options) == 64, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_encode_media_options) == 56, "public layout changed: add fields, never alter");
-_Static_assert(sizeof(latent_render_options) == 152, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_render_options) == 176, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_picture) == 24, "public layout changed");
+_Static_assert(sizeof(latent_media) == 24, "public layout changed");
 #define TOKENIZE_OPTIONS_SIZE_V1 32u
 #define ENCODE_OPTIONS_SIZE_V1 64u
 #define DECODE_OPTIONS_SIZE_V1 64u
@@ -103,6 +105,24 @@ static int request_encode_media(const void *options, Request **ret, latent_error
         return request_new_coding(&q, ret, e);
 }
 
+static int take_pictures(const latent_render_options *o, Request *q, latent_error *e) {
+        const uint32_t known = LATENT_MEDIA_LAST | LATENT_MEDIA_SOUND | LATENT_MEDIA_SILENT;
+
+        if (o->n_pictures > PICTURES_MAX || (o->n_pictures > 0 && !o->pictures))
+                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "%u pictures%s; expected an array of at most %u.",
+                        o->n_pictures, o->pictures ? "" : " at no place", PICTURES_MAX);
+        for (uint32_t i = 0; i < o->n_pictures; i++)
+                if (o->pictures[i].flags & ~known)
+                        return error_set(e, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT, "Unknown flags %#x of picture %u; expected LATENT_MEDIA_*.",
+                                o->pictures[i].flags, i);
+
+        if (o->n_pictures > 0)
+                memcpy(q->pictures, o->pictures, o->n_pictures * sizeof(q->pictures[0]));
+        q->n_pictures = o->n_pictures;
+        q->picture_rule = o->picture_rule;
+        return 0;
+}
+
 static int request_render(const void *options, Request **ret, latent_error *e) {
         latent_render_options o;
         Request q = {.kind = REQUEST_RENDER};
@@ -139,7 +159,8 @@ static int request_render(const void *options, Request **ret, latent_error *e) {
         q.format = o.format;
         q.type = o.type;
         q.ring_frames = o.ring;
-        return request_new_coding(&q, ret, e);
+        r = take_pictures(&o, &q, e);
+        return r < 0 ? r : request_new_coding(&q, ret, e);
 }
 
 typedef int (*RequestFn)(const void *options, Request **ret, latent_error *e);

@@ -154,7 +154,7 @@ static int method_render(sd_bus_message *message, void *userdata, sd_bus_error *
         if (r >= 0)
                 r = render_new(s, p, &o, &j, &f);
         if (r < 0) {
-                cleanup_closep(&o.file);
+                render_options_done(&o);
                 return bus_error_fault(error, r, &f);
         }
 

@@ -18,7 +18,8 @@
 typedef struct Asked {
         Trajectory t;
         WireJobOpen q;
-        const char *compute, *type, *format;
+        const char *compute, *type, *format, *picture_rule;
+        RequestPictures pictures;
         int file; /* the message's */
         uint32_t width, height, frames;
         uint64_t ring;
@@ -36,6 +37,9 @@ static int read_canvas(const Asked *a, RenderOptions *o, Fault *f) {
         r = canvas_frames(a->frames, &o->frames, f);
         if (r < 0)
                 return r;
+
+        if (!a->width_seen && a->pictures.n > 0 && a->pictures.items[0].kind == WIRE_CONDITION_KEYFRAME)
+                return 0; /* once that is known */
 
         return canvas_size(a->width, a->height, &o->width, &o->height, f);
 }
@@ -61,15 +65,6 @@ static int read_frames(const Asked *a, RenderOptions *o, Fault *f) {
         o->frame_type = type == 0 ? ST_U8 : ST_F32;
         o->ring_frames = a->ring;
         return 0;
-}
-
-/* BusKey.read */
-static int read_file(sd_bus_message *m, const BusKey *k, Fault *f) {
-        int *fd = k->value;
-        int r;
-
-        r = sd_bus_message_read(m, "h", fd);
-        return r < 0 ? r : 0;
 }
 
 static int check_file(const Asked *a, RenderOptions *o, Fault *f) {
@@ -122,10 +117,28 @@ static int read_trajectory(Asked *a, RenderOptions *o, const Session *s, Fault *
         return 0;
 }
 
+/* As the program has them whose noise it is, unless asked otherwise. */
+static int read_picture_rule(const Asked *a, RenderOptions *o, Fault *f) {
+        static const char *const rules[] = {
+                [WIRE_PICTURE_REFERENCE] = "reference",
+                [WIRE_PICTURE_COMFY] = "comfy",
+        };
+
+        o->picture_rule = a->q.noise == WIRE_NOISE_COMFY ? WIRE_PICTURE_COMFY : WIRE_PICTURE_REFERENCE;
+        if (!a->picture_rule)
+                return 0;
+        if (a->pictures.n == 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"picture-rule\" is for \"pictures\": give these too, or leave it out.");
+
+        return request_choice("picture-rule", a->picture_rule, rules, ELEMENTSOF(rules), &o->picture_rule, f);
+}
+
 static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
         int r;
 
         r = request_check_prompt(&a->q.text, a->prompt, f);
+        if (r >= 0)
+                r = request_check_pictures(&a->pictures, o, f);
         if (r >= 0)
                 r = read_canvas(a, o, f);
         if (r >= 0)
@@ -134,6 +147,8 @@ static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
                 r = read_frames(a, o, f);
         if (r >= 0)
                 r = read_trajectory(a, o, s, f);
+        if (r >= 0)
+                r = read_picture_rule(a, o, f);
         if (r < 0)
                 return r;
 
@@ -169,6 +184,8 @@ int session_request_render(sd_bus_message *message, const Session *s, RenderOpti
         };
         const BusKey keys[] = {
                 {"prompt", "(tsat)", &a.q.text, &a.prompt},
+                {"pictures", "aa{sv}", &a.pictures, .read = request_read_pictures},
+                {"picture-rule", "s", &a.picture_rule},
                 {"width", "u", &a.width, &a.width_seen},
                 {"height", "u", &a.height, &a.height_seen},
                 {"frames", "u", &a.frames},
@@ -177,7 +194,7 @@ int session_request_render(sd_bus_message *message, const Session *s, RenderOpti
                 {"compute", "s", &a.compute},
                 {"type", "s", &a.type},
                 {"ring", "t", &a.ring},
-                {"output", "h", &a.file, .read = read_file},
+                {"output", "h", &a.file, .read = request_read_file},
                 {"format", "s", &a.format},
                 {"keep-latents", "b", &a.keep_latents},
                 {"output-offset", "t", &a.q.output_offset},
@@ -199,6 +216,11 @@ int session_request_render(sd_bus_message *message, const Session *s, RenderOpti
                 o.file = fcntl(a.file, F_DUPFD_CLOEXEC, 3);
                 if (o.file < 0)
                         return -errno;
+        }
+        r = request_own_pictures(&a.pictures, &o);
+        if (r < 0) {
+                render_options_done(&o);
+                return r;
         }
         *ret = o;
         return 0;
