@@ -418,7 +418,9 @@ bool render_condition_next(Render *r) {
 
 /* Latents of pictures; those of sound are next to nothing beside them. */
 static double work_of(const RenderItem *x, bool sound) {
-        return sound ? 1 : (double) (x->frames == 1 ? 1 : canvas_video_tokens((uint32_t) x->frames)) * (x->height / SIDE) * (x->width / SIDE);
+        uint64_t tokens = x->frames == 1 ? 1 : canvas_video_tokens((uint32_t) x->frames);
+
+        return sound ? 1 : (double) (tokens * (x->height / SIDE) * (x->width / SIDE));
 }
 
 void render_condition_work(const Render *r, double *ret_done, double *ret_now, double *ret_all) {

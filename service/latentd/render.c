@@ -163,8 +163,8 @@ static int make_memory(Render *r) {
         render_make_layout(r, &r->child_ready);
         weigh(r);
         r->stage = RENDER_STAGE_MEMORY;
-        error = session_new_work(r->job->manager, r->job->uid, (r->sizes.work_bytes + page - 1) / page * page, render_on_memory, r, &r->work,
-                &f);
+        error = session_new_work(r->job->manager, r->job->uid, (r->sizes.work_bytes + page - 1) / page * page, render_on_memory, r,
+                &r->work, &f);
         if (error >= 0)
                 return 0;
         if (f.name[0] == '\0')
@@ -336,8 +336,8 @@ static int check_models(const Session *s, const RenderOptions *o, Fault *f) {
                         "the ref2va partition, or give keyframes.");
         if (!references && strcmp(partition, "ref2va") == 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"pictures\" has no references, which the session's denoiser is for: it is of the ref2va partition. Use one of the "
-                        "fl2va partition.");
+                        "\"pictures\" has no references, which the session's denoiser is for: it is of the ref2va partition. Use one of "
+                        "the fl2va partition.");
         return 0;
 }
 

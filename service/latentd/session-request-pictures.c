@@ -113,8 +113,8 @@ static int check_keyframes(RequestPictures *p, Fault *f) {
 
         if (p->n > 2 || (p->n == 2 && p->items[0].last == p->items[1].last))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"pictures\" has %" PRIu32 " keyframes, %s; a film has at most one for its first and one, with \"last\", for its last "
-                        "frame.",
+                        "\"pictures\" has %" PRIu32 " keyframes, %s; a film has at most one for its first and one, with \"last\", for "
+                        "its last frame.",
                         p->n, p->n > 2 ? "too many" : p->items[0].last ? "both last" : "both first");
 
         if (p->n == 2 && first.last) {

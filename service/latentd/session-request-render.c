@@ -128,7 +128,8 @@ static int read_picture_rule(const Asked *a, RenderOptions *o, Fault *f) {
         if (!a->picture_rule)
                 return 0;
         if (a->pictures.n == 0)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"picture-rule\" is for \"pictures\": give these too, or leave it out.");
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"picture-rule\" is for \"pictures\": give these too, or leave it out.");
 
         return request_choice("picture-rule", a->picture_rule, rules, ELEMENTSOF(rules), &o->picture_rule, f);
 }
