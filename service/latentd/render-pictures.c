@@ -104,15 +104,15 @@ static int check_probed(const Render *r, uint32_t i, Fault *f) {
         const MediaDone *d = &x->probed;
         uint64_t frames = x->kind == WIRE_CONDITION_VIDEO ? d->frames : 0, samples = x->has_sound ? d->samples : 0;
 
+        if (p->sound != RENDER_SOUND_AS_IT_HAS && x->kind != WIRE_CONDITION_VIDEO)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"sound\" is for clips, this is a %s.",
+                        x->kind == WIRE_CONDITION_AUDIO ? "sound alone" : "picture");
         if (x->kind == WIRE_CONDITION_AUDIO ? d->samples == 0 : p->sound == RENDER_SOUND_NEEDED && !x->has_sound)
                 return fault_set(f, -ENODATA, FAULT_INVALID_FILE, "There is no sound in this file, where sound is asked.");
         if (x->kind != WIRE_CONDITION_AUDIO && d->frames == 0)
                 return fault_set(f, -ENODATA, FAULT_INVALID_FILE, "There is no picture in this file, only sound.");
         if (x->kind == WIRE_CONDITION_VIDEO && d->still)
                 return fault_set(f, -EINVAL, FAULT_INVALID_FILE, "This is a picture, where a clip is asked.");
-        if (p->sound != RENDER_SOUND_AS_IT_HAS && x->kind != WIRE_CONDITION_VIDEO)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"sound\" is for clips, this is a %s.",
-                        x->kind == WIRE_CONDITION_AUDIO ? "sound alone" : "picture");
         if (x->kind != WIRE_CONDITION_AUDIO && (d->width < SIDE || d->height < SIDE))
                 return fault_set(f, -EINVAL, FAULT_INVALID_FILE, "The picture has %ux%u pixels, expected sides of at least %u.", d->width,
                         d->height, SIDE);
