@@ -235,6 +235,18 @@ static void fails(Fake *f, const Session *s, const RenderOptions *o, const char 
         assert_clean(f, s);
 }
 
+/* Descriptors once a worker is there and nothing runs. */
+static unsigned settled_files(Fake *f, Session *s) {
+        RenderOptions o = film(22, WIRE_PICTURE_COMFY);
+
+        add(&o, WIRE_CONDITION_KEYFRAME, 64, 64, 1, 0);
+        assert_done(f, run(f, s, &o));
+        assert_clean(f, s);
+        run_for(f, 100000);
+        reader.n_reads = 0;
+        return count_files();
+}
+
 /* ---- what is asked for ---- */
 
 static void keyframes_are_stretched_and_stand_at_the_ends(void **state) {
@@ -242,16 +254,9 @@ static void keyframes_are_stretched_and_stand_at_the_ends(void **state) {
         Session *s = pipeline(f);
         RenderOptions o = film(22, WIRE_PICTURE_REFERENCE);
         const WireJobOpen *q;
-        unsigned files;
+        unsigned files = settled_files(f, s);
         Job *j;
 
-        add(&o, WIRE_CONDITION_KEYFRAME, 100, 50, 1, 0);
-        assert_done(f, run(f, s, &o)); /* now the worker is there */
-        assert_clean(f, s);
-        run_for(f, 100000);
-        files = count_files();
-        reader.n_reads = 0;
-        o.n_pictures = 0;
 
         add(&o, WIRE_CONDITION_KEYFRAME, 100, 50, 1, 0);
         add(&o, WIRE_CONDITION_KEYFRAME, 50, 100, 1, 0);
@@ -652,7 +657,7 @@ static bool be_silent_on_read(const MediaRead *q, MediaMessage *m) {
 static void cancel_is_answered_at_once(void **state) {
         Fake *f = *state;
         Session *s = pipeline(f);
-        unsigned files = count_files();
+        unsigned files = settled_files(f, s);
 
         for (unsigned when = 0; when < 4; when++) {
                 RenderOptions o = film(22, WIRE_PICTURE_COMFY);
@@ -678,9 +683,7 @@ static void cancel_is_answered_at_once(void **state) {
                 assert_int_equal(j->state, JOB_CANCELLED);
                 assert_clean(f, s);
         }
-        for (unsigned i = 0; i < CONNECTIONS; i++)
-                RUN_UNTIL(f, reader.conns[i] < 0);
-        assert_in_range(count_files(), files - 1, files + 1); /* the worker's connection */
+        RUN_UNTIL(f, count_files() == files);
 }
 
 static void phases_have_their_share(void **state) {
