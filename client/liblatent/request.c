@@ -532,7 +532,7 @@ static int own_pictures(const Request *q, Request *copy, latent_error *e) {
 
                 p->file = fcntl(q->pictures[i].file, F_DUPFD_CLOEXEC, 3);
                 if (p->file < 0)
-                        return error_set(e, -errno, LATENT_ERROR_INVALID_ARGUMENT, "The file of picture %u cannot be used: %s.", i,
+                        return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "The file of picture %u cannot be used: %s.", i,
                                 strerror(errno));
                 copy->n_pictures = i + 1; /* from here on it is freed with the request */
                 if (own_string(&p->kind, &copy->picture_kinds[i]) < 0 || own_string(&p->name, &copy->picture_names[i]) < 0)
