@@ -464,6 +464,21 @@ typedef struct latent_tokenize_options {
 int latent_session_tokenize(latent_session *session, const latent_tokenize_options *options, latent_job **ret_job,
         latent_error *error);
 
+enum {
+        LATENT_MEDIA_LAST = 1,   /* keyframe: it is the film's last frame, else the first */
+        LATENT_MEDIA_SOUND = 2,  /* video: its sound is needed; else it is taken if there is any */
+        LATENT_MEDIA_SILENT = 4  /* video: without its sound */
+};
+
+/* A file with a picture, clip or sound that a film goes by: PNG, JPEG, WebP, GIF, BMP, MP4, Matroska, WebM, AVI, WAV, FLAC, MP3, Ogg,
+ * AAC. Of fixed size. */
+typedef struct latent_media {
+        const char *kind; /* "keyframe"; or a reference: "image", "video", "audio", NULL: what is in the file. The two do not go together */
+        const char *name; /* of the file, for messages; NULL: none */
+        int file;         /* a regular file, open for reading; the library keeps a duplicate until the job is freed */
+        uint32_t flags;   /* LATENT_MEDIA_* */
+} latent_media;
+
 /* What the conditioner sees beside the prompt. Of fixed size. */
 typedef struct latent_picture {
         const char *kind; /* "keyframe"; or "image", "video", "audio": references. The two do not go together */
@@ -482,6 +497,10 @@ typedef struct latent_encode_options {
         const char *compute; /* as in latent_step_options */
         uint64_t output_offset;
         uint64_t output_bytes;
+        /* Instead of pictures: files, as in latent_render_options, of a film of this size and length. Not for a plan. */
+        const latent_media *files;
+        uint32_t n_files;
+        uint32_t width, height, frames;
 } latent_encode_options;
 
 /* A prompt and pictures, as the denoiser reads them. Results: "text" [L, text_dim], "text_tags" U8 [L], "ids" I32 [L]. */
@@ -520,21 +539,6 @@ typedef struct latent_encode_media_options {
 /* Pictures or sound as latents. Results: "video" F32 [24, T, H / 16, W / 16] or "audio" F32 [32, 2, A]. */
 int latent_session_encode_media(latent_session *session, const latent_encode_media_options *options,
         latent_job **ret_job, latent_error *error);
-
-enum {
-        LATENT_MEDIA_LAST = 1,   /* keyframe: it is the film's last frame, else the first */
-        LATENT_MEDIA_SOUND = 2,  /* video: its sound is needed; else it is taken if there is any */
-        LATENT_MEDIA_SILENT = 4  /* video: without its sound */
-};
-
-/* A file with a picture, clip or sound that a film goes by: PNG, JPEG, WebP, GIF, BMP, MP4, Matroska, WebM, AVI, WAV, FLAC, MP3, Ogg,
- * AAC. Of fixed size. */
-typedef struct latent_media {
-        const char *kind; /* "keyframe"; or a reference: "image", "video", "audio", NULL: what is in the file. The two do not go together */
-        const char *name; /* of the file, for messages; NULL: none */
-        int file;         /* a regular file, open for reading; the library keeps a duplicate until the job is freed */
-        uint32_t flags;   /* LATENT_MEDIA_* */
-} latent_media;
 
 enum {
         LATENT_RENDER_KEEP_LATENTS = 1, /* the latents are results, too: "video", "audio" */

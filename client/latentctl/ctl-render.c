@@ -72,27 +72,6 @@ static int choose_format(Render *x, latent_error *e) {
         return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o %s: expected a name that ends with .mp4, .webm or .mkv", x->coding.output);
 }
 
-static int parse_size(Render *x, latent_error *e) {
-        CLEANUP_FREE char *width = NULL;
-        const char *cross = x->size ? strchr(x->size, 'x') : NULL;
-        uint64_t w = 0, h = 0;
-
-        if (!x->size)
-                return 0;
-
-        if (cross) {
-                width = strndup(x->size, (size_t) (cross - x->size));
-                if (!width)
-                        return ctl_error(e, -ENOMEM, LATENT_ERROR_INTERNAL, "Out of memory.");
-        }
-        if (!width || parse_uint(width, &w) < 0 || parse_uint(cross + 1, &h) < 0 || w == 0 || h == 0 || w > UINT32_MAX || h > UINT32_MAX)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--size %s: expected WIDTHxHEIGHT in pixels, such as 1344x768", x->size);
-
-        x->width = (uint32_t) w;
-        x->height = (uint32_t) h;
-        return 0;
-}
-
 /* Zero would mean the default to the library: it is the service's error, said here. */
 static int check_numbers(Render *x, latent_error *e) {
         if (x->has_frames && x->has_seconds)
@@ -123,7 +102,7 @@ static int check_options(Render *x, latent_error *e) {
         if (r >= 0)
                 r = choose_format(x, e);
         if (r >= 0)
-                r = parse_size(x, e);
+                r = parse_size(x->size, &x->width, &x->height, e);
         if (r >= 0)
                 r = check_numbers(x, e);
         if (r >= 0)

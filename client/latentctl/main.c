@@ -79,7 +79,8 @@ static const Verb verbs[] = {
                 "  --reference FILE.safetensors:TENSOR    U8 [H, W, 3], or a clip [F, H, W, 3]; at most 30 times, in this order\n"
                 "  --reference FILE.safetensors:TENSOR+sound   a clip that has sound\n"
                 "  --reference audio                      a sound\n"
-                "  --image FILE                           image files: of a later version\n"
+                "  --image FILE, --last-image FILE        first and last picture of the film, from image files\n"
+                "  --size WIDTHxHEIGHT                    of that film; default: as the image\n"
                 "  --picture-rule reference|comfy         how pictures get their size; default: reference\n"
                 "  --type bf16|f32                        of text in the file; default: bf16\n"
                 "  --compute auto|f32|bf16\n" TOKENIZER_HELP RESTART_HELP,

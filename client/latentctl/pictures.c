@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "client/latentctl/report.h"
+#include "service/shared/cleanup.h"
 
 static int fail(const char *path, latent_error *e) {
         int error = errno;
@@ -52,6 +53,27 @@ int pictures_open(Pictures *p, latent_error *e) {
         for (uint32_t i = 0; r >= 0 && i < p->references.n; i++)
                 r = open_one(p, p->references.items[i], p->references.tags[i] == PICTURES_TAG_SOUND ? "audio" : NULL, 0, e);
         return r;
+}
+
+int parse_size(const char *size, uint32_t *ret_width, uint32_t *ret_height, latent_error *e) {
+        const char *cross = size ? strchr(size, 'x') : NULL;
+        CLEANUP_FREE char *width = NULL;
+        uint64_t w = 0, h = 0;
+
+        if (!size)
+                return 0;
+
+        if (cross) {
+                width = strndup(size, (size_t) (cross - size));
+                if (!width)
+                        return ctl_error(e, -ENOMEM, LATENT_ERROR_INTERNAL, "Out of memory.");
+        }
+        if (!width || parse_uint(width, &w) < 0 || parse_uint(cross + 1, &h) < 0 || w == 0 || h == 0 || w > UINT32_MAX || h > UINT32_MAX)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--size %s: expected WIDTHxHEIGHT in pixels, such as 1344x768", size);
+
+        *ret_width = (uint32_t) w;
+        *ret_height = (uint32_t) h;
+        return 0;
 }
 
 void pictures_done(Pictures *p) {

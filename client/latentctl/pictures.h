@@ -29,3 +29,6 @@ typedef struct Pictures {
 /* Opens them: p->items. CTL_ERROR_USAGE: keyframes and references, too many; NotFound, AccessDenied, IOError, InvalidFile. */
 int pictures_open(Pictures *p, latent_error *e);
 void pictures_done(Pictures *p);
+
+/* --size WIDTHxHEIGHT; NULL: nothing is written. */
+int parse_size(const char *size, uint32_t *ret_width, uint32_t *ret_height, latent_error *e);

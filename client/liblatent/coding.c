@@ -12,7 +12,7 @@
 #include "client/liblatent/session.h"
 
 _Static_assert(sizeof(latent_tokenize_options) == 32, "public layout changed: add fields, never alter");
-_Static_assert(sizeof(latent_encode_options) == 64, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_encode_options) == 88, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_decode_options) == 64, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_encode_media_options) == 56, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_render_options) == 176, "public layout changed: add fields, never alter");
@@ -37,6 +37,23 @@ static int request_tokenize(const void *options, Request **ret, latent_error *e)
         q.sample.output_offset = o.output_offset;
         q.sample.output_bytes = o.output_bytes;
         return request_new_coding(&q, ret, e);
+}
+
+static int take_pictures(const latent_media *pictures, uint32_t n, Request *q, latent_error *e) {
+        const uint32_t known = LATENT_MEDIA_LAST | LATENT_MEDIA_SOUND | LATENT_MEDIA_SILENT;
+
+        if (n > PICTURES_MAX || (n > 0 && !pictures))
+                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "%u pictures%s; expected an array of at most %u.",
+                        n, pictures ? "" : " at no place", PICTURES_MAX);
+        for (uint32_t i = 0; i < n; i++)
+                if (pictures[i].flags & ~known)
+                        return error_set(e, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT, "Unknown flags %#x of picture %u; expected LATENT_MEDIA_*.",
+                                pictures[i].flags, i);
+
+        if (n > 0)
+                memcpy(q->pictures, pictures, n * sizeof(q->pictures[0]));
+        q->n_pictures = n;
+        return 0;
 }
 
 static int request_encode(const void *options, Request **ret, latent_error *e) {
@@ -64,7 +81,11 @@ static int request_encode(const void *options, Request **ret, latent_error *e) {
         q.sample.output_bytes = o.output_bytes;
         q.picture_rule = o.picture_rule;
         q.type = o.type;
-        return request_new_coding(&q, ret, e);
+        q.width = o.width;
+        q.height = o.height;
+        q.frames = o.frames;
+        r = take_pictures(o.files, o.n_files, &q, e);
+        return r < 0 ? r : request_new_coding(&q, ret, e);
 }
 
 static int request_decode(const void *options, Request **ret, latent_error *e) {
@@ -105,24 +126,6 @@ static int request_encode_media(const void *options, Request **ret, latent_error
         return request_new_coding(&q, ret, e);
 }
 
-static int take_pictures(const latent_render_options *o, Request *q, latent_error *e) {
-        const uint32_t known = LATENT_MEDIA_LAST | LATENT_MEDIA_SOUND | LATENT_MEDIA_SILENT;
-
-        if (o->n_pictures > PICTURES_MAX || (o->n_pictures > 0 && !o->pictures))
-                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "%u pictures%s; expected an array of at most %u.",
-                        o->n_pictures, o->pictures ? "" : " at no place", PICTURES_MAX);
-        for (uint32_t i = 0; i < o->n_pictures; i++)
-                if (o->pictures[i].flags & ~known)
-                        return error_set(e, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT, "Unknown flags %#x of picture %u; expected LATENT_MEDIA_*.",
-                                o->pictures[i].flags, i);
-
-        if (o->n_pictures > 0)
-                memcpy(q->pictures, o->pictures, o->n_pictures * sizeof(q->pictures[0]));
-        q->n_pictures = o->n_pictures;
-        q->picture_rule = o->picture_rule;
-        return 0;
-}
-
 static int request_render(const void *options, Request **ret, latent_error *e) {
         latent_render_options o;
         Request q = {.kind = REQUEST_RENDER};
@@ -159,7 +162,8 @@ static int request_render(const void *options, Request **ret, latent_error *e) {
         q.format = o.format;
         q.type = o.type;
         q.ring_frames = o.ring;
-        r = take_pictures(&o, &q, e);
+        q.picture_rule = o.picture_rule;
+        r = take_pictures(o.pictures, o.n_pictures, &q, e);
         return r < 0 ? r : request_new_coding(&q, ret, e);
 }
 

@@ -218,7 +218,7 @@ static int append_file(sd_bus_message *m, const latent_media *p) {
         return r;
 }
 
-static int append_files(sd_bus_message *m, const Request *q) {
+static int append_files(sd_bus_message *m, const char *key, const Request *q) {
         int r;
 
         if (q->n_pictures == 0)
@@ -226,7 +226,7 @@ static int append_files(sd_bus_message *m, const Request *q) {
 
         r = sd_bus_message_open_container(m, 'e', "sv");
         if (r >= 0)
-                r = sd_bus_message_append(m, "s", "pictures");
+                r = sd_bus_message_append(m, "s", key);
         if (r >= 0)
                 r = sd_bus_message_open_container(m, 'v', "aa{sv}");
         if (r >= 0)
@@ -239,18 +239,26 @@ static int append_files(sd_bus_message *m, const Request *q) {
         return r;
 }
 
-static int append_render(sd_bus_message *m, const Request *q) {
-        const latent_sample_options *o = &q->sample;
+static int append_canvas(sd_bus_message *m, const Request *q) {
         const struct {
                 const char *key;
                 uint32_t value;
         } numbers[] = {{"width", q->width}, {"height", q->height}, {"frames", q->frames}};
-        int r;
+        int r = 0;
 
-        r = append_tensor(m, "prompt", o->text);
         for (size_t i = 0; r >= 0 && i < ELEMENTSOF(numbers); i++)
                 if (numbers[i].value > 0)
                         r = sd_bus_message_append(m, "{sv}", numbers[i].key, "u", numbers[i].value);
+        return r;
+}
+
+static int append_render(sd_bus_message *m, const Request *q) {
+        const latent_sample_options *o = &q->sample;
+        int r;
+
+        r = append_tensor(m, "prompt", o->text);
+        if (r >= 0)
+                r = append_canvas(m, q);
         if (r >= 0)
                 r = append_schedule(m, o);
         if (r >= 0)
@@ -270,7 +278,7 @@ static int append_render(sd_bus_message *m, const Request *q) {
         if (r >= 0 && q->keep_latents)
                 r = sd_bus_message_append(m, "{sv}", "keep-latents", "b", (int) true);
         if (r >= 0)
-                r = append_files(m, q);
+                r = append_files(m, "pictures", q);
         if (r >= 0)
                 r = append_string(m, "picture-rule", q->picture_rule);
 
@@ -285,6 +293,10 @@ static int append_coding(sd_bus_message *m, const Request *q) {
         r = append_tensor(m, "text", o->text);
         if (r >= 0)
                 r = append_pictures(m, q);
+        if (r >= 0)
+                r = append_files(m, "files", q);
+        if (r >= 0)
+                r = append_canvas(m, q);
         if (r >= 0)
                 r = append_string(m, "picture-rule", q->picture_rule);
         if (r >= 0)

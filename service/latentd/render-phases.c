@@ -41,7 +41,7 @@ Model *render_model(const Render *r, RenderPhase p) {
         case RENDER_CONDITION:
                 return r->item_sound ? s->audio_vae : s->video_vae;
         case RENDER_ENCODE:
-                return s->conditioner;
+                return r->o.encode_only ? s->model : s->conditioner;
         case RENDER_SAMPLE:
                 return s->model;
         case RENDER_SOUND:
@@ -232,7 +232,7 @@ static void condition_request(const Render *r, WireJobOpen *q) {
 static void encode_request(const Render *r, WireJobOpen *q) {
         q->kind = WIRE_JOB_ENCODE;
         q->compute = r->o.sample.compute;
-        q->output_type = ST_BF16;
+        q->output_type = r->o.encode_only ? r->o.text_type : ST_BF16;
         q->text = r->o.prompt;
         if (r->o.n_pictures == 0)
                 return;

@@ -31,8 +31,8 @@ static int name_fault(const Render *r, uint32_t i, int error, const Fault *inner
         const char *name = r->o.pictures[i].name;
         const char *text = inner->name[0] != '\0' ? inner->text : strerror(-error);
 
-        return fault_set(f, error, inner->name[0] != '\0' ? inner->name : FAULT_INTERNAL, "\"pictures\"[%" PRIu32 "]%s%s%s: %s",
-                r->items[i].number, name[0] != '\0' ? " (" : "", name, name[0] != '\0' ? ")" : "", text);
+        return fault_set(f, error, inner->name[0] != '\0' ? inner->name : FAULT_INTERNAL, "\"%s\"[%" PRIu32 "]%s%s%s: %s",
+                r->o.encode_only ? "files" : "pictures", r->items[i].number, name[0] != '\0' ? " (" : "", name, name[0] != '\0' ? ")" : "", text);
 }
 
 /* ---- latent-media ---- */
@@ -162,11 +162,11 @@ static int check_counts(const Render *r, Fault *f) {
         for (size_t i = 0; i < ELEMENTSOF(rules); i++)
                 if (n[rules[i].kind] > rules[i].max)
                         return fault_set(f, -E2BIG, FAULT_INVALID_ARGUMENT,
-                                "\"pictures\" has %" PRIu32 " %s as references, the model takes at most %" PRIu32 ".", n[rules[i].kind],
+                                "%" PRIu32 " %s are given as references, the model takes at most %" PRIu32 ".", n[rules[i].kind],
                                 rules[i].what, rules[i].max);
         if (n[WIRE_CONDITION_AUDIO] == r->o.n_pictures)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"pictures\" has sounds alone, which the model does not take: add a picture or clip as a reference.");
+                        "Only sounds alone are given as references, which the model does not take: add a picture or clip.");
         return 0;
 }
 
@@ -224,7 +224,7 @@ static int size_all(Render *r, uint64_t *ret_bytes, Fault *f) {
                 error = canvas_from_picture(r->items[0].probed.width, r->items[0].probed.height, &r->o.width, &r->o.height, &inner);
                 if (error < 0)
                         return name_fault(r, 0, error, &inner, f);
-                error = render_check_output(&r->o, &unused, f);
+                error = r->o.encode_only ? 0 : render_check_output(&r->o, &unused, f);
                 if (error < 0)
                         return error;
         }

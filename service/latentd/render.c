@@ -33,7 +33,7 @@ static void on_child_done(void *userdata, const Job *j) {
                 for (uint32_t i = 0; i < ELEMENTSOF(r->child_results); i++)
                         (void) job_result_tensor(j, i, unused, &r->child_results[i]);
         r->job->compute_usec += j->compute_usec;
-        if (j->kind == JOB_SAMPLE)
+        if (j->kind == JOB_SAMPLE || r->o.encode_only)
                 memcpy(r->job->numerics_id, j->numerics_id, sizeof(r->job->numerics_id));
         /* What comes next is not for here: this is called from inside of the queue. */
         (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
@@ -229,6 +229,13 @@ static void end_film(Render *r) {
         job_finish(r->job, JOB_DONE, NULL);
 }
 
+static int encode_only(Render *r) {
+        r->encoded = (RenderRange){ .place = RENDER_CLIENT_OUTPUT, .offset = r->o.output_offset, .size = r->o.output_size };
+        r->stage = RENDER_STAGE_PHASES;
+        r->phase = RENDER_ENCODE;
+        return start_phase(r);
+}
+
 /* Pictures are being read. */
 static int read_on(Render *r) {
         Fault f = {};
@@ -236,7 +243,7 @@ static int read_on(Render *r) {
 
         error = render_pictures_next(r, &f);
         if (error > 0)
-                return plan_tokens(r);
+                return r->o.encode_only ? encode_only(r) : plan_tokens(r);
         if (error == 0 || f.name[0] == '\0')
                 return error;
 
@@ -245,6 +252,14 @@ static int read_on(Render *r) {
 }
 
 static int next_phase(Render *r) {
+        if (r->o.encode_only) {
+                r->job->ready = r->child_ready;
+                r->job->cached = r->child_cached;
+                r->stage = RENDER_STAGE_END;
+                job_finish(r->job, JOB_DONE, NULL);
+                return 0;
+        }
+
         if (r->phase == RENDER_CONDITION && render_condition_next(r))
                 return start_phase(r);
 
@@ -392,14 +407,56 @@ static void attach(Session *s, const RenderOptions *o, Job *j) {
         model_user_add(j->model);
         j->loras = s->loras;
         lora_list_hold(&j->loras);
+        if (j->kind == JOB_ENCODE)
+                j->request.kind = WIRE_JOB_ENCODE;
         j->request.output_offset = o->output_offset;
         j->request.output_size = o->output_size;
         j->request.ring_frames = o->ring_frames;
 }
 
+/* The first thing that it does. */
+static int begin(Render *r, const RenderOptions *o, Fault *f) {
+        int error;
+
+        if (o->n_pictures == 0)
+                return plan_tokens(r);
+
+        own(&r->o, o);
+        error = render_pictures_start(r, f);
+        if (error < 0)
+                disown(&r->o);
+        return error;
+}
+
+static int new_job(Session *s, Peer *owner, JobKind kind, const RenderOptions *o, Job **ret, Fault *f) {
+        Job *j;
+        int r;
+
+        r = job_new(s->manager, owner, kind, &j, f);
+        if (r < 0)
+                return r;
+
+        r = render_init(s, o, j, &j->render);
+        if (r >= 0) {
+                attach(s, o, j);
+                r = begin(j->render, o, f);
+        }
+        if (r < 0) {
+                (void) job_free(j);
+                return r;
+        }
+
+        own(&j->render->o, o);
+        *ret = j;
+        return 0;
+}
+
+int render_new_encode(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f) {
+        return new_job(s, owner, JOB_ENCODE, o, ret, f);
+}
+
 int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f) {
         uint64_t bytes;
-        Job *j;
         int r;
 
         r = check_models(s, o, f);
@@ -411,32 +468,7 @@ int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault
         r = o->width > 0 ? render_check_output(o, &bytes, f) : 0;
         if (r >= 0 && o->ring_frames > 0)
                 r = session_check_rings(s, f);
-        if (r >= 0)
-                r = job_new(s->manager, owner, JOB_RENDER, &j, f);
-        if (r < 0)
-                return r;
-
-        r = render_init(s, o, j, &j->render);
-        if (r < 0) {
-                (void) job_free(j);
-                return r;
-        }
-
-        attach(s, o, j);
-        if (o->n_pictures > 0) {
-                own(&j->render->o, o);
-                r = render_pictures_start(j->render, f);
-        } else
-                r = plan_tokens(j->render);
-        if (r < 0) {
-                disown(&j->render->o);
-                (void) job_free(j);
-                return r;
-        }
-
-        own(&j->render->o, o);
-        *ret = j;
-        return 0;
+        return r < 0 ? r : new_job(s, owner, JOB_RENDER, o, ret, f);
 }
 
 void render_stop(Render *r) {
@@ -486,6 +518,8 @@ static void estimate(Render *r, const Job *child) {
                 all += r->weights[p];
                 done += p < r->phase ? r->weights[p] : p == r->phase ? r->weights[p] * part : 0;
         }
+        if (r->o.encode_only)
+                j->fraction = child->fraction;
         if (all <= 0)
                 return;
 

@@ -43,6 +43,8 @@ typedef struct RenderOptions {
         uint64_t ring_frames; /* 0: all */
         bool keep_latents;
         uint64_t output_offset, output_size; /* of the client's output arena */
+        bool encode_only;       /* the conditioner's work alone, into the output range: an Encode of files */
+        uint32_t text_type;     /* StType of it: BF16 or F32 */
         int file;           /* the film goes there, and not to the output arena; -EBADF: none */
         MediaFormat format; /* of it */
 } RenderOptions;
@@ -69,6 +71,8 @@ void render_options_done(RenderOptions *o);
 /* A JOB_RENDER that owns a Render, which takes o's files over on success. InvalidArgument: the session has not all models, or a denoiser
  * that is for others; DoesNotFit; LimitExceeded. */
 int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
+/* A JOB_ENCODE with encode_only, likewise. */
+int render_new_encode(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
 /* The job has ended: nothing of it runs any more for the client's eyes. What the worker is at ends at its next block. */
 void render_stop(Render *r);
 Render *render_free(Render *r);

@@ -95,6 +95,21 @@ typedef struct RequestPictures {
 int request_read_file(sd_bus_message *m, const BusKey *k, Fault *f);
 /* BusKey.read: k->value is the RequestPictures. */
 int request_read_pictures(sd_bus_message *m, const BusKey *k, Fault *f);
+/* The film's size and length; without a size that of the first keyframe counts, once it is known. */
+typedef struct RequestCanvas {
+        uint32_t width, height, frames;
+        bool width_seen, height_seen, frames_seen;
+} RequestCanvas;
+
+#define CANVAS_FRAMES_DEFAULT 124u
+#define REQUEST_CANVAS_DEFAULT                                                                              \
+        {.width = CANVAS_DEFAULT_WIDTH, .height = CANVAS_DEFAULT_HEIGHT, .frames = CANVAS_FRAMES_DEFAULT}
+#define CANVAS_KEYS(c)                                                                                      \
+        {"width", "u", &(c)->width, &(c)->width_seen}, {"height", "u", &(c)->height, &(c)->height_seen}, {  \
+                "frames", "u", &(c)->frames, &(c)->frames_seen                                                                 \
+        }
+int request_read_canvas(const RequestCanvas *c, const RequestPictures *p, RenderOptions *o, Fault *f);
+
 /* Which of them go together; o->pictures gets them, o->n_pictures not yet. */
 int request_check_pictures(RequestPictures *p, RenderOptions *o, Fault *f);
 /* o gets duplicates; those that it has on failure are the caller's, too. */

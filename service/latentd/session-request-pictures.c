@@ -91,11 +91,11 @@ int request_read_pictures(sd_bus_message *m, const BusKey *k, Fault *f) {
 
                 if (p->n == RENDER_PICTURES_MAX)
                         return fault_set(f, -E2BIG, FAULT_INVALID_ARGUMENT,
-                                "\"pictures\" has more than %u entries, the most that the model takes.", RENDER_PICTURES_MAX);
+                                "\"%s\" has more than %u entries, the most that the model takes.", k->key, RENDER_PICTURES_MAX);
 
                 r = read_entry(m, &p->items[p->n], &inner);
                 if (r < 0 && inner.name[0] != '\0')
-                        return fault_set(f, r, inner.name, "\"pictures\"[%" PRIu32 "]: %s", p->n, inner.text);
+                        return fault_set(f, r, inner.name, "\"%s\"[%" PRIu32 "]: %s", k->key, p->n, inner.text);
                 if (r < 0)
                         return r;
 
@@ -113,7 +113,7 @@ static int check_keyframes(RequestPictures *p, Fault *f) {
 
         if (p->n > 2 || (p->n == 2 && p->items[0].last == p->items[1].last))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"pictures\" has %" PRIu32 " keyframes, %s; a film has at most one for its first and one, with \"last\", for "
+                        "%" PRIu32 " keyframes are given, %s; a film has at most one for its first and one, with \"last\", for "
                         "its last frame.",
                         p->n, p->n > 2 ? "too many" : p->items[0].last ? "both last" : "both first");
 
@@ -132,7 +132,7 @@ int request_check_pictures(RequestPictures *p, RenderOptions *o, Fault *f) {
                 keyframes += p->items[i].kind == WIRE_CONDITION_KEYFRAME;
         if (keyframes > 0 && keyframes < p->n)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"pictures\" has %" PRIu32 " keyframes and %" PRIu32 " references: the model takes either of them.", keyframes,
+                        "%" PRIu32 " keyframes and %" PRIu32 " references are given: the model takes either of them.", keyframes,
                         p->n - keyframes);
 
         r = keyframes > 0 ? check_keyframes(p, f) : 0;
@@ -143,6 +143,23 @@ int request_check_pictures(RequestPictures *p, RenderOptions *o, Fault *f) {
 
         memcpy(o->pictures, p->items, sizeof(o->pictures));
         return 0;
+}
+
+int request_read_canvas(const RequestCanvas *c, const RequestPictures *p, RenderOptions *o, Fault *f) {
+        int r;
+
+        if (c->width_seen != c->height_seen)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"width\" and \"height\" go together: \"%s\" is missing.",
+                        c->width_seen ? "height" : "width");
+
+        r = canvas_frames(c->frames, &o->frames, f);
+        if (r < 0)
+                return r;
+
+        if (!c->width_seen && p->n > 0 && p->items[0].kind == WIRE_CONDITION_KEYFRAME)
+                return 0;
+
+        return canvas_size(c->width, c->height, &o->width, &o->height, f);
 }
 
 /* The message's descriptors become ours. */

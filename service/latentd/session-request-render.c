@@ -11,7 +11,6 @@
 #include "service/shared/cleanup.h"
 
 #define SEED_DEFAULT 42u
-#define FRAMES_DEFAULT 124u
 #define STEPS_DEFAULT 20u
 #define RING_MIN 22u /* frames that a chunk makes */
 
@@ -21,28 +20,11 @@ typedef struct Asked {
         const char *compute, *type, *format, *picture_rule;
         RequestPictures pictures;
         int file; /* the message's */
-        uint32_t width, height, frames;
+        RequestCanvas canvas;
         uint64_t ring;
         int keep_latents;
-        bool prompt, width_seen, height_seen, seed, output_bytes;
+        bool prompt, seed, output_bytes;
 } Asked;
-
-static int read_canvas(const Asked *a, RenderOptions *o, Fault *f) {
-        int r;
-
-        if (a->width_seen != a->height_seen)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"width\" and \"height\" go together: \"%s\" is missing.",
-                        a->width_seen ? "height" : "width");
-
-        r = canvas_frames(a->frames, &o->frames, f);
-        if (r < 0)
-                return r;
-
-        if (!a->width_seen && a->pictures.n > 0 && a->pictures.items[0].kind == WIRE_CONDITION_KEYFRAME)
-                return 0; /* once that is known */
-
-        return canvas_size(a->width, a->height, &o->width, &o->height, f);
-}
 
 static int read_frames(const Asked *a, RenderOptions *o, Fault *f) {
         static const char *const types[] = {"u8", "f32"};
@@ -141,7 +123,7 @@ static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
         if (r >= 0)
                 r = request_check_pictures(&a->pictures, o, f);
         if (r >= 0)
-                r = read_canvas(a, o, f);
+                r = request_read_canvas(&a->canvas, &a->pictures, o, f);
         if (r >= 0)
                 r = check_file(a, o, f);
         if (r >= 0)
@@ -179,17 +161,13 @@ int session_request_render(sd_bus_message *message, const Session *s, RenderOpti
                 .q = {.kind = WIRE_JOB_SAMPLE},
                 .type = "u8",
                 .file = -EBADF,
-                .width = CANVAS_DEFAULT_WIDTH,
-                .height = CANVAS_DEFAULT_HEIGHT,
-                .frames = FRAMES_DEFAULT,
+                .canvas = REQUEST_CANVAS_DEFAULT,
         };
         const BusKey keys[] = {
                 {"prompt", "(tsat)", &a.q.text, &a.prompt},
                 {"pictures", "aa{sv}", &a.pictures, .read = request_read_pictures},
                 {"picture-rule", "s", &a.picture_rule},
-                {"width", "u", &a.width, &a.width_seen},
-                {"height", "u", &a.height, &a.height_seen},
-                {"frames", "u", &a.frames},
+                CANVAS_KEYS(&a.canvas),
                 TRAJECTORY_KEYS(&a.t, &a.q),
                 {"seed", "t", &a.q.seed, &a.seed},
                 {"compute", "s", &a.compute},

@@ -22,6 +22,9 @@ int session_request_tokenize(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 int session_request_encode(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+/* The same; with "files" ret_files->n_pictures is not 0, and it is what counts. Its files are the caller's. */
+int session_request_encode_files(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, RenderOptions *ret_files, Fault *f);
 int session_request_encode_media(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 int session_request_decode(

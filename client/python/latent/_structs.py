@@ -183,6 +183,15 @@ class latent_picture(Struct):  # noqa: N801
     ]
 
 
+class latent_media(Struct):  # noqa: N801
+    _fields_: ClassVar = [
+        ("kind", c_char_p),
+        ("name", c_char_p),
+        ("file", c_int32),
+        ("flags", c_uint32),
+    ]
+
+
 class latent_encode_options(Struct):  # noqa: N801
     _fields_: ClassVar = [
         ("struct_size", c_uint32),
@@ -194,6 +203,11 @@ class latent_encode_options(Struct):  # noqa: N801
         ("compute", c_char_p),
         ("output_offset", c_uint64),
         ("output_bytes", c_uint64),
+        ("files", POINTER(latent_media)),
+        ("n_files", c_uint32),
+        ("width", c_uint32),
+        ("height", c_uint32),
+        ("frames", c_uint32),
     ]
 
 
@@ -221,15 +235,6 @@ class latent_encode_media_options(Struct):  # noqa: N801
         ("seed", c_uint64),
         ("output_offset", c_uint64),
         ("output_bytes", c_uint64),
-    ]
-
-
-class latent_media(Struct):  # noqa: N801
-    _fields_: ClassVar = [
-        ("kind", c_char_p),
-        ("name", c_char_p),
-        ("file", c_int32),
-        ("flags", c_uint32),
     ]
 
 
