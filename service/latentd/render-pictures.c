@@ -32,7 +32,8 @@ static int name_fault(const Render *r, uint32_t i, int error, const Fault *inner
         const char *text = inner->name[0] != '\0' ? inner->text : strerror(-error);
 
         return fault_set(f, error, inner->name[0] != '\0' ? inner->name : FAULT_INTERNAL, "\"%s\"[%" PRIu32 "]%s%s%s: %s",
-                r->o.encode_only ? "files" : "pictures", r->items[i].number, name[0] != '\0' ? " (" : "", name, name[0] != '\0' ? ")" : "", text);
+                r->o.encode_only ? "files" : "pictures", r->items[i].number, name[0] != '\0' ? " (" : "", name,
+                name[0] != '\0' ? ")" : "", text);
 }
 
 /* ---- latent-media ---- */

@@ -578,7 +578,8 @@ static void numbers_that_cannot_be_are_not_used(void **state) {
                 void (*lie)(MediaDone *d);
                 const char *name;
         } cases[] = { { MEDIA_CLIP, lie_frames, FAULT_IO }, { MEDIA_CLIP, lie_none, FAULT_IO }, { MEDIA_PICTURE, lie_width, FAULT_IO },
-                { MEDIA_SOUND, lie_samples, FAULT_INVALID_FILE }, { MEDIA_PROBE, lie_size, FAULT_IO }, { MEDIA_PROBE, lie_flat, FAULT_IO } };
+                { MEDIA_SOUND, lie_samples, FAULT_INVALID_FILE }, { MEDIA_PROBE, lie_size, FAULT_IO },
+                { MEDIA_PROBE, lie_flat, FAULT_IO } };
         Fake *f = *state;
         Session *s = pipeline(f);
 
