@@ -79,7 +79,8 @@ static const Verb verbs[] = {
                 "  --reference FILE.safetensors:TENSOR    U8 [H, W, 3], or a clip [F, H, W, 3]; at most 30 times, in this order\n"
                 "  --reference FILE.safetensors:TENSOR+sound   a clip that has sound\n"
                 "  --reference audio                      a sound\n"
-                "  --image FILE                           image files: of a later version\n"
+                "  --image FILE, --last-image FILE        first and last picture of the film, from image files\n"
+                "  --size WIDTHxHEIGHT                    of that film; default: as the image\n"
                 "  --picture-rule reference|comfy         how pictures get their size; default: reference\n"
                 "  --type bf16|f32                        of text in the file; default: bf16\n"
                 "  --compute auto|f32|bf16\n" TOKENIZER_HELP RESTART_HELP,
@@ -101,7 +102,12 @@ static const Verb verbs[] = {
                 ".mkv.",
                 "  -o, --output FILE\n"
                 "  -p, --prompt TEXT                      -: standard input\n"
-                "  --size WIDTHxHEIGHT                    rounded to multiples of 32; default: 1344x768\n"
+                "  --image FILE, --last-image FILE        what the film begins and ends with\n"
+                "  --reference FILE                       a picture, clip or sound that it goes by; at most 12 times, 9 pictures, 3 clips and\n"
+                "                                         3 sounds; not together with --image and --last-image\n"
+                "  --reference-sound FILE                 only the sound of a file\n"
+                "  --picture-rule comfy|reference         how pictures are brought in; default: as the program whose noise it is\n"
+                "  --size WIDTHxHEIGHT                    rounded to multiples of 32; default: as the image, else 1344x768\n"
                 "  --seconds S, --frames N                rounded up to 17k+5 frames at 24 a second, at most 362; default: 124\n"
                 "  --steps N                              evaluations, 1 to 1000; default: 20\n"
                 "  --seed N                               of the noise; default: 42\n"

@@ -22,11 +22,14 @@ int session_request_tokenize(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 int session_request_encode(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+/* The same; with "files" ret_files->n_pictures is not 0, and it is what counts. Its files are the caller's. */
+int session_request_encode_files(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, RenderOptions *ret_files, Fault *f);
 int session_request_encode_media(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 int session_request_decode(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
-/* session-request-render.c. ret->file is a duplicate and the caller's. */
+/* session-request-render.c. ret's files are duplicates and the caller's. */
 int session_request_render(sd_bus_message *message, const Session *s, RenderOptions *ret, Fault *f);
 /* Both arguments. The models are those of the caller's user and not counted yet. */
 int session_request_loras(
