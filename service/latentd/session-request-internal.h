@@ -69,8 +69,8 @@ typedef struct Trajectory {
         bool sigmas_video, sigmas_audio, steps_seen;
 } Trajectory;
 
-#define TRAJECTORY_DEFAULT                                                                                          \
-        {.noise = "given", .sampler = "euler", .schedule = "simple", .shift_video = 12.0, .shift_audio = 3.0}
+/* Shifts: of the session's denoiser, or else the released model's. */
+Trajectory request_trajectory_default(const Session *s);
 #define TRAJECTORY_KEYS(t, q)                                                                                       \
         {"noise", "s", &(t)->noise}, {"sampler", "s", &(t)->sampler},                                              \
                 {"sigmas-video", "(tsat)", &(q)->sigmas_video, &(t)->sigmas_video},                                \

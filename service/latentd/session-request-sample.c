@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "service/latentd/job-ready.h"
+#include "service/latentd/model.h"
 #include "service/shared/cleanup.h"
 
 typedef struct Sample {
@@ -18,6 +19,18 @@ typedef struct Sample {
         int keep_steps;
         bool clean_video, clean_audio, slot, kept;
 } Sample;
+
+Trajectory request_trajectory_default(const Session *s) {
+        const WireModelReady *m = s->model ? &s->model->info : &(WireModelReady){};
+
+        return (Trajectory){
+                .noise = "given",
+                .sampler = "euler",
+                .schedule = "simple",
+                .shift_video = m->shift_video > 0 ? (double) m->shift_video : 12.0,
+                .shift_audio = m->shift_audio > 0 ? (double) m->shift_audio : 3.0,
+        };
+}
 
 int request_trajectory_names(const Trajectory *x, WireJobOpen *q, Fault *f) {
         static const char *const noises[] = {
@@ -217,7 +230,7 @@ int session_request_sample(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f) {
         Sample x = {
                 .c.q = {.kind = WIRE_JOB_SAMPLE, .flags = flags},
-                .t = TRAJECTORY_DEFAULT,
+                .t = request_trajectory_default(s),
         };
         const BusKey keys[] = {
                 REQUEST_KEYS(&x.c),
