@@ -4,7 +4,9 @@
 import array
 import json
 import shutil
+import struct
 import subprocess
+import zlib
 
 
 class FilmError(Exception):
@@ -38,3 +40,14 @@ def sound(path):
     """Left and right, as far as the film says that it goes."""
     samples = array.array("f", run("ffmpeg", "-i", path, "-vn", "-f", "f32le", "-ac", 2, "-ar", 32000, "-"))
     return samples[0::2], samples[1::2]
+
+
+def write_png(path, width, height, rgb):
+    """rgb: bytes, three a pixel."""
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    lines = b"".join(b"\0" + rgb[y * width * 3:(y + 1) * width * 3] for y in range(height))
+    with open(path, "wb") as f:
+        f.write(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(lines, 9))
+                + chunk(b"IEND", b""))
