@@ -180,7 +180,8 @@ static void shifts_read_others_are_refused_by_name(void **state) {
 
                 assert_int_equal(read_shifts(name, bad[i].json, strlen(bad[i].json), &v, &a, &f), -EBADMSG);
                 assert_string_equal(f.name, FAULT_INVALID_FILE);
-                if (!strstr(f.text, bad[i].says) || !strstr(f.text, name) || !strstr(f.text, i % 2 ? "audio_scheduler," : "folder scheduler,"))
+                if (!strstr(f.text, bad[i].says) || !strstr(f.text, name) ||
+                        !strstr(f.text, i % 2 ? "folder audio_scheduler," : "folder scheduler,"))
                         fail_msg("%s: %s", bad[i].json, f.text);
         }
         memset(large, ' ', sizeof(large));
