@@ -159,7 +159,7 @@ static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
 
 int session_request_render(sd_bus_message *message, const Session *s, RenderOptions *ret, Fault *f) {
         Asked a = {
-                .t = request_trajectory_default(s),
+                .t = TRAJECTORY_DEFAULT,
                 .q = {.kind = WIRE_JOB_SAMPLE},
                 .type = "u8",
                 .file = -EBADF,

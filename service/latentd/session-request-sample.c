@@ -12,6 +12,10 @@
 #include "service/latentd/model.h"
 #include "service/shared/cleanup.h"
 
+/* The released model's. */
+#define SHIFT_VIDEO 12.0f
+#define SHIFT_AUDIO 3.0f
+
 typedef struct Sample {
         Request c;
         Trajectory t;
@@ -19,18 +23,6 @@ typedef struct Sample {
         int keep_steps;
         bool clean_video, clean_audio, slot, kept;
 } Sample;
-
-Trajectory request_trajectory_default(const Session *s) {
-        const WireModelReady *m = s->model ? &s->model->info : &(WireModelReady){};
-
-        return (Trajectory){
-                .noise = "given",
-                .sampler = "euler",
-                .schedule = "simple",
-                .shift_video = m->shift_video > 0 ? (double) m->shift_video : 12.0,
-                .shift_audio = m->shift_audio > 0 ? (double) m->shift_audio : 3.0,
-        };
-}
 
 int request_trajectory_names(const Trajectory *x, WireJobOpen *q, Fault *f) {
         static const char *const noises[] = {
@@ -86,8 +78,11 @@ static int made_sigmas(const Trajectory *x, WireJobOpen *q, Fault *f) {
         return 0;
 }
 
-static int shift(const char *key, double value, float *ret, Fault *f) {
+static int shift(const char *key, double value, bool seen, float *ret, Fault *f) {
         float narrow = (float) value;
+
+        if (!seen)
+                return 0;
 
         if (!isfinite(value) || !isfinite(narrow) || !(narrow > 0.0f))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
@@ -109,11 +104,21 @@ int request_trajectory_schedule(const Trajectory *x, WireJobOpen *q, Fault *f) {
         if (q->schedule == WIRE_SCHEDULE_GIVEN && q->sampler != WIRE_SAMPLER_RES_MULTISTEP)
                 return 0;
 
-        r = shift("shift-video", x->shift_video, &q->shift_video, f);
+        r = shift("shift-video", x->shift_video, x->shift_video_seen, &q->shift_video, f);
         if (r < 0)
                 return r;
 
-        return shift("shift-audio", x->shift_audio, &q->shift_audio, f);
+        return shift("shift-audio", x->shift_audio, x->shift_audio_seen, &q->shift_audio, f);
+}
+
+void session_request_shifts(const Model *m, WireJobOpen *q) {
+        if (q->schedule == WIRE_SCHEDULE_GIVEN && q->sampler != WIRE_SAMPLER_RES_MULTISTEP)
+                return;
+
+        if (q->shift_video == 0)
+                q->shift_video = m->info.shift_video > 0 ? m->info.shift_video : SHIFT_VIDEO;
+        if (q->shift_audio == 0)
+                q->shift_audio = m->info.shift_audio > 0 ? m->info.shift_audio : SHIFT_AUDIO;
 }
 
 /* What a mask keeps. */
@@ -230,7 +235,7 @@ int session_request_sample(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f) {
         Sample x = {
                 .c.q = {.kind = WIRE_JOB_SAMPLE, .flags = flags},
-                .t = request_trajectory_default(s),
+                .t = TRAJECTORY_DEFAULT,
         };
         const BusKey keys[] = {
                 REQUEST_KEYS(&x.c),
@@ -259,6 +264,7 @@ int session_request_sample(
         if (r < 0)
                 return r;
 
+        session_request_shifts(s->model, &x.c.q);
         *ret = x.c.q;
         return 0;
 }
