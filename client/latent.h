@@ -417,8 +417,8 @@ typedef struct latent_sample_options {
         uint32_t steps; /* 1 .. 1000: required without sigmas */
         uint32_t reserved;
         const char *schedule; /* "simple" (default), "reference" */
-        double shift_video;   /* > 0; 0: 12 */
-        double shift_audio;   /* > 0; 0: 3 */
+        double shift_video;   /* > 0; 0: the checkpoint's (its scheduler_config.json), or else 12 */
+        double shift_audio;   /* > 0; 0: likewise, or else 3 */
         const char *sampler;  /* "euler" (default), "res_multistep", "res_multistep_perstream" */
         const char *compute;  /* as in latent_step_options, and so on */
         uint64_t output_offset;

@@ -282,6 +282,7 @@ static void sample_request(const Render *r, WireJobOpen *q) {
         const RenderOptions *o = &r->o;
 
         *q = o->sample;
+        session_request_shifts(render_model(r, RENDER_SAMPLE), q);
         q->kind = WIRE_JOB_SAMPLE;
         q->text = r->text;
         q->text_tags = r->text_tags;

@@ -62,22 +62,23 @@ int request_choice(
 int request_compute(const char *value, uint32_t *ret, Fault *f);
 
 /* session-request-sample.c: the names of noise, sampler and schedule, steps and shifts into q, as Sample has them. Sigmas are
- * GIVEN where one of the two tensors was. */
+ * GIVEN where one of the two tensors was; shifts that were not given stay 0: session_request_shifts(). */
 typedef struct Trajectory {
         const char *noise, *sampler, *schedule;
         double shift_video, shift_audio;
         uint32_t steps;
-        bool sigmas_video, sigmas_audio, steps_seen;
+        bool sigmas_video, sigmas_audio, steps_seen, shift_video_seen, shift_audio_seen;
 } Trajectory;
 
 #define TRAJECTORY_DEFAULT                                                                                          \
-        {.noise = "given", .sampler = "euler", .schedule = "simple", .shift_video = 12.0, .shift_audio = 3.0}
+        {.noise = "given", .sampler = "euler", .schedule = "simple"}
 #define TRAJECTORY_KEYS(t, q)                                                                                       \
         {"noise", "s", &(t)->noise}, {"sampler", "s", &(t)->sampler},                                              \
                 {"sigmas-video", "(tsat)", &(q)->sigmas_video, &(t)->sigmas_video},                                \
                 {"sigmas-audio", "(tsat)", &(q)->sigmas_audio, &(t)->sigmas_audio},                                \
                 {"steps", "u", &(t)->steps, &(t)->steps_seen}, {"schedule", "s", &(t)->schedule},                  \
-                {"shift-video", "d", &(t)->shift_video}, {"shift-audio", "d", &(t)->shift_audio}
+                {"shift-video", "d", &(t)->shift_video, &(t)->shift_video_seen},                                   \
+                {"shift-audio", "d", &(t)->shift_audio, &(t)->shift_audio_seen}
 
 int request_trajectory_names(const Trajectory *t, WireJobOpen *q, Fault *f);
 int request_trajectory_schedule(const Trajectory *t, WireJobOpen *q, Fault *f);
