@@ -43,6 +43,8 @@ typedef struct RenderSizes {
 /* A JOB_RENDER that owns a Render, which takes o->file over on success. InvalidArgument: the session has not all models; DoesNotFit;
  * LimitExceeded. */
 int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
+/* The job of r is cancelled: at once, or as JOB_CANCELLING until nothing is written to its file any more. May free r. */
+void render_cancel(Render *r);
 /* The job has ended: nothing of it runs any more for the client's eyes. What the worker is at ends at its next block. */
 void render_stop(Render *r);
 Render *render_free(Render *r);

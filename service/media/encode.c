@@ -685,7 +685,7 @@ int encode_run(const MediaWrite *m, int fd, const uint8_t *arena, Channel *c, Me
                 .frame_bytes = (uint64_t) m->width * m->height * 3};
         int r;
 
-        r = output_open(&e.output, fd, f);
+        r = output_open(&e.output, fd, m->again != 0, f);
         if (r < 0)
                 return r;
         e.packet = av_packet_alloc();

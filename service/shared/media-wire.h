@@ -109,6 +109,8 @@ typedef struct MediaWrite {
         uint64_t frames_offset, ring_frames;
         uint64_t sound_offset; /* F32 [2, samples] */
         char title[256];       /* metadata; "" none */
+        uint32_t again;        /* 1: the file holds what an earlier try left, and is emptied first */
+        uint32_t reserved;
 } MediaWrite;
 
 typedef struct MediaFrames {
