@@ -10,6 +10,7 @@
 #include "service/latentd/model.h"
 #include "service/latentd/queue.h"
 #include "service/latentd/render-internal.h"
+#include "service/latentd/worker-start.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
@@ -392,7 +393,9 @@ int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault
         if (s->lora_fault.name[0] != '\0')
                 return fault_set(f, -EIO, s->lora_fault.name, "%s", s->lora_fault.text);
 
-        r = render_check_output(o, &bytes, f);
+        r = o->file >= 0 ? media_check(s->manager->config, f) : 0;
+        if (r >= 0)
+                r = render_check_output(o, &bytes, f);
         if (r >= 0 && o->ring_frames > 0)
                 r = session_check_rings(s, f);
         if (r >= 0)

@@ -40,8 +40,8 @@ typedef struct RenderSizes {
         uint64_t output_bytes; /* of the client's output arena */
 } RenderSizes;
 
-/* A JOB_RENDER that owns a Render, which takes o->file over on success. InvalidArgument: the session has not all models; DoesNotFit;
- * LimitExceeded. */
+/* A JOB_RENDER that owns a Render, which takes o->file over on success. InvalidArgument: the session has not all models; NotSupported:
+ * there is no latent-media for the file; DoesNotFit; LimitExceeded. */
 int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
 /* The job of r is cancelled: at once, or as JOB_CANCELLING until nothing is written to its file any more. May free r. */
 void render_cancel(Render *r);
