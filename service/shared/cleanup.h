@@ -19,6 +19,7 @@ static inline void cleanup_closep(int *fd) {
                 int e = errno;
 
                 (void) close(*fd);
+                *fd = -EBADF; /* the number may be another one's by the next call */
                 errno = e;
         }
 }

@@ -528,10 +528,10 @@ static void slow_is_no_silence(void **state) {
         MediaMessage m;
 
         greet(t, MEDIA_READ);
-        media_link_set_patience(t->link, 3 * SHORT);
+        media_link_set_patience(t->link, 20 * SHORT);
         (void) media_init(&m, MEDIA_PROGRESS);
-        for (unsigned i = 0; i < 8; i++) {
-                run_for(t, SHORT);
+        for (unsigned i = 0; i < 6; i++) { /* longer in all than its patience */
+                run_for(t, 4 * SHORT);
                 say(t, &m);
         }
         run_for(t, SHORT);
@@ -581,6 +581,26 @@ static void free_tells_nothing(void **state) {
         assert_int_equal(t->ends, 0);
 }
 
+/* Numbers of descriptors that are closed already are others' by then. */
+static void closes_each_descriptor_once(void **state) {
+        Test *t = *state;
+        int others[8];
+
+        for (unsigned i = 0; i < 3; i++) {
+                greet(t, MEDIA_WRITE);
+                if (i == 1)
+                        cleanup_closep(&t->media);
+                UNTIL(t, i != 1 || t->ends > 0);
+                for (size_t k = 0; k < ELEMENTSOF(others); k++)
+                        others[k] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+                t->link = media_link_free(t->link);
+                for (size_t k = 0; k < ELEMENTSOF(others); k++)
+                        assert_int_equal(close(others[k]), 0);
+                cleanup_closep(&t->media);
+                t->ends = 0;
+        }
+}
+
 /* ---- our own child ---- */
 
 static void spawned_child_is_reaped_and_its_end_named(void **state) {
@@ -609,6 +629,8 @@ static void spawned_child_is_reaped_and_its_end_named(void **state) {
                 UNTIL(t, t->ends > 0);
                 /* The end of its connection may come a moment before its end. */
                 assert_non_null(strstr(t->fault.text, "died: it "));
+                if (!strstr(t->fault.text, "closed its connection"))
+                        assert_non_null(strstr(t->fault.text, i == 0 ? "exited with status 3" : "was killed by signal 9"));
                 t->link = media_link_free(t->link);
                 t->ends = 0;
         }
@@ -653,6 +675,7 @@ int main(void) {
                 TEST(stop_is_told_when_the_file_is_free),
                 TEST(stop_before_the_request_is_at_once),
                 TEST(free_tells_nothing),
+                TEST(closes_each_descriptor_once),
                 TEST(spawned_child_is_reaped_and_its_end_named),
                 TEST(missing_program_is_named),
         };
