@@ -547,6 +547,8 @@ void render_on_frames(Render *r, const Job *child) {
 
         if (r->phase != RENDER_DECODE || child != r->child || child->frames_ready <= j->frames_ready)
                 return;
+        if (r->decode_again) /* the last ones of a decoder that is cancelled */
+                return;
 
         r->child_ready = child->ready;
         render_take_results(r, RENDER_DECODE);
