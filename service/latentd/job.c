@@ -370,7 +370,12 @@ void job_cancel(Job *j) {
                 return;
         }
 
-        if (!queue_must_wait(j->manager->queue, j)) { /* a Render never has to */
+        if (j->kind == JOB_RENDER) {
+                render_cancel(j->render);
+                return;
+        }
+
+        if (!queue_must_wait(j->manager->queue, j)) {
                 job_finish(j, JOB_CANCELLED, NULL);
                 return;
         }

@@ -29,6 +29,7 @@ typedef enum RenderStage {
         RENDER_STAGE_TOKENS, /* Encode is planned: how many tokens has the prompt? */
         RENDER_STAGE_MEMORY, /* the work arena is being populated */
         RENDER_STAGE_PHASES,
+        RENDER_STAGE_STOP, /* how it ends is known; latent-media may be at its last write */
         RENDER_STAGE_END,
 } RenderStage;
 
@@ -88,9 +89,14 @@ struct Render {
 
         MediaLink *media;     /* the film is being written */
         bool media_done;
+        bool media_again; /* it was lost: the frames are made for another one */
+        bool decode_again; /* likewise, as soon as nothing runs */
         int media_error;   /* it could not be started */
         Fault media_fault; /* likewise */
         uint64_t bytes;       /* of the file */
+
+        JobState end_state; /* RENDER_STAGE_STOP */
+        Fault end_fault;    /* likewise; "": none */
 
         double weights[_RENDER_PHASE_MAX]; /* expected usec of each */
         bool measured;                     /* all of them were */

@@ -348,6 +348,7 @@ void render_make_write(const Render *r, MediaMessage *ret) {
         w->frames_offset = r->frames_tensor.offset;
         w->ring_frames = r->frames_tensor.shape[0];
         w->sound_offset = r->sound_tensor.offset;
+        w->again = r->media_again;
 }
 
 /* The output of this name; a finished job has all of its kind (job_ready_check()). */

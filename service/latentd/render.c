@@ -10,8 +10,10 @@
 #include "service/latentd/model.h"
 #include "service/latentd/queue.h"
 #include "service/latentd/render-internal.h"
+#include "service/latentd/worker-start.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
+#include "service/shared/log.h"
 
 /* What a phase is taken to last as long as its model was not measured: a row goes through so many bytes of weights in a microsecond. Only
  * the phases' shares of the whole matter. */
@@ -39,8 +41,42 @@ static void on_child_done(void *userdata, const Job *j) {
         (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
 }
 
+/* What the worker is at ends at its next block. */
+static void drop_child(Render *r) {
+        Job *child = STEAL_PTR(r->child);
+
+        (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_OFF);
+        if (child) {
+                child->done_fn = NULL;
+                child->render = NULL;
+                job_cancel(child);
+        }
+}
+
+/* Nobody hears of the end while latent-media may write: the file is the client's again then. May free r. */
+static void finish(Render *r, JobState state, const Fault *f) {
+        drop_child(r);
+        if (!r->media || !media_link_stop(r->media)) {
+                job_finish(r->job, state, f);
+                return;
+        }
+
+        r->stage = RENDER_STAGE_STOP;
+        r->end_state = state;
+        r->end_fault = f ? *f : (Fault){};
+        if (state == JOB_CANCELLED)
+                r->job->state = JOB_CANCELLING;
+}
+
+void render_cancel(Render *r) {
+        if (r->stage == RENDER_STAGE_STOP)
+                r->job->state = JOB_CANCELLING;
+        else
+                finish(r, JOB_CANCELLED, NULL);
+}
+
 static void fail(Render *r, const Fault *f) {
-        job_finish(r->job, JOB_FAILED, f);
+        finish(r, JOB_FAILED, f);
 }
 
 /* What goes wrong on the way to the file. */
@@ -219,7 +255,6 @@ static void say_what_failed(Render *r) {
         fail(r, &f);
 }
 
-/* What comes after what has just ended. */
 /* The film is made, and written if it was to be. */
 static void end_film(Render *r) {
         if (!r->film_made || (r->o.file >= 0 && !r->media_done))
@@ -273,6 +308,7 @@ static int next_phase(Render *r) {
         return 0;
 }
 
+/* What comes after what has just ended. */
 static int go_on(Render *r) {
         int error;
 
@@ -303,12 +339,31 @@ static int go_on(Render *r) {
         }
 }
 
+/* Those frames that the lost process had are not in the ring any more, the latents still are: the last phase is run once more. */
+static void decode_again(Render *r) {
+        int error;
+
+        r->decode_again = r->film_made = false;
+        if (STEAL(r->child_ended, false) && r->child_state == JOB_FAILED) {
+                say_what_failed(r);
+                return;
+        }
+
+        error = start_phase(r);
+        if (error < 0)
+                fail_errno(r, error);
+}
+
 static int on_next(sd_event_source *source, void *userdata) {
         Render *r = userdata;
         int error;
 
         if (r->media_error < 0) {
                 fail_media(r, r->media_error, &r->media_fault);
+                return 0;
+        }
+        if (r->decode_again) {
+                decode_again(r);
                 return 0;
         }
         if (STEAL(r->child_ended, false)) {
@@ -465,25 +520,19 @@ int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault
         if (s->lora_fault.name[0] != '\0')
                 return fault_set(f, -EIO, s->lora_fault.name, "%s", s->lora_fault.text);
 
-        r = o->width > 0 ? render_check_output(o, &bytes, f) : 0;
+        r = o->file >= 0 ? media_check(s->manager->config, f) : 0;
+        if (r >= 0 && o->width > 0)
+                r = render_check_output(o, &bytes, f);
         if (r >= 0 && o->ring_frames > 0)
                 r = session_check_rings(s, f);
         return r < 0 ? r : new_job(s, owner, JOB_RENDER, o, ret, f);
 }
 
 void render_stop(Render *r) {
-        Job *child = STEAL_PTR(r->child);
-
-        (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_OFF);
+        drop_child(r);
         r->stage = RENDER_STAGE_END;
         r->media = media_link_free(r->media);
         r->reader = media_link_free(r->reader);
-        if (child) {
-                child->done_fn = NULL;
-                child->render = NULL;
-                job_cancel(child);
-        }
-
         for (RenderPlace a = 0; a < _RENDER_PLACE_MAX; a++)
                 for (RenderPlace b = 0; b < _RENDER_PLACE_MAX; b++)
                         if (r->aliases[a][b])
@@ -558,9 +607,28 @@ static void on_taken(void *userdata, uint64_t frames) {
         render_release_frames(userdata, frames);
 }
 
+/* Another process gets the frames, from the first one on: once. */
+static void write_again(Render *r) {
+        log_notice("latent-media was lost while it wrote a film: another one begins again.");
+        r->media = media_link_free(r->media);
+        r->media_again = r->decode_again = true;
+        if (r->child)
+                job_cancel(r->child); /* its end is told when the worker has let go of it */
+        else
+                (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
+}
+
 static void on_written(void *userdata, const MediaDone *done, const Fault *f) {
         Render *r = userdata;
 
+        if (r->stage == RENDER_STAGE_STOP) {
+                job_finish(r->job, r->end_state, r->end_fault.name[0] != '\0' ? &r->end_fault : NULL);
+                return;
+        }
+        if (!done && media_link_was_lost(r->media) && !r->media_again) {
+                write_again(r);
+                return;
+        }
         if (!done) {
                 fail_media(r, -EIO, f);
                 return;
@@ -594,6 +662,8 @@ void render_on_frames(Render *r, const Job *child) {
         Job *j = r->job;
 
         if (r->phase != RENDER_DECODE || child != r->child || child->frames_ready <= j->frames_ready)
+                return;
+        if (r->decode_again) /* the last ones of a decoder that is cancelled */
                 return;
 
         r->child_ready = child->ready;

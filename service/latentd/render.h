@@ -69,10 +69,12 @@ typedef struct RenderSizes {
 void render_options_done(RenderOptions *o);
 
 /* A JOB_RENDER that owns a Render, which takes o's files over on success. InvalidArgument: the session has not all models, or a denoiser
- * that is for others; DoesNotFit; LimitExceeded. */
+ * that is for others; NotSupported: there is no latent-media for the file; DoesNotFit; LimitExceeded. */
 int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
 /* A JOB_ENCODE with encode_only, likewise. */
 int render_new_encode(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
+/* The job of r is cancelled: at once, or as JOB_CANCELLING until nothing is written to its file any more. May free r. */
+void render_cancel(Render *r);
 /* The job has ended: nothing of it runs any more for the client's eyes. What the worker is at ends at its next block. */
 void render_stop(Render *r);
 Render *render_free(Render *r);

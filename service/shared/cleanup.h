@@ -19,7 +19,7 @@ static inline void cleanup_closep(int *fd) {
                 int e = errno;
 
                 (void) close(*fd);
-                *fd = -EBADF;
+                *fd = -EBADF; /* the number may be another one's by the next call */
                 errno = e;
         }
 }

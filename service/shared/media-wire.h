@@ -92,8 +92,8 @@ typedef struct MediaRead {
 
 typedef enum MediaFormat {
         MEDIA_MP4,  /* H.264 (else AV1, else VP9), AAC (else Opus) */
-        MEDIA_WEBM, /* VP9 or AV1, Opus */
-        MEDIA_MKV,  /* H.264 as MP4, Opus (else AAC) */
+        MEDIA_WEBM, /* VP9 (else AV1), Opus (else Vorbis) */
+        MEDIA_MKV,  /* pictures as MP4, Opus (else FLAC) */
         MEDIA_PNG,  /* one picture */
         MEDIA_WAV,  /* sound only, 16 bit */
         MEDIA_FLAC, /* likewise, 24 bit */
@@ -111,6 +111,8 @@ typedef struct MediaWrite {
         uint64_t frames_offset, ring_frames;
         uint64_t sound_offset; /* F32 [2, samples] */
         char title[256];       /* metadata; "" none */
+        uint32_t again;        /* 1: the file holds what an earlier try left, and is emptied first */
+        uint32_t reserved;
 } MediaWrite;
 
 typedef struct MediaFrames {
