@@ -15,6 +15,9 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
 /* flags: WIRE_JOB_PLAN_ONLY or 0. */
 int session_request_step(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+/* Shifts that were not given (0, as session_request_render() leaves them) are those that the model was made for, or else the released
+ * model's. When it is MODEL_READY. */
+void session_request_shifts(const Model *m, WireJobOpen *q);
 int session_request_sample(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 /* session-request-code.c */
@@ -29,9 +32,6 @@ int session_request_encode_media(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 int session_request_decode(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
-/* session-request-sample.c: shifts that were not given are those that the model was made for, or else the released model's. When it is
- * MODEL_READY. */
-void session_request_shifts(const Model *m, WireJobOpen *q);
 /* session-request-render.c. Shifts that were not given are 0. ret's files are duplicates and the caller's. */
 int session_request_render(sd_bus_message *message, const Session *s, RenderOptions *ret, Fault *f);
 /* Both arguments. The models are those of the caller's user and not counted yet. */
