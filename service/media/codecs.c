@@ -90,9 +90,10 @@ int codecs_check(MediaFormat format, Fault *f) {
 
         for (CodecsKind kind = CODECS_PICTURE; kind <= CODECS_SOUND; kind++)
                 for (unsigned k = 0; !codecs_find(format, kind, 0) && k < ELEMENTSOF(x->encoders[kind]) && x->encoders[kind][k]; k++) {
+                        const char *between = missing[0] == '\0' ? "" : k == 0 ? ", and " : " or ";
                         size_t n = strlen(missing);
 
-                        (void) snprintf(missing + n, sizeof(missing) - n, "%s%s", n == 0 ? "" : k == 0 ? ", and " : " or ", x->encoders[kind][k]);
+                        (void) snprintf(missing + n, sizeof(missing) - n, "%s%s", between, x->encoders[kind][k]);
                 }
         if (missing[0] == '\0')
                 (void) snprintf(missing, sizeof(missing), "the format itself");

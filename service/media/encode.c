@@ -537,8 +537,9 @@ static int begin_file(Encode *e, Fault *f) {
         return r < 0 || e->output.error < 0 ? output_fail(&e->output, f, "Writing the header failed", r) : 0;
 }
 
-/* Times of an MP4 may begin before 0 (it has an edit list); in Matroska the muxer would move all of the film for that. Opus begins with
- * silence before time 0, and there its times count from that silence on (CodecDelay), which the muxer of FFmpeg 6 and older leaves to us. */
+/* Times of an MP4 may begin before 0 (it has an edit list); in Matroska the muxer would move all of the film for
+ * that. Opus begins with silence before time 0, and there its times count from that silence on (CodecDelay), which
+ * the muxer of FFmpeg 6 and older leaves to us. */
 static void set_start(Encode *e) {
         if (!e->picture || e->request->format == MEDIA_MP4)
                 return;

@@ -165,8 +165,8 @@ static void write_all(Film *x) {
         while (taken < FRAMES) {
                 RUN_UNTIL(x->f, (take_in(x), x->ready > taken));
                 if (x->ready - taken > x->asked.ring_frames)
-                        fail_msg("%llu frames are ready, %llu taken, in a ring of %llu", (unsigned long long) x->ready, (unsigned long long) taken,
-                                (unsigned long long) x->asked.ring_frames);
+                        fail_msg("%llu frames are ready, %llu taken, in a ring of %llu", (unsigned long long) x->ready,
+                                (unsigned long long) taken, (unsigned long long) x->asked.ring_frames);
                 take(x, taken, x->ready);
                 taken = x->ready;
         }

@@ -135,9 +135,11 @@ static void expect_refused(MediaFormat format, const char *lacks, const char *ha
 static void nothing_that_fits_is_named(void **state) {
         assert_true(without("libvpx-vp9,libsvtav1"));
         expect_formats("mp4 (libx264, aac), mkv");
-        expect_refused(MEDIA_WEBM, "cannot write webm, they lack libvpx-vp9 or libsvtav1.", "What can be written here: mp4 (libx264, aac), mkv (");
+        expect_refused(MEDIA_WEBM, "cannot write webm, they lack libvpx-vp9 or libsvtav1.",
+                "What can be written here: mp4 (libx264, aac), mkv (");
         assert_true(without("libx264,libsvtav1,libvpx-vp9,aac,libopus"));
-        expect_refused(MEDIA_MP4, "they lack libx264 or libsvtav1 or libvpx-vp9, and aac or libopus.", "What can be written here: png (png), wav");
+        expect_refused(MEDIA_MP4, "they lack libx264 or libsvtav1 or libvpx-vp9, and aac or libopus.",
+                "What can be written here: png (png), wav");
         expect_refused(MEDIA_MKV, "they lack libx264 or libsvtav1 or libvpx-vp9. What", "png (png)"); /* it has its sound: FLAC */
         assert_true(without("libx264,libsvtav1,libvpx-vp9,aac,libopus,libvorbis,png,pcm_s16le,flac"));
         expect_refused(MEDIA_MKV, "they lack libx264", "What can be written here: nothing.");
