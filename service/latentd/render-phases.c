@@ -153,6 +153,13 @@ double render_work(const Render *r, RenderPhase p) {
         }
 }
 
+void render_assume_latents(Render *r) {
+        r->video = video_latent(&r->o);
+        r->audio = audio_latent(&r->o);
+        r->video.offset = r->sampled.offset + WIRE_SLOT_ALIGN;
+        r->audio.offset = r->video.offset + pad(r->video.size);
+}
+
 static void encode_request(const Render *r, WireJobOpen *q) {
         q->kind = WIRE_JOB_ENCODE;
         q->compute = r->o.sample.compute;

@@ -7,15 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "service/latentd/bus-error.h"
 #include "service/latentd/model.h"
 #include "service/latentd/queue.h"
 #include "service/latentd/render-internal.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
-
-/* What a phase is taken to last as long as its model was not measured: a row goes through so many bytes of weights in a microsecond. Only
- * the phases' shares of the whole matter. */
-#define PACE_BYTES 10000.0
 
 static void on_child_done(void *userdata, const Job *j) {
         Render *r = userdata;
@@ -25,7 +22,9 @@ static void on_child_done(void *userdata, const Job *j) {
         r->child_ended = true;
         r->child_state = j->state;
         r->child_fault = j->fault;
-        r->child_ready = j->ready;
+        if (j->kind != JOB_LOAD)
+                r->child_ready = j->ready;
+        r->child_ranks = j->plan_ranks;
         r->child_took_usec = clock_usec() - j->created_usec;
         r->child_compute_usec = j->compute_usec;
         r->child_cached = j->cached;
@@ -115,6 +114,8 @@ static int start_phase(Render *r) {
         int error;
 
         render_make_request(r, r->phase, &q, &from, &to);
+        if (r->plan_message)
+                q.flags = WIRE_JOB_PLAN_ONLY;
         error = alias(r, from, to, &s);
         if (error >= 0)
                 error = session_submit_hidden(s, render_model(r, r->phase), &q, loras, r, &child);
@@ -123,6 +124,108 @@ static int start_phase(Render *r) {
 
         own_child(r, child);
         return 0;
+}
+
+static bool loads_models(const Render *r) {
+        for (RenderPhase p = 0; p < _RENDER_PHASE_MAX; p++)
+                if (render_model(r, p)->defer)
+                        return true;
+
+        return false;
+}
+
+/* Of two that load models one after the other the second would want the memory that the first has only just made room in. */
+static bool must_wait(const Render *r) {
+        const Job *j;
+
+        if (!loads_models(r))
+                return false;
+
+        TAILQ_FOREACH(j, &r->job->manager->unfinished, unfinished_entry) {
+                if (j == r->job)
+                        return false;
+                if (j->kind == JOB_RENDER && loads_models(j->render))
+                        return true;
+        }
+
+        return false;
+}
+
+static void let_others_begin(const Render *r) {
+        Job *j;
+
+        TAILQ_FOREACH(j, &r->job->manager->unfinished, unfinished_entry)
+                if (j->kind == JOB_RENDER && j != r->job && j->render->waiting)
+                        (void) sd_event_source_set_enabled(j->render->next_source, SD_EVENT_ONESHOT);
+}
+
+static int load_part(Render *r) {
+        Job *child;
+        int error;
+
+        error = job_new_hidden(r->job->manager, r->job->uid, JOB_LOAD, &child);
+        if (error < 0)
+                return error;
+
+        child->render = r;
+        own_child(r, child);
+        r->loading = true;
+        error = model_want(r->wanted, child); /* which may have ended it */
+        if (error < 0) {
+                r->child = NULL;
+                r->loading = false;
+                child->done_fn = NULL;
+                (void) job_free(child);
+        }
+        return error;
+}
+
+static void want(Render *r, Model *m) {
+        if (r->wanted == m)
+                return;
+
+        if (r->wanted)
+                model_wanted_remove(r->wanted);
+        r->wanted = m;
+        if (m)
+                model_wanted_add(m);
+}
+
+/* The phase has its turn; its model may have to be loaded first. */
+static int begin(Render *r) {
+        Model *m = render_model(r, r->phase);
+
+        want(r, m->defer ? m : NULL);
+        if (m->defer && (m->state == MODEL_DEFERRED || m->state == MODEL_LOADING))
+                return load_part(r);
+
+        return r->stage == RENDER_STAGE_TOKENS ? plan_tokens(r) : start_phase(r);
+}
+
+/* What a deferred model is turns out now. */
+static int end_load(Render *r) {
+        static const WireModelKind kinds[] = {
+                [RENDER_ENCODE] = WIRE_MODEL_CONDITIONER,
+                [RENDER_SAMPLE] = WIRE_MODEL_DENOISER,
+                [RENDER_SOUND] = WIRE_MODEL_AUDIO_VAE,
+                [RENDER_DECODE] = WIRE_MODEL_VIDEO_VAE,
+        };
+        const Model *m = r->wanted;
+        Fault f = {};
+
+        if (m->state != MODEL_READY) /* somebody else had it go again */
+                return begin(r);
+
+        render_measure_load(r, m->bytes_read, r->child_took_usec);
+        if (m->info.kind != (uint32_t) kinds[r->phase]) {
+                (void) fault_set(&f, -EINVAL, FAULT_INVALID_ARGUMENT, "Phase \"%s\": \"%.64s\" is a model of kind \"%s\", expected \"%s\".",
+                        render_phase_name(r->phase), m->name, model_kind_to_string(m->info.kind), model_kind_to_string(kinds[r->phase]));
+                fail(r, &f);
+                return 0;
+        }
+
+        render_weigh(r);
+        return begin(r);
 }
 
 static void on_memory(void *userdata, Session *s, const Fault *f) {
@@ -138,23 +241,20 @@ static void on_memory(void *userdata, Session *s, const Fault *f) {
         (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
 }
 
-static void weigh(Render *r) {
-        r->measured = true;
-        for (RenderPhase p = 0; p < _RENDER_PHASE_MAX; p++) {
-                const Model *m = render_model(r, p);
-
-                r->measured = r->measured && m->pace > 0;
-                r->weights[p] = render_work(r, p) * (m->pace > 0 ? m->pace : ((double) m->info.weight_bytes + 1) / PACE_BYTES);
-        }
-}
-
 static int make_memory(Render *r) {
         uint64_t page = (uint64_t) sysconf(_SC_PAGESIZE);
         Fault f = {};
         int error;
 
         render_make_layout(r, &r->child_ready);
-        weigh(r);
+        r->planned[RENDER_ENCODE] = (struct RenderPlanned){ true, r->child_ready.memory_bytes, 1, r->child_ranks };
+        render_weigh(r);
+        error = render_check_memory(r, &f);
+        if (error < 0) {
+                fail(r, &f);
+                return 0;
+        }
+
         r->stage = RENDER_STAGE_MEMORY;
         error = session_new_work(r->job->manager, r->job->uid, (r->sizes.work_bytes + page - 1) / page * page, on_memory, r, &r->work, &f);
         if (error >= 0)
@@ -189,11 +289,9 @@ static int copy_sigmas(const Render *r) {
 
 /* The measured time of a phase is what later ones are weighed by. */
 static void end_phase(Render *r) {
-        double work = render_work(r, r->phase);
-
         r->took_usec[r->phase] = r->child_took_usec;
-        if (!r->child_cached && work > 0 && r->child_compute_usec > 0)
-                render_model(r, r->phase)->pace = (double) r->child_compute_usec / work;
+        if (!r->child_cached && r->child_compute_usec > 0)
+                render_measure_phase(r, r->phase, r->child_compute_usec);
         render_take_results(r, r->phase);
 }
 
@@ -207,16 +305,81 @@ static void say_what_failed(Render *r) {
         fail(r, &f);
 }
 
-/* What comes after what has just ended. */
+/* Fraction and time to the end over all phases: of the one that runs, or behind the last one of what is still to be written, this part
+ * is done, and it takes eta_usec more (0: not known). */
+static void estimate(Render *r, double part_of_it, uint64_t eta_usec) {
+        double done = 0, all = r->tail, here = r->film_made ? r->tail : r->weights[r->phase] + r->loads[r->phase], part, left;
+        bool measured = true;
+        Job *j = r->job;
+
+        for (RenderPhase p = 0; p < _RENDER_PHASE_MAX; p++) {
+                double w = r->weights[p] + r->loads[p];
+
+                all += w;
+                done += p < r->phase || r->film_made ? w : 0;
+                measured = measured && (p <= r->phase || r->measured[p]);
+        }
+        done += here * part_of_it;
+        if (all <= 0)
+                return;
+
+        part = done / all;
+        if (part > j->fraction) /* a worker's death takes a step back, the bar does not go there */
+                j->fraction = part;
+        left = all - done;
+        if (eta_usec > 0) /* measured while it runs */
+                left += (double) eta_usec - here * (1 - part_of_it);
+        if (!measured || (eta_usec == 0 && !r->film_made && !r->measured[r->phase])) {
+                double so_far = (double) (clock_usec() - j->started_usec);
+
+                left = part > 0 ? so_far * (1 - part) / part : 0;
+        }
+        j->eta_usec = left > 0 && left < 1e15 ? (uint64_t) left : 0;
+}
+
 /* The film is made, and written if it was to be. */
 static void end_film(Render *r) {
         if (!r->film_made || (r->o.file >= 0 && !r->media_done))
                 return;
 
+        if (r->o.file >= 0)
+                render_measure_write(r, clock_usec() - r->film_made_usec);
         r->stage = RENDER_STAGE_END;
         job_finish(r->job, JOB_DONE, NULL);
 }
 
+/* What latent-media has still to write of a film that is made. */
+static void tell_writing(Render *r, uint64_t taken) {
+        Job *j = r->job;
+
+        j->phase = "write";
+        j->step = (uint32_t) taken;
+        j->steps = r->o.frames;
+        j->block = j->blocks = 0;
+        estimate(r, (double) taken / r->o.frames, 0);
+        job_progress(j);
+}
+
+static void end_phases(Render *r) {
+        want(r, NULL);
+        r->film_made = true;
+        r->film_made_usec = clock_usec();
+        if (r->o.file >= 0 && !r->media_done)
+                tell_writing(r, r->taken);
+        end_film(r);
+}
+
+/* The next one that can be planned: whose model is there. */
+static int plan_next(Render *r) {
+        while (++r->phase < _RENDER_PHASE_MAX)
+                if (render_model(r, r->phase)->state == MODEL_READY)
+                        return start_phase(r);
+
+        job_finish(r->job, JOB_DONE, NULL); /* which answers */
+        return 0;
+}
+
+/* What comes after what has just ended. */
 static int go_on(Render *r) {
         int error;
 
@@ -230,16 +393,26 @@ static int go_on(Render *r) {
                 if (error < 0)
                         return error;
                 r->stage = RENDER_STAGE_PHASES;
-                return start_phase(r);
+                if (!r->plan_message)
+                        return begin(r);
+
+                render_take_results(r, RENDER_ENCODE);
+                render_assume_latents(r);
+                return plan_next(r);
 
         case RENDER_STAGE_PHASES:
+                if (r->plan_message) {
+                        r->planned[r->phase] =
+                                (struct RenderPlanned){ true, r->child_ready.memory_bytes, r->child_ready.steps, r->child_ranks };
+                        return plan_next(r);
+                }
+
                 end_phase(r);
                 if (r->phase + 1 < _RENDER_PHASE_MAX) {
                         r->phase++;
-                        return start_phase(r);
+                        return begin(r);
                 }
-                r->film_made = true;
-                end_film(r);
+                end_phases(r);
                 return 0;
 
         default:
@@ -260,12 +433,17 @@ static int on_next(sd_event_source *source, void *userdata) {
                         say_what_failed(r);
                         return 0;
                 }
-        } else if (!STEAL(r->memory_ready, false)) {
+                error = STEAL(r->loading, false) ? end_load(r) : go_on(r);
+        } else if (STEAL(r->memory_ready, false))
+                error = go_on(r);
+        else if (r->waiting) {
+                r->waiting = must_wait(r);
+                error = r->waiting ? 0 : begin(r);
+        } else {
                 end_film(r);
                 return 0;
         }
 
-        error = go_on(r);
         if (error < 0)
                 fail_errno(r, error);
         return 0;
@@ -313,7 +491,7 @@ static int render_init(Session *s, const RenderOptions *o, Job *j, Render **ret)
         return 0;
 }
 
-/* The job has its place in the output arena and its models. */
+/* The job has its models, and unless it is a plan its place in the output arena. */
 static void attach(Session *s, const RenderOptions *o, Job *j) {
         j->session = s;
         j->session_id = s->id;
@@ -322,12 +500,15 @@ static void attach(Session *s, const RenderOptions *o, Job *j) {
         model_user_add(j->model);
         j->loras = s->loras;
         lora_list_hold(&j->loras);
+        if (j->hidden)
+                return;
+
         j->request.output_offset = o->output_offset;
         j->request.output_size = o->output_size;
         j->request.ring_frames = o->ring_frames;
 }
 
-int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f) {
+static int new_job(Session *s, Peer *owner, const RenderOptions *o, bool plan, Job **ret, Fault *f) {
         uint64_t bytes;
         Job *j;
         int r;
@@ -339,7 +520,7 @@ int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault
                 return fault_set(f, -EIO, s->lora_fault.name, "%s", s->lora_fault.text);
 
         r = render_check_output(o, &bytes, f);
-        if (r >= 0 && o->ring_frames > 0)
+        if (r >= 0 && o->ring_frames > 0 && !plan)
                 r = session_check_rings(s, f);
         if (r >= 0)
                 r = job_new(s->manager, owner, JOB_RENDER, &j, f);
@@ -352,8 +533,37 @@ int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault
                 return r;
         }
 
+        j->hidden = plan;
         attach(s, o, j);
-        r = plan_tokens(j->render);
+        render_make_layout(j->render, &(WireJobReady){}); /* without a prompt: what does not fit so will not fit with it */
+        r = render_check_memory(j->render, f);
+        if (r < 0) {
+                (void) job_free(j);
+                return r;
+        }
+
+        *ret = j;
+        return 0;
+}
+
+/* Nothing of it has failed so far. */
+static int start(Job *j) {
+        Render *r = j->render;
+
+        render_weigh(r);
+        r->waiting = must_wait(r);
+        return r->waiting ? 0 : begin(r);
+}
+
+int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f) {
+        Job *j;
+        int r;
+
+        r = new_job(s, owner, o, false, &j, f);
+        if (r < 0)
+                return r;
+
+        r = start(j);
         if (r < 0) {
                 (void) job_free(j);
                 return r;
@@ -361,6 +571,41 @@ int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault
 
         j->render->o.file = o->file;
         *ret = j;
+        return 0;
+}
+
+static void on_planned(void *userdata, const Job *j) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *message = userdata;
+        CLEANUP(sd_bus_error_free) sd_bus_error error = SD_BUS_ERROR_NULL;
+        Fault f = j->fault;
+
+        if (j->state == JOB_DONE) {
+                (void) render_plan_reply(j->render, message);
+                return;
+        }
+
+        (void) fault_set(&f, -ECANCELED, FAULT_CANCELLED, "The session was closed."); /* a fault that is there stays */
+        (void) bus_error_fault(&error, -EIO, &f);
+        (void) sd_bus_reply_method_error(message, &error);
+}
+
+int render_plan(Session *s, Peer *owner, const RenderOptions *o, sd_bus_message *message, Fault *f) {
+        Job *j;
+        int r;
+
+        r = new_job(s, owner, o, true, &j, f);
+        if (r < 0)
+                return r;
+
+        j->render->plan_message = message;
+        r = start(j);
+        if (r < 0) {
+                (void) job_free(j);
+                return r;
+        }
+
+        j->done_fn = on_planned;
+        j->done_userdata = sd_bus_message_ref(message); /* on_planned()'s */
         return 0;
 }
 
@@ -375,6 +620,8 @@ void render_stop(Render *r) {
                 child->render = NULL;
                 job_cancel(child);
         }
+        want(r, NULL);
+        let_others_begin(r);
 
         for (RenderPlace a = 0; a < _RENDER_PLACE_MAX; a++)
                 for (RenderPlace b = 0; b < _RENDER_PLACE_MAX; b++)
@@ -395,27 +642,13 @@ Render *render_free(Render *r) {
         return NULL;
 }
 
-/* Fraction and time to the end over all phases. */
-static void estimate(Render *r, const Job *child) {
-        double done = 0, all = 0, part, left;
-        Job *j = r->job;
+/* The reading of its model comes before the phase itself. */
+static double part_of_phase(const Render *r, const Job *child) {
+        double load = r->loads[r->phase], all = load + r->weights[r->phase];
 
-        for (RenderPhase p = 0; p < _RENDER_PHASE_MAX; p++) {
-                all += r->weights[p];
-                done += p < r->phase ? r->weights[p] : p == r->phase ? r->weights[p] * child->fraction : 0;
-        }
         if (all <= 0)
-                return;
-
-        part = done / all;
-        if (part > j->fraction) /* a worker's death takes a step back, the bar does not go there */
-                j->fraction = part;
-        left = all - done;
-        if (child->eta_usec > 0) /* measured while it runs */
-                left += (double) child->eta_usec - r->weights[r->phase] * (1 - child->fraction);
-        if (!r->measured)
-                left = part > 0 ? (double) (clock_usec() - j->started_usec) * (1 - part) / part : 0;
-        j->eta_usec = left > 0 && left < 1e15 ? (uint64_t) left : 0;
+                return 0;
+        return r->loading ? load * child->fraction / all : (load + r->weights[r->phase] * child->fraction) / all;
 }
 
 void render_on_progress(Render *r, const Job *child) {
@@ -434,12 +667,17 @@ void render_on_progress(Render *r, const Job *child) {
         j->block = child->block;
         j->blocks = child->blocks;
         if (child->state == JOB_RUNNING)
-                estimate(r, child);
+                estimate(r, part_of_phase(r, child), child->eta_usec);
         job_progress(j);
 }
 
 static void on_taken(void *userdata, uint64_t frames) {
-        render_release_frames(userdata, frames);
+        Render *r = userdata;
+
+        r->taken = frames;
+        render_release_frames(r, frames);
+        if (r->film_made)
+                tell_writing(r, frames);
 }
 
 static void on_written(void *userdata, const MediaDone *done, const Fault *f) {

@@ -150,7 +150,7 @@ static int method_render(sd_bus_message *message, void *userdata, sd_bus_error *
 
         r = peer_of_message(s->manager, message, &p, &f);
         if (r >= 0)
-                r = session_request_render(message, s, &o, &f);
+                r = session_request_render(message, s, 0, &o, &f);
         if (r >= 0)
                 r = render_new(s, p, &o, &j, &f);
         if (r < 0) {

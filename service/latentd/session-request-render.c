@@ -153,14 +153,16 @@ static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
         o->output_size = a->q.output_size;
         o->keep_latents = a->keep_latents;
         o->sample = a->q;
+        o->sample.flags = 0;
         o->sample.text = (WireTensor){};
         return 0;
 }
 
-int session_request_render(sd_bus_message *message, const Session *s, RenderOptions *ret, Fault *f) {
+int session_request_render(
+        sd_bus_message *message, const Session *s, uint32_t flags, RenderOptions *ret, Fault *f) {
         Asked a = {
                 .t = TRAJECTORY_DEFAULT,
-                .q = {.kind = WIRE_JOB_SAMPLE},
+                .q = {.kind = WIRE_JOB_SAMPLE, .flags = flags},
                 .type = "u8",
                 .file = -EBADF,
                 .width = CANVAS_DEFAULT_WIDTH,

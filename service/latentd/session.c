@@ -539,6 +539,12 @@ static const struct {
 int session_check_kind(const Session *s, WireJobKind kind, Fault *f) {
         uint32_t has = s->model->info.kind;
 
+        if (s->model->state != MODEL_READY)
+                return fault_set(f, -EBUSY, FAULT_BUSY,
+                        "The session's model is %s: only Render loads a deferred model, when it needs it. For %s load it with LoadModel, "
+                        "or Commit, without \"defer\".",
+                        model_state_to_string(s->model->state), job_rules[kind].method);
+
         if (has == job_rules[kind].kinds[0] || has == job_rules[kind].kinds[1])
                 return 0;
 

@@ -186,6 +186,14 @@ static bool watch(Fake *f, const WireMessage *m) {
         return false;
 }
 
+static unsigned n_measured(const Fake *f) {
+        unsigned n = 0;
+
+        for (size_t i = 0; i < PACE_ENTRIES; i++)
+                n += f->m->paces.entries[i].usec > 0;
+        return n;
+}
+
 /* Measured phases weigh what they took. */
 static void fraction_never_falls(void **state) {
         Fake *f = *state;
@@ -200,7 +208,7 @@ static void fraction_never_falls(void **state) {
                 for (unsigned k = 1; k < n_fractions; k++)
                         assert_true(fractions[k] >= fractions[k - 1] && fractions[k] <= 1);
                 assert_true(n_fractions > 5);
-                assert_true(f->model->pace > 0 && f->vae->pace > 0);
+                assert_int_equal(n_measured(f), 4);
         }
         watched = NULL;
 }
