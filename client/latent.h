@@ -211,9 +211,15 @@ int latent_client_cancel_job(latent_client *client, const char *path, latent_err
 
 /* ---- models ---- */
 
+enum {
+        /* The files are opened, nothing is read: latent_session_render() has the model loaded when it needs it, and its weights leave
+         * memory when others need the room. No other job runs on it as long as it is deferred. One that is loaded already stays so. */
+        LATENT_LOAD_DEFER = 1
+};
+
 typedef struct latent_load_options {
         uint32_t struct_size;
-        uint32_t reserved;
+        uint32_t flags;   /* LATENT_LOAD_* */
         const char *name; /* latent_model_load_path() only: for people; default: the last part of the path */
         const char *qkv_order; /* of files with original names: "auto" (default), "interleaved", "stacked" */
         const char *partition; /* "fl2va", "ref2va"; default: from the name */
@@ -559,6 +565,14 @@ typedef struct latent_render_options {
  * is cut off. */
 int latent_session_render(latent_session *session, const latent_render_options *options, latent_job **ret_job,
         latent_error *error);
+
+/* What it would take, before it is started: rows, tokens, steps, ranks, frames, width, height; output-bytes, work-bytes (what lies
+ * between the phases), memory-bytes (most of it all at a time, with the weights); usec, where each phase was measured before; phases: an
+ * array of dictionaries with phase, model, loaded, weight-bytes, ranks, numa, node-bytes, leave (names of the models that leave memory
+ * for it), and where they are known step-bytes and usec. The conditioner counts the tokens, and is loaded for it. Errors: those of the job,
+ * DoesNotFit with the numbers among them. */
+int latent_session_plan_render(latent_session *session, const latent_render_options *options,
+        latent_value **ret_value, latent_error *error);
 
 /* What such a job would take: as latent_session_plan_step(), and memory-bytes: what a step takes beside arenas and weights. */
 int latent_session_plan_tokenize(latent_session *session, const latent_tokenize_options *options,

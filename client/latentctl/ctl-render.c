@@ -8,10 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "client/latentctl/coding-job.h"
 #include "client/latentctl/lora-options.h"
 #include "client/latentctl/progress.h"
+#include "client/latentctl/render-plan.h"
 #include "client/latentctl/report.h"
 #include "client/latentctl/results.h"
 #include "client/latentctl/run.h"
@@ -33,7 +36,7 @@ typedef struct Render {
         const char *prompt, *size, *schedule, *sampler, *noise, *keep_latents, *format;
         uint64_t frames, steps, seed;
         double seconds, shift_video, shift_audio;
-        bool has_frames, has_seconds, has_seed, has_steps;
+        bool has_frames, has_seconds, has_seed, has_steps, plan;
         uint32_t width, height; /* 0: not given */
         StringList lora_arguments;
         LoraOptions loras;
@@ -110,13 +113,13 @@ static int check_numbers(Render *x, latent_error *e) {
 static int check_options(Render *x, latent_error *e) {
         int r;
 
-        if (!x->coding.output)
+        if (!x->coding.output && !x->plan)
                 return usage(e, "-o FILM.mp4 is missing");
         if (!x->prompt)
                 return usage(e, "--prompt TEXT is missing");
 
-        r = coding_check_options(&x->coding, e);
-        if (r >= 0)
+        r = x->coding.output ? coding_check_options(&x->coding, e) : 0;
+        if (r >= 0 && x->coding.output)
                 r = choose_format(x, e);
         if (r >= 0)
                 r = parse_size(x, e);
@@ -137,6 +140,8 @@ static int open_parts(CodingJob *j, Render *x, latent_error *e) {
         int r;
 
         for (size_t i = 0; i < _PART_MAX; i++) {
+                /* Each part is read when it is its turn; adapters are merged into the denoiser before that. */
+                x->coding.defer = i != PART_DENOISER || x->lora_arguments.n == 0;
                 r = coding_open_model(j, folders[i], e);
                 if (r < 0)
                         return r;
@@ -194,9 +199,9 @@ static int open_session(CodingJob *j, Render *x, latent_error *e) {
         return r;
 }
 
-static int start(CodingJob *j, const Render *x, int fd, latent_error *e) {
-        const latent_render_options o = {
-                .struct_size = sizeof(o),
+static latent_render_options make_options(const Render *x, int fd) {
+        return (latent_render_options){
+                .struct_size = sizeof(latent_render_options),
                 .flags = LATENT_RENDER_FILE | (x->keep_latents ? LATENT_RENDER_KEEP_LATENTS : 0),
                 .prompt = x->text_size > 0 ? &x->prompt_tensor : NULL,
                 .width = x->width,
@@ -213,8 +218,39 @@ static int start(CodingJob *j, const Render *x, int fd, latent_error *e) {
                 .file = fd,
                 .format = x->format,
         };
+}
+
+static int start(CodingJob *j, const Render *x, int fd, latent_error *e) {
+        const latent_render_options o = make_options(x, fd);
 
         return latent_session_render(j->session, &o, &j->job, e);
+}
+
+/* Nothing is run or written. The film counts as one for a file, which it will be. */
+static int run_plan(CodingJob *j, Render *x, latent_value **ret, latent_error *e) {
+        CLEANUP_CLOSE int fd = -EBADF;
+        latent_render_options o;
+        int r;
+
+        r = check_options(x, e);
+        if (r >= 0)
+                r = coding_text(x->prompt, &x->text, &x->text_size, e);
+        if (r < 0)
+                return r;
+
+        fd = memfd_create("latentctl-plan", MFD_CLOEXEC);
+        if (fd < 0)
+                return ctl_error(e, -errno, LATENT_ERROR_INTERNAL, "A file in memory cannot be made: %s.", strerror(errno));
+
+        run_catch_signals();
+        r = open_parts(j, x, e);
+        if (r >= 0)
+                r = open_session(j, x, e);
+        if (r < 0)
+                return r;
+
+        o = make_options(x, fd);
+        return latent_session_plan_render(j->session, &o, ret, e);
 }
 
 static int run(CodingJob *j, Render *x, latent_error *e) {
@@ -276,6 +312,27 @@ static void report(const CodingJob *j, const Render *x) {
         json_writer_line(&w);
 }
 
+static int plan(CodingJob *j, Render *x, const Verb *verb) {
+        CLEANUP(latent_value_freep) latent_value *v = NULL;
+        JsonWriter w = {.file = stdout};
+        latent_error e;
+        int r;
+
+        r = run_outcome(run_plan(j, x, &v, &e), &e);
+        if (r < 0)
+                return report_error(j->ctl, verb, &e);
+
+        if (!j->ctl->json) {
+                render_plan_print(v);
+                return STATUS_OK;
+        }
+
+        json_writer_object(&w, NULL);
+        json_writer_value(&w, "plan", v);
+        json_writer_line(&w);
+        return STATUS_OK;
+}
+
 int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         CLEANUP(render_done) Render x = {};
         const Option options[] = {
@@ -292,6 +349,7 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 {"shift-audio", OPTION_DOUBLE, &x.shift_audio, NULL, '\0'},
                 {"sampler", OPTION_STRING, &x.sampler, NULL, '\0'},
                 {"lora", OPTION_STRINGS, &x.lora_arguments, NULL, '\0'},
+                {"plan", OPTION_FLAG, &x.plan, NULL, '\0'},
                 {"keep-latents", OPTION_STRING, &x.keep_latents, NULL, '\0'},
                 {"compute", OPTION_STRING, &x.coding.compute, NULL, '\0'},
                 {"tokenizer", OPTION_STRING, &x.coding.tokenizer, NULL, '\0'},
@@ -310,6 +368,11 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         }
 
         x.coding.model = operands[0];
+        if (x.plan)
+                return plan(&j, &x, verb);
+
+        /* A program reads along: each line is an object. */
+        c->json = c->json || isatty(STDOUT_FILENO) == 0;
         r = run_outcome(run(&j, &x, &e), &e);
         if (r < 0)
                 return report_error(c, verb, &e);

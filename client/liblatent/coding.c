@@ -193,6 +193,11 @@ LATENT_PUBLIC int latent_session_render(latent_session *session, const latent_re
         return session_start(session, &q, ret_job, error);
 }
 
+LATENT_PUBLIC int latent_session_plan_render(latent_session *session, const latent_render_options *options,
+        latent_value **ret_value, latent_error *error) {
+        return plan(session, request_render, options, ret_value, error);
+}
+
 LATENT_PUBLIC int latent_session_plan_tokenize(latent_session *session, const latent_tokenize_options *options,
         latent_value **ret_value, latent_error *error) {
         return plan(session, request_tokenize, options, ret_value, error);

@@ -12,12 +12,12 @@
 
 /* A unit of work is a byte of weights that a row goes through, about one floating-point operation at bf16. What one takes as long as
  * nothing was measured on this machine: only the ratio of phases matters then. */
-#define USEC_PER_UNIT 1e-4
+#define USEC_PER_UNIT 4e-5
 /* Attention: two products of rows x rows x hidden, two operations each. */
 #define ATTENTION 4.0
 /* A convolution's weights serve many positions of each latent one; figures of the demo checkpoint's VAEs on a CPU. */
-#define REUSE_VIDEO 400.0
-#define REUSE_SOUND 400.0
+#define REUSE_VIDEO 1.3
+#define REUSE_SOUND 30.0
 #define USEC_PER_BYTE 1e-3 /* of a file that is read: 1 GB/s */
 #define USEC_PER_PIXEL 2e-2 /* that latent-media still has to write when the last frame is made */
 #define TOKENS_GUESS 64u    /* as long as the prompt was not counted */
@@ -120,7 +120,7 @@ void render_weigh(Render *r) {
                 if (m->state != MODEL_READY)
                         r->loads[p] = (double) m->bytes * pace_or(r, PACE_LOAD, USEC_PER_BYTE);
         }
-        r->tail = r->o.file >= 0 ? (double) pixels(r) * pace_or(r, PACE_WRITE, USEC_PER_PIXEL) : 0;
+        r->tail = render_to_file(&r->o) ? (double) pixels(r) * pace_or(r, PACE_WRITE, USEC_PER_PIXEL) : 0;
 }
 
 bool render_is_measured(const Render *r, RenderPhase p) {

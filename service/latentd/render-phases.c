@@ -82,7 +82,7 @@ static uint64_t sound_bytes(const RenderOptions *o) {
 }
 
 static uint64_t ring_frames(const RenderOptions *o) {
-        uint64_t ring = o->file >= 0 ? FILE_RING : o->ring_frames;
+        uint64_t ring = render_to_file(o) ? FILE_RING : o->ring_frames;
 
         return ring > 0 && ring < o->frames ? ring : o->frames;
 }
@@ -96,8 +96,8 @@ static uint64_t film_bytes(const RenderOptions *o) {
 }
 
 int render_check_output(const RenderOptions *o, uint64_t *ret_bytes, Fault *f) {
-        uint64_t latents = o->keep_latents ? pad(sample_bytes(o)) : 0, sound = o->file < 0 ? pad(sound_bytes(o)) : 0,
-                 film = o->file < 0 ? film_bytes(o) : 0, bytes = latents + sound + film;
+        uint64_t latents = o->keep_latents ? pad(sample_bytes(o)) : 0, sound = !render_to_file(o) ? pad(sound_bytes(o)) : 0,
+                 film = !render_to_file(o) ? film_bytes(o) : 0, bytes = latents + sound + film;
 
         if (bytes > o->output_size)
                 return fault_set(f, -ENOSPC, FAULT_DOES_NOT_FIT,
@@ -125,8 +125,8 @@ void render_make_layout(Render *r, const WireJobReady *ready) {
         r->noise = take(RENDER_WORK, video + audio, &work);
         r->latents = o->keep_latents ? RENDER_CLIENT_OUTPUT : RENDER_WORK;
         r->sampled = take(r->latents, sample_bytes(o), o->keep_latents ? &output : &work);
-        r->sound = take(o->file < 0 ? RENDER_CLIENT_OUTPUT : RENDER_WORK, sound_bytes(o), o->file < 0 ? &output : &work);
-        r->film = take(o->file < 0 ? RENDER_CLIENT_OUTPUT : RENDER_WORK, film_bytes(o), o->file < 0 ? &output : &work);
+        r->sound = take(!render_to_file(o) ? RENDER_CLIENT_OUTPUT : RENDER_WORK, sound_bytes(o), !render_to_file(o) ? &output : &work);
+        r->film = take(!render_to_file(o) ? RENDER_CLIENT_OUTPUT : RENDER_WORK, film_bytes(o), !render_to_file(o) ? &output : &work);
 
         r->sizes.tokens = ready->rows;
         r->sizes.rows = ready->rows + video_latent(o).shape[1] * (o->height / CANVAS_STEP) * (o->width / CANVAS_STEP) +

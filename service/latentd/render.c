@@ -339,10 +339,10 @@ static void estimate(Render *r, double part_of_it, uint64_t eta_usec) {
 
 /* The film is made, and written if it was to be. */
 static void end_film(Render *r) {
-        if (!r->film_made || (r->o.file >= 0 && !r->media_done))
+        if (!r->film_made || (render_to_file(&r->o) && !r->media_done))
                 return;
 
-        if (r->o.file >= 0)
+        if (render_to_file(&r->o))
                 render_measure_write(r, clock_usec() - r->film_made_usec);
         r->stage = RENDER_STAGE_END;
         job_finish(r->job, JOB_DONE, NULL);
@@ -364,7 +364,7 @@ static void end_phases(Render *r) {
         want(r, NULL);
         r->film_made = true;
         r->film_made_usec = clock_usec();
-        if (r->o.file >= 0 && !r->media_done)
+        if (render_to_file(&r->o) && !r->media_done)
                 tell_writing(r, r->taken);
         end_film(r);
 }
@@ -456,7 +456,7 @@ static int check_models(const Session *s, Fault *f) {
         } parts[] = { { "conditioner", s->conditioner }, { "video-vae", s->video_vae }, { "audio-vae", s->audio_vae } };
         int r;
 
-        r = session_check_kind(s, WIRE_JOB_SAMPLE, f);
+        r = s->model->defer && s->model->state != MODEL_READY ? 0 : session_check_kind(s, WIRE_JOB_SAMPLE, f); /* end_load() does */
         if (r < 0)
                 return r;
 
@@ -720,7 +720,7 @@ void render_on_frames(Render *r, const Job *child) {
 
         r->child_ready = child->ready;
         render_take_results(r, RENDER_DECODE);
-        if (r->o.file >= 0) {
+        if (render_to_file(&r->o)) {
                 write_frames(r, child->frames_ready);
                 return;
         }
@@ -740,7 +740,7 @@ int render_result_tensor(const Render *r, uint32_t i, char ret_name[static 32], 
         static const char *const names[] = { "frames", "sound", "video", "audio" };
         const WireTensor *tensors[] = { &r->frames_tensor, &r->sound_tensor, &r->video, &r->audio };
 
-        if (r->o.format != _MEDIA_FORMAT_MAX) /* the first two are in the file */
+        if (render_to_file(&r->o)) /* the first two are in the file */
                 i += 2;
         if (i >= ELEMENTSOF(names) || (i >= 2 && !r->o.keep_latents))
                 return -ENOENT;
@@ -755,7 +755,7 @@ int render_append_result(sd_bus_message *m, const Render *r) {
 
         error = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}", "frames", "t", (uint64_t) r->o.frames, "width", "u", r->o.width, "height", "u",
                 r->o.height, "samples", "t", r->sound_tensor.shape[1]);
-        if (error >= 0 && r->o.format != _MEDIA_FORMAT_MAX)
+        if (error >= 0 && render_to_file(&r->o))
                 error = sd_bus_message_append(m, "{sv}", "bytes", "t", r->bytes);
         if (error >= 0)
                 error = sd_bus_message_open_container(m, 'e', "sv");

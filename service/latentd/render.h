@@ -25,6 +25,10 @@ typedef struct RenderOptions {
         MediaFormat format; /* of it */
 } RenderOptions;
 
+static inline bool render_to_file(const RenderOptions *o) {
+        return o->format != _MEDIA_FORMAT_MAX;
+}
+
 typedef enum RenderPhase {
         RENDER_ENCODE,
         RENDER_SAMPLE,

@@ -49,7 +49,7 @@ class latent_client_options(Struct):  # noqa: N801
 class latent_load_options(Struct):  # noqa: N801
     _fields_: ClassVar = [
         ("struct_size", c_uint32),
-        ("reserved", c_uint32),
+        ("flags", c_uint32),
         ("name", c_char_p),
         ("qkv_order", c_char_p),
         ("partition", c_char_p),
