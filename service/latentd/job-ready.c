@@ -89,6 +89,9 @@ const char *job_ready_check(const Job *j, const WireJobReady *m) {
         if (m->n_outputs != 0 || m->frames != 0)
                 return "JOB_READY of a sampler with results of coding";
 
+        if (m->memory_bytes > JOB_MEMORY_MAX)
+                return "JOB_READY with more memory than there can be";
+
         if (m->rows == 0 || m->rows > JOB_ROWS_MAX || m->blocks == 0 || m->blocks > JOB_BLOCKS_MAX)
                 return "JOB_READY with impossible rows or blocks";
 

@@ -204,8 +204,7 @@ static bool leaves_before(const Model *a, const Model *b) {
         return ease_a != ease_b ? ease_a > ease_b : a->last_used_usec < b->last_used_usec;
 }
 
-/* The weights of a deferred model, which come back when they are needed. */
-static bool deferred_gives_way(Manager *manager, const Model *loading) {
+bool model_deferred_gives_way(Manager *manager, const Model *loading) {
         Model *m, *first = NULL;
 
         TAILQ_FOREACH(m, &manager->models, entry)
@@ -225,7 +224,7 @@ bool model_idle_gives_way(Manager *manager, const Model *loading) {
                     (!first || leaves_before(m, first)))
                         first = m;
 
-        return (first && model_unload(first, NULL) >= 0) || deferred_gives_way(manager, loading);
+        return (first && model_unload(first, NULL) >= 0) || model_deferred_gives_way(manager, loading);
 }
 
 static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read, const Fault *f) {

@@ -136,6 +136,8 @@ int model_commit(Model *m, Peer *p, Job **ret, Fault *f);
  * `loading` (may be NULL), which needs the room. Without such a one the weights of a deferred model go that no phase wants now. False:
  * there is none. */
 bool model_idle_gives_way(Manager *m, const Model *loading);
+/* Such weights alone. */
+bool model_deferred_gives_way(Manager *m, const Model *loading);
 /* j: hidden, of a Render's phase that needs a deferred model, which is not MODEL_READY. Its end, which may come before this call returns,
  * says whether it is. */
 int model_want(Model *m, Job *j);

@@ -185,7 +185,8 @@ static uint64_t could_leave(const Render *r, RenderPhase p) {
 }
 
 int render_check_memory(const Render *r, Fault *f) {
-        uint64_t work = r->work ? 0 : r->sizes.work_bytes;
+        uint64_t work = r->work ? 0 : r->sizes.work_bytes, most = 0, most_weights = 0, most_have = 0;
+        RenderPhase worst = 0;
         MemoryHeadroom h;
         int error;
 
@@ -197,15 +198,20 @@ int render_check_memory(const Render *r, Fault *f) {
                 const Model *m = render_model(r, p);
                 uint64_t weights = m->state == MODEL_READY ? 0 : render_weights_bytes(m), have = h.bytes + could_leave(r, p);
 
-                if (m->state == MODEL_LOADING || weights + work <= have)
+                if (m->state == MODEL_LOADING || weights + work <= have || weights + work < most)
                         continue;
 
-                return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
-                        "The film does not fit: phase \"%s\" needs %" PRIu64 " bytes (%" PRIu64 " of weights of \"%.64s\" to be loaded, %" PRIu64
-                        " for what lies between the phases), %" PRIu64 " can be had (limit: %s). Nothing was begun: ask for a smaller or "
-                        "shorter film, unload models, close sessions, or allow more memory.",
-                        render_phase_name(p), weights + work, weights, m->name, work, have, h.limit);
+                worst = p;
+                most = weights + work;
+                most_weights = weights;
+                most_have = have;
         }
+        if (most == 0)
+                return 0;
 
-        return 0;
+        return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
+                "The film does not fit: phase \"%s\" needs %" PRIu64 " bytes (%" PRIu64 " of weights of \"%.64s\" to be loaded, %" PRIu64
+                " for what lies between the phases), %" PRIu64 " can be had (limit: %s). Nothing was begun: ask for a smaller or shorter "
+                "film, unload models, close sessions, or allow more memory.",
+                render_phase_name(worst), most, most_weights, render_model(r, worst)->name, work, most_have, h.limit);
 }

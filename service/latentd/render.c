@@ -535,8 +535,9 @@ static int new_job(Session *s, Peer *owner, const RenderOptions *o, bool plan, J
 
         j->hidden = plan;
         attach(s, o, j);
-        render_make_layout(j->render, &(WireJobReady){}); /* without a prompt: what does not fit so will not fit with it */
-        r = render_check_memory(j->render, f);
+        /* Without a prompt: what does not fit so will not fit with it. Behind others nothing can be said yet. */
+        render_make_layout(j->render, &(WireJobReady){});
+        r = must_wait(j->render) ? 0 : render_check_memory(j->render, f);
         if (r < 0) {
                 (void) job_free(j);
                 return r;

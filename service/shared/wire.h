@@ -390,7 +390,7 @@ typedef struct WireJobReady {
         WireOutput outputs[WIRE_OUTPUTS_MAX];
         uint64_t frames, ring_frames, step_frames; /* of the film; in the output; that one step makes at most. 0: none are made */
         uint64_t frames_done; /* finished by the committed steps, as STEP_DONE would say; 0 without RESUME */
-        uint64_t memory_bytes; /* coding: what a step takes beside the arenas and the model */
+        uint64_t memory_bytes; /* what a step takes beside the arenas and the model; STEP, SAMPLE: with PLAN_ONLY, about; else 0 */
 } WireJobReady;
 
 #define WIRE_LORA_NOTES_MAX 12

@@ -13,6 +13,10 @@
 #include "service/worker/step-table.h"
 
 #define PROGRESS_INTERVAL_USEC UINT64_C(20000)
+/* Of a split that was not made yet, about as the broker does it. */
+#define TILE 128u
+#define CHUNK_ROWS 8192u
+#define CHUNKS_SPLIT 4u
 
 static void text_cache_clear(TextCache *c) {
         free(c->text);
@@ -147,6 +151,29 @@ static int check_state(const Job *j, uint32_t step, Fault *f) {
 
 static int step_memory(const Job *j, uint64_t *ret) {
         return split_memory(job_model(j), j->layout, &j->plan->h3, j->compute, ret);
+}
+
+uint64_t step_planned_memory(const Job *j, uint32_t ranks) {
+        uint64_t tiles = (j->layout->rows + TILE - 1) / TILE, n = tiles < ranks ? tiles : ranks, bytes, most = (tiles + n - 1) / n, chunks;
+        H3Range rows[WIRE_RANKS_MAX], heads[WIRE_RANKS_MAX];
+        uint32_t all = j->model->h3->config.heads;
+
+        if (n > WIRE_RANKS_MAX)
+                n = WIRE_RANKS_MAX;
+        for (uint64_t i = 0; i < n; i++) {
+                rows[i] = (H3Range){tiles * i / n * TILE, i + 1 < n ? tiles * (i + 1) / n * TILE : j->layout->rows};
+                heads[i] = (H3Range){all * i / n, all * (i + 1) / n};
+        }
+
+        chunks = (most * TILE + CHUNK_ROWS - 1) / CHUNK_ROWS;
+        if (n > 1 && chunks < CHUNKS_SPLIT)
+                chunks = CHUNKS_SPLIT;
+        chunks = chunks < most ? chunks : most;
+        return split_memory(j->model->h3, j->layout,
+                       &(H3Plan){H3_PLAN_HIDDEN_GATHER, (uint32_t) n, TILE, (uint32_t) (chunks < WIRE_CHUNKS_MAX ? chunks : WIRE_CHUNKS_MAX), rows, heads},
+                       j->compute, &bytes) < 0
+                       ? 0
+                       : bytes;
 }
 
 static void on_stuck(void *userdata, const Fault *f) {

@@ -256,6 +256,8 @@ static int on_job_open(Worker *w, const WireMessage *m, Job **ret, Fault *f) {
 
         wire_init(&reply, WIRE_JOB_READY, m->header.epoch, m->header.job, m->header.step);
         job_describe(*slot, &reply.job_ready);
+        if ((*slot)->plan_only && job_has_plan(*slot))
+                reply.job_ready.memory_bytes = step_planned_memory(*slot, rank_group_size(w->ranks));
         link_send(w->link, &reply);
         *ret = *slot;
         return 0;
