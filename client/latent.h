@@ -529,7 +529,8 @@ int latent_session_encode_media(latent_session *session, const latent_encode_med
 
 enum {
         LATENT_RENDER_KEEP_LATENTS = 1, /* the latents are results, too: "video", "audio" */
-        LATENT_RENDER_FILE = 2          /* `file` counts */
+        LATENT_RENDER_FILE = 2,         /* `file` counts */
+        LATENT_RENDER_SHEET = 4         /* `sheet` counts */
 };
 
 typedef struct latent_render_options {
@@ -557,6 +558,19 @@ typedef struct latent_render_options {
         const char *compute;
         uint64_t output_offset;
         uint64_t output_bytes;
+        /* With LATENT_RENDER_SHEET and a file: likewise a file, which gets a contact sheet (PNG): frames of the film, evenly from the first
+         * to the last, in so many columns and rows (0: 4, 3), at most 64. One that cannot be written costs no film: the result has
+         * sheet-error (name, text) then, else sheet-bytes. */
+        int sheet;
+        uint32_t sheet_columns;
+        uint32_t sheet_rows;
+        /* Pictures of the film while it is sampled, after every so many steps and the last: result "preview", U8 [T, H/16, W/16, 3], and
+         * latent_progress.preview says when there is a new one. They are written to the output arena with the latents; if it has no room
+         * for both (latent_output_bytes() and 3 * T * H/16 * W/16) there are none, and the film is the same. 0: none. */
+        uint32_t preview_steps;
+        /* With it: what a latent looks like: RGB from 0 to 1 is the sum of each channel times its row, and the last row, [25][3]. Differs
+         * from VAE to VAE. */
+        const double *preview_map;
 } latent_render_options;
 
 /* A film of a prompt, in a session with the parts of a pipeline. Results: "frames" and "sound" as latent_session_decode() has

@@ -33,7 +33,7 @@ typedef enum Part {
 
 typedef struct Render {
         CodingOptions coding;
-        const char *prompt, *size, *schedule, *sampler, *noise, *keep_latents, *format;
+        const char *prompt, *size, *schedule, *sampler, *noise, *keep_latents, *contact_sheet, *format;
         uint64_t frames, steps, seed;
         double seconds, shift_video, shift_audio;
         bool has_frames, has_seconds, has_seed, has_steps, plan;
@@ -199,10 +199,10 @@ static int open_session(CodingJob *j, Render *x, latent_error *e) {
         return r;
 }
 
-static latent_render_options make_options(const Render *x, int fd) {
+static latent_render_options make_options(const Render *x, int fd, int sheet) {
         return (latent_render_options){
                 .struct_size = sizeof(latent_render_options),
-                .flags = LATENT_RENDER_FILE | (x->keep_latents ? LATENT_RENDER_KEEP_LATENTS : 0),
+                .flags = LATENT_RENDER_FILE | (sheet >= 0 ? LATENT_RENDER_SHEET : 0) | (x->keep_latents ? LATENT_RENDER_KEEP_LATENTS : 0),
                 .prompt = x->text_size > 0 ? &x->prompt_tensor : NULL,
                 .width = x->width,
                 .height = x->height,
@@ -217,11 +217,12 @@ static latent_render_options make_options(const Render *x, int fd) {
                 .has_seed = x->has_seed,
                 .file = fd,
                 .format = x->format,
+                .sheet = sheet,
         };
 }
 
-static int start(CodingJob *j, const Render *x, int fd, latent_error *e) {
-        const latent_render_options o = make_options(x, fd);
+static int start(CodingJob *j, const Render *x, int fd, int sheet, latent_error *e) {
+        const latent_render_options o = make_options(x, fd, sheet);
 
         return latent_session_render(j->session, &o, &j->job, e);
 }
@@ -249,12 +250,23 @@ static int run_plan(CodingJob *j, Render *x, latent_value **ret, latent_error *e
         if (r < 0)
                 return r;
 
-        o = make_options(x, fd);
+        o = make_options(x, fd, -EBADF);
         return latent_session_plan_render(j->session, &o, ret, e);
 }
 
+/* The film is in place whatever became of it. */
+static int commit_sheet(const CodingJob *j, Output *sheet, latent_error *e) {
+        const latent_value *fault = latent_value_get(latent_job_result(j->job), "sheet-error");
+        const char *name = latent_value_as_string(latent_value_at(fault, 0)), *text = latent_value_as_string(latent_value_at(fault, 1));
+
+        if (fault)
+                return ctl_error(e, -EIO, name ? name : LATENT_ERROR_IO, "The film was written, its contact sheet was not: %s", text ? text : "?");
+
+        return output_commit(sheet, e);
+}
+
 static int run(CodingJob *j, Render *x, latent_error *e) {
-        CLEANUP(output_done) Output film = {.fd = -EBADF}, latents = {.fd = -EBADF};
+        CLEANUP(output_done) Output film = {.fd = -EBADF}, latents = {.fd = -EBADF}, sheet = {.fd = -EBADF};
         const char *compute = x->coding.compute;
         int r;
 
@@ -265,6 +277,8 @@ static int run(CodingJob *j, Render *x, latent_error *e) {
                 r = output_open(x->coding.output, &film, e);
         if (r >= 0 && x->keep_latents)
                 r = output_open(x->keep_latents, &latents, e);
+        if (r >= 0 && x->contact_sheet)
+                r = output_open(x->contact_sheet, &sheet, e);
         if (r < 0)
                 return r;
 
@@ -273,14 +287,16 @@ static int run(CodingJob *j, Render *x, latent_error *e) {
         if (r >= 0)
                 r = open_session(j, x, e);
         if (r >= 0)
-                r = start(j, x, film.fd, e);
+                r = start(j, x, film.fd, sheet.fd, e);
         if (r >= 0)
                 r = run_wait(j->ctl, j->job, PROGRESS_PHASES, e);
         if (r >= 0 && x->keep_latents)
                 r = results_write(&latents, j->job, compute && strcmp(compute, "auto") != 0 ? compute : "bf16", e);
         if (r >= 0 && x->keep_latents)
                 r = output_commit(&latents, e);
-        return r < 0 ? r : output_commit(&film, e);
+        if (r >= 0)
+                r = output_commit(&film, e);
+        return r < 0 || !x->contact_sheet ? r : commit_sheet(j, &sheet, e);
 }
 
 static void report(const CodingJob *j, const Render *x) {
@@ -303,6 +319,8 @@ static void report(const CodingJob *j, const Render *x) {
         json_writer_uint(&w, "height", get_uint(v, "height"));
         json_writer_uint(&w, "samples", get_uint(v, "samples"));
         json_writer_uint(&w, "bytes", get_uint(v, "bytes"));
+        if (x->contact_sheet)
+                json_writer_string(&w, "contact_sheet", x->contact_sheet);
         json_writer_string(&w, "numerics", get_string(v, "numerics"));
         json_writer_uint(&w, "compute_usec", usec);
         json_writer_uint(&w, "queued_usec", get_uint(v, "queued-usec"));
@@ -351,6 +369,7 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 {"lora", OPTION_STRINGS, &x.lora_arguments, NULL, '\0'},
                 {"plan", OPTION_FLAG, &x.plan, NULL, '\0'},
                 {"keep-latents", OPTION_STRING, &x.keep_latents, NULL, '\0'},
+                {"contact-sheet", OPTION_STRING, &x.contact_sheet, NULL, '\0'},
                 {"compute", OPTION_STRING, &x.coding.compute, NULL, '\0'},
                 {"tokenizer", OPTION_STRING, &x.coding.tokenizer, NULL, '\0'},
         };

@@ -112,6 +112,7 @@ static const Verb verbs[] = {
                 "  --lora FILE[:STRENGTH]                 an adapter, merged for this work only; at most 16 times\n"
                 "  --plan                                 says what memory and time it would take, and runs nothing\n"
                 "  --keep-latents FILE.safetensors        gets the latents video and audio\n"
+                "  --contact-sheet FILE.png               gets frames of the film, 4 by 3, in one picture\n"
                 "  --compute auto|f32|bf16\n" TOKENIZER_HELP RESTART_HELP,
                 verb_render},
         {"parity", "MODEL [OPTION]...",

@@ -14,7 +14,7 @@ _Static_assert(sizeof(latent_tokenize_options) == 32, "public layout changed: ad
 _Static_assert(sizeof(latent_encode_options) == 64, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_decode_options) == 64, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_encode_media_options) == 56, "public layout changed: add fields, never alter");
-_Static_assert(sizeof(latent_render_options) == 152, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_render_options) == 176, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_picture) == 24, "public layout changed");
 #define TOKENIZE_OPTIONS_SIZE_V1 32u
 #define ENCODE_OPTIONS_SIZE_V1 64u
@@ -111,7 +111,7 @@ static int request_render(const void *options, Request **ret, latent_error *e) {
         r = options_read(options, RENDER_OPTIONS_SIZE_V1, &o, sizeof(o), e);
         if (r < 0)
                 return r;
-        if (o.flags & ~(uint32_t) (LATENT_RENDER_KEEP_LATENTS | LATENT_RENDER_FILE))
+        if (o.flags & ~(uint32_t) (LATENT_RENDER_KEEP_LATENTS | LATENT_RENDER_FILE | LATENT_RENDER_SHEET))
                 return error_set(e, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT, "Unknown flags %#x; expected LATENT_RENDER_*.", o.flags);
 
         q.sample = (latent_sample_options){
@@ -136,6 +136,10 @@ static int request_render(const void *options, Request **ret, latent_error *e) {
         q.keep_latents = o.flags & LATENT_RENDER_KEEP_LATENTS;
         q.has_file = o.flags & LATENT_RENDER_FILE;
         q.file = o.file;
+        q.has_sheet = o.flags & LATENT_RENDER_SHEET;
+        q.sheet = o.sheet;
+        q.sheet_columns = o.sheet_columns;
+        q.sheet_rows = o.sheet_rows;
         q.format = o.format;
         q.type = o.type;
         q.ring_frames = o.ring;

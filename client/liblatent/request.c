@@ -220,6 +220,12 @@ static int append_render(sd_bus_message *m, const Request *q) {
                 r = sd_bus_message_append(m, "{sv}", "seed", "t", o->seed);
         if (r >= 0 && q->has_file)
                 r = sd_bus_message_append(m, "{sv}", "output", "h", q->file);
+        if (r >= 0 && q->has_sheet)
+                r = sd_bus_message_append(m, "{sv}", "contact-sheet", "h", q->sheet);
+        if (r >= 0 && q->sheet_columns > 0)
+                r = sd_bus_message_append(m, "{sv}", "sheet-columns", "u", q->sheet_columns);
+        if (r >= 0 && q->sheet_rows > 0)
+                r = sd_bus_message_append(m, "{sv}", "sheet-rows", "u", q->sheet_rows);
         if (r >= 0)
                 r = append_string(m, "format", q->format);
         if (r >= 0)
@@ -290,7 +296,7 @@ bool request_makes_frames(const Request *q) {
 }
 
 int request_rewind(const Request *q) {
-        return q->has_file && ftruncate(q->file, 0) < 0 ? -errno : 0;
+        return (q->has_file && ftruncate(q->file, 0) < 0) || (q->has_sheet && ftruncate(q->sheet, 0) < 0) ? -errno : 0;
 }
 
 const char *request_method(const Request *q) {
@@ -356,6 +362,8 @@ Request *request_free(Request *r) {
         (void) adapters_unref(r->adapters);
         if (r->has_file)
                 (void) close(r->file);
+        if (r->has_sheet)
+                (void) close(r->sheet);
         free(r);
         return NULL;
 }
@@ -488,12 +496,18 @@ int request_new_coding(const Request *q, Request **ret, latent_error *e) {
 
         *copy = *q;
         copy->adapters = adapters_ref(q->adapters);
-        copy->has_file = false; /* until it is ours */
+        copy->has_file = copy->has_sheet = false; /* until they are ours */
         if (q->has_file) {
                 copy->file = fcntl(q->file, F_DUPFD_CLOEXEC, 3);
                 if (copy->file < 0)
                         return error_set(e, -errno, LATENT_ERROR_INVALID_ARGUMENT, "The file cannot be used: %s.", strerror(errno));
                 copy->has_file = true;
+        }
+        if (q->has_sheet) {
+                copy->sheet = fcntl(q->sheet, F_DUPFD_CLOEXEC, 3);
+                if (copy->sheet < 0)
+                        return error_set(e, -errno, LATENT_ERROR_INVALID_ARGUMENT, "The file of the contact sheet cannot be used: %s.", strerror(errno));
+                copy->has_sheet = true;
         }
         r = own_all(copy);
         if (r < 0)

@@ -53,6 +53,9 @@ typedef struct Request {
         bool keep_latents, has_file;
         int file;           /* with has_file: ours, open for writing */
         const char *format;
+        bool has_sheet;
+        int sheet; /* likewise */
+        uint32_t sheet_columns, sheet_rows;
 
         latent_tensor tensors[REQUEST_TENSORS];
         latent_condition conditions[CONDITIONS_MAX];
@@ -70,7 +73,7 @@ Request *request_free(Request *r);
 
 /* Frames become ready one after the other. */
 bool request_makes_frames(const Request *q);
-/* Before it is sent again: what was written of its file goes. */
+/* Before it is sent again: what was written of its files goes. */
 int request_rewind(const Request *q);
 
 /* The method of the Session interface, the kind of Plan() and what an error says was tried; of a MERGE none. */

@@ -65,6 +65,10 @@ struct Render {
         int media_error;   /* it could not be started */
         Fault media_fault; /* likewise */
         uint64_t bytes;       /* of the file */
+        MediaLink *sheet;     /* likewise; its failure is told and costs no film */
+        bool sheet_over;      /* or none is made */
+        uint64_t sheet_taken, sheet_bytes;
+        Fault sheet_fault;
         uint64_t taken; /* frames */
         uint64_t film_made_usec;
 
@@ -95,6 +99,7 @@ void render_take_results(Render *r, RenderPhase p);
 Model *render_model(const Render *r, RenderPhase p);
 /* The film that latent-media is to write, once the frames have a place. */
 void render_make_write(const Render *r, MediaMessage *ret);
+void render_make_sheet(const Render *r, MediaMessage *ret);
 /* Rows that go through a phase's model. */
 double render_work(const Render *r, RenderPhase p);
 

@@ -231,6 +231,16 @@ void render_make_write(const Render *r, MediaMessage *ret) {
         w->sound_offset = r->sound_tensor.offset;
 }
 
+void render_make_sheet(const Render *r, MediaMessage *ret) {
+        MediaWrite *w = &ret->write;
+
+        render_make_write(r, ret);
+        w->format = MEDIA_PNG;
+        w->samples = 0;
+        w->sheet_columns = r->o.sheet_columns;
+        w->sheet_rows = r->o.sheet_rows;
+}
+
 /* The output of this name; a finished job has all of its kind (job_ready_check()). */
 static WireTensor output_of(const WireJobReady *y, WireOutputName name) {
         for (uint32_t i = 0; i < y->n_outputs; i++)

@@ -339,7 +339,7 @@ static void estimate(Render *r, double part_of_it, uint64_t eta_usec) {
 
 /* The film is made, and written if it was to be. */
 static void end_film(Render *r) {
-        if (!r->film_made || (render_to_file(&r->o) && !r->media_done))
+        if (!r->film_made || (render_to_file(&r->o) && (!r->media_done || !r->sheet_over)))
                 return;
 
         if (render_to_file(&r->o))
@@ -478,7 +478,8 @@ static int render_init(Session *s, const RenderOptions *o, Job *j, Render **ret)
         r->job = j;
         r->client = s;
         r->o = *o;
-        r->o.file = -EBADF; /* until nothing can fail any more */
+        r->o.file = r->o.sheet = -EBADF; /* until nothing can fail any more */
+        r->sheet_over = o->sheet < 0;
         error = sd_event_add_defer(s->manager->event, &r->next_source, on_next, r);
         if (error >= 0)
                 error = sd_event_source_set_enabled(r->next_source, SD_EVENT_OFF);
@@ -571,6 +572,7 @@ int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault
         }
 
         j->render->o.file = o->file;
+        j->render->o.sheet = o->sheet;
         *ret = j;
         return 0;
 }
@@ -616,6 +618,7 @@ void render_stop(Render *r) {
         (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_OFF);
         r->stage = RENDER_STAGE_END;
         r->media = media_link_free(r->media);
+        r->sheet = media_link_free(r->sheet);
         if (child) {
                 child->done_fn = NULL;
                 child->render = NULL;
@@ -639,6 +642,7 @@ Render *render_free(Render *r) {
 
         sd_event_source_disable_unref(r->next_source);
         cleanup_closep(&r->o.file);
+        cleanup_closep(&r->o.sheet);
         free(r);
         return NULL;
 }
@@ -672,13 +676,49 @@ void render_on_progress(Render *r, const Job *child) {
         job_progress(j);
 }
 
+/* What both have taken may be made anew. */
+static void release(Render *r) {
+        render_release_frames(r, r->sheet_over || r->taken < r->sheet_taken ? r->taken : r->sheet_taken);
+        if (r->film_made)
+                tell_writing(r, r->taken);
+}
+
 static void on_taken(void *userdata, uint64_t frames) {
         Render *r = userdata;
 
         r->taken = frames;
-        render_release_frames(r, frames);
-        if (r->film_made)
-                tell_writing(r, frames);
+        release(r);
+}
+
+static void on_sheet_taken(void *userdata, uint64_t frames) {
+        Render *r = userdata;
+
+        r->sheet_taken = frames;
+        release(r);
+}
+
+static void on_sheet(void *userdata, const MediaDone *done, const Fault *f) {
+        Render *r = userdata;
+
+        r->sheet_over = true;
+        if (done)
+                r->sheet_bytes = done->bytes;
+        else
+                r->sheet_fault = *f;
+        release(r);
+        (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
+}
+
+static void start_sheet(Render *r) {
+        const MediaHandlers handlers = { .taken = on_sheet_taken, .end = on_sheet, .userdata = r };
+        MediaMessage m;
+        int error;
+
+        render_make_sheet(r, &m);
+        error = media_link_new(r->job->manager, &m, r->o.sheet, r->work->output_fd, &handlers, &r->sheet, &r->sheet_fault);
+        r->sheet_over = error < 0;
+        if (error < 0)
+                (void) fault_set(&r->sheet_fault, error, FAULT_INTERNAL, "latent-media could not be started: %s.", strerror(-error));
 }
 
 static void on_written(void *userdata, const MediaDone *done, const Fault *f) {
@@ -711,6 +751,10 @@ static void write_frames(Render *r, uint64_t ready) {
         }
         if (r->media)
                 media_link_frames(r->media, ready, true);
+        if (!r->sheet && !r->sheet_over)
+                start_sheet(r);
+        if (r->sheet)
+                media_link_frames(r->sheet, ready, false);
 }
 
 void render_on_frames(Render *r, const Job *child) {
@@ -758,6 +802,10 @@ int render_append_result(sd_bus_message *m, const Render *r) {
                 r->o.height, "samples", "t", r->sound_tensor.shape[1]);
         if (error >= 0 && render_to_file(&r->o))
                 error = sd_bus_message_append(m, "{sv}", "bytes", "t", r->bytes);
+        if (error >= 0 && r->sheet_bytes > 0)
+                error = sd_bus_message_append(m, "{sv}", "sheet-bytes", "t", r->sheet_bytes);
+        if (error >= 0 && r->sheet_fault.name[0] != '\0')
+                error = sd_bus_message_append(m, "{sv}", "sheet-error", "(ss)", r->sheet_fault.name, r->sheet_fault.text);
         if (error >= 0)
                 error = sd_bus_message_open_container(m, 'e', "sv");
         if (error >= 0)

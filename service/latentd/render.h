@@ -23,6 +23,8 @@ typedef struct RenderOptions {
         uint64_t output_offset, output_size; /* of the client's output arena */
         int file;           /* the film goes there, and not to the output arena; -EBADF: none */
         MediaFormat format; /* of it */
+        int sheet;          /* with a file: a contact sheet, PNG, goes there; -EBADF: none */
+        uint32_t sheet_columns, sheet_rows;
 } RenderOptions;
 
 static inline bool render_to_file(const RenderOptions *o) {
@@ -44,10 +46,10 @@ typedef struct RenderSizes {
         uint64_t output_bytes; /* of the client's output arena */
 } RenderSizes;
 
-/* A JOB_RENDER that owns a Render, which takes o->file over on success. InvalidArgument: the session has not all models; DoesNotFit;
+/* A JOB_RENDER that owns a Render, which takes o->file and o->sheet over on success. InvalidArgument: the session has not all models; DoesNotFit;
  * LimitExceeded. */
 int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
-/* Of the same request only what it would take: answers the call when that is known. o->file is not touched. */
+/* Of the same request only what it would take: answers the call when that is known. o->file and o->sheet are not touched. */
 int render_plan(Session *s, Peer *owner, const RenderOptions *o, sd_bus_message *message, Fault *f);
 /* The job has ended: nothing of it runs any more for the client's eyes. What the worker is at ends at its next block. */
 void render_stop(Render *r);

@@ -142,7 +142,7 @@ static int method_decode(sd_bus_message *message, void *userdata, sd_bus_error *
 
 static int method_render(sd_bus_message *message, void *userdata, sd_bus_error *error) {
         Session *s = userdata;
-        RenderOptions o = { .file = -EBADF };
+        RenderOptions o = { .file = -EBADF, .sheet = -EBADF };
         Fault f = {};
         Peer *p;
         Job *j;
@@ -155,6 +155,7 @@ static int method_render(sd_bus_message *message, void *userdata, sd_bus_error *
                 r = render_new(s, p, &o, &j, &f);
         if (r < 0) {
                 cleanup_closep(&o.file);
+                cleanup_closep(&o.sheet);
                 return bus_error_fault(error, r, &f);
         }
 

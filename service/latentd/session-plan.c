@@ -61,13 +61,14 @@ static int read_request(sd_bus_message *message, const Session *s, const char *k
 }
 
 static int plan_render(sd_bus_message *message, Session *s, Peer *p, Fault *f) {
-        RenderOptions o = { .file = -EBADF };
+        RenderOptions o = { .file = -EBADF, .sheet = -EBADF };
         int r;
 
         r = session_request_render(message, s, WIRE_JOB_PLAN_ONLY, &o, f);
         if (r >= 0)
                 r = render_plan(s, p, &o, message, f);
         cleanup_closep(&o.file);
+        cleanup_closep(&o.sheet);
         return r;
 }
 

@@ -14,16 +14,20 @@
 #define FRAMES_DEFAULT 124u
 #define STEPS_DEFAULT 20u
 #define RING_MIN 22u /* frames that a chunk makes */
+#define SHEET_COLUMNS 4u
+#define SHEET_ROWS 3u
+#define SHEET_CELLS_MAX 64u
 
 typedef struct Asked {
         Trajectory t;
         WireJobOpen q;
         const char *compute, *type, *format;
-        int file; /* the message's */
+        int file, sheet; /* the message's */
+        uint32_t sheet_columns, sheet_rows;
         uint32_t width, height, frames;
         uint64_t ring;
         int keep_latents;
-        bool prompt, width_seen, height_seen, seed, output_bytes;
+        bool sheet_cells, prompt, width_seen, height_seen, seed, output_bytes;
 } Asked;
 
 static int read_canvas(const Asked *a, RenderOptions *o, Fault *f) {
@@ -72,11 +76,24 @@ static int read_file(sd_bus_message *m, const BusKey *k, Fault *f) {
         return r < 0 ? r : 0;
 }
 
+static int check_output_file(const char *key, int fd, Fault *f) {
+        struct stat st;
+        int flags;
+
+        flags = fcntl(fd, F_GETFL);
+        if (flags < 0 || fstat(fd, &st) < 0)
+                return fault_set(f, -errno, FAULT_IO, "\"%s\" cannot be looked at: %s.", key, strerror(errno));
+        if (!S_ISREG(st.st_mode) || st.st_size > 0 || (flags & O_ACCMODE) == O_RDONLY || (flags & (O_APPEND | O_PATH)))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"%s\" must be a regular, empty file, open for writing and not for appending.", key);
+
+        return 0;
+}
+
 static int check_file(const Asked *a, RenderOptions *o, Fault *f) {
         static const char *const formats[] = {[MEDIA_MP4] = "mp4", [MEDIA_WEBM] = "webm", [MEDIA_MKV] = "mkv"};
         uint32_t format = MEDIA_MP4;
-        struct stat st;
-        int flags, r;
+        int r;
 
         if (a->file < 0 && a->format)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"format\" is for a film with \"output\": give that too.");
@@ -87,15 +104,33 @@ static int check_file(const Asked *a, RenderOptions *o, Fault *f) {
         if (r < 0)
                 return r;
 
-        flags = fcntl(a->file, F_GETFL);
-        if (flags < 0 || fstat(a->file, &st) < 0)
-                return fault_set(f, -errno, FAULT_IO, "\"output\" cannot be looked at: %s.", strerror(errno));
-        if (!S_ISREG(st.st_mode) || st.st_size > 0 || (flags & O_ACCMODE) == O_RDONLY || (flags & (O_APPEND | O_PATH)))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"output\" must be a regular, empty file, open for writing and not for appending.");
+        r = check_output_file("output", a->file, f);
+        if (r < 0)
+                return r;
 
         o->format = (MediaFormat) format;
         return 0;
+}
+
+static int check_sheet(const Asked *a, RenderOptions *o, Fault *f) {
+        if (a->sheet < 0 && a->sheet_cells)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"sheet-columns\" and \"sheet-rows\" are of a \"contact-sheet\": give that too.");
+        if (a->sheet < 0)
+                return 0;
+
+        if (a->file < 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"contact-sheet\" goes with a film in a file: give \"output\" too, or make it of the frames.");
+        if (a->sheet_columns == 0 || a->sheet_rows == 0 || a->sheet_columns > SHEET_CELLS_MAX || a->sheet_rows > SHEET_CELLS_MAX ||
+                a->sheet_columns * a->sheet_rows > SHEET_CELLS_MAX)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The contact sheet has %" PRIu32 " columns and %" PRIu32 " rows, expected 1 to %u cells.", a->sheet_columns, a->sheet_rows,
+                        SHEET_CELLS_MAX);
+
+        o->sheet_columns = a->sheet_columns;
+        o->sheet_rows = a->sheet_rows;
+        return check_output_file("contact-sheet", a->sheet, f);
 }
 
 static int read_trajectory(Asked *a, RenderOptions *o, const Session *s, Fault *f) {
@@ -131,6 +166,8 @@ static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
         if (r >= 0)
                 r = check_file(a, o, f);
         if (r >= 0)
+                r = check_sheet(a, o, f);
+        if (r >= 0)
                 r = read_frames(a, o, f);
         if (r >= 0)
                 r = read_trajectory(a, o, s, f);
@@ -158,6 +195,25 @@ static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
         return 0;
 }
 
+static int keep_files(const Asked *a, RenderOptions *o) {
+        CLEANUP_CLOSE int file = -EBADF, sheet = -EBADF;
+
+        if (a->file >= 0) {
+                file = fcntl(a->file, F_DUPFD_CLOEXEC, 3);
+                if (file < 0)
+                        return -errno;
+        }
+        if (a->sheet >= 0) {
+                sheet = fcntl(a->sheet, F_DUPFD_CLOEXEC, 3);
+                if (sheet < 0)
+                        return -errno;
+        }
+
+        o->file = STEAL_FD(file);
+        o->sheet = STEAL_FD(sheet);
+        return 0;
+}
+
 int session_request_render(
         sd_bus_message *message, const Session *s, uint32_t flags, RenderOptions *ret, Fault *f) {
         Asked a = {
@@ -165,6 +221,9 @@ int session_request_render(
                 .q = {.kind = WIRE_JOB_SAMPLE, .flags = flags},
                 .type = "u8",
                 .file = -EBADF,
+                .sheet = -EBADF,
+                .sheet_columns = SHEET_COLUMNS,
+                .sheet_rows = SHEET_ROWS,
                 .width = CANVAS_DEFAULT_WIDTH,
                 .height = CANVAS_DEFAULT_HEIGHT,
                 .frames = FRAMES_DEFAULT,
@@ -181,11 +240,14 @@ int session_request_render(
                 {"ring", "t", &a.ring},
                 {"output", "h", &a.file, .read = read_file},
                 {"format", "s", &a.format},
+                {"contact-sheet", "h", &a.sheet, .read = read_file},
+                {"sheet-columns", "u", &a.sheet_columns, &a.sheet_cells},
+                {"sheet-rows", "u", &a.sheet_rows, &a.sheet_cells},
                 {"keep-latents", "b", &a.keep_latents},
                 {"output-offset", "t", &a.q.output_offset},
                 {"output-bytes", "t", &a.q.output_size, &a.output_bytes},
         };
-        RenderOptions o = {.file = -EBADF, .format = _MEDIA_FORMAT_MAX};
+        RenderOptions o = {.file = -EBADF, .sheet = -EBADF, .format = _MEDIA_FORMAT_MAX};
         int r;
 
         a.t.noise = "comfy";
@@ -197,11 +259,10 @@ int session_request_render(
         if (r < 0)
                 return r;
 
-        if (a.file >= 0) {
-                o.file = fcntl(a.file, F_DUPFD_CLOEXEC, 3);
-                if (o.file < 0)
-                        return -errno;
-        }
+        r = keep_files(&a, &o);
+        if (r < 0)
+                return r;
+
         *ret = o;
         return 0;
 }

@@ -14,6 +14,7 @@
 #include <libswscale/swscale.h>
 
 #include "service/media/output.h"
+#include "service/media/sheet.h"
 
 #define QUALITY_DEFAULT 75
 #define ENCODER_THREADS 4 /* fixed: with other numbers other bytes come out */
@@ -149,7 +150,12 @@ int encode_check(const MediaWrite *m, uint64_t arena_size, Fault *f) {
                         : film     ? "a film"
                                    : "one picture",
                         m->frames, m->samples);
-        if (picture && !sound && (m->frames != 1 || m->samples != 0))
+        if (m->sheet_columns > SHEET_CELLS_MAX || m->sheet_rows > SHEET_CELLS_MAX || m->sheet_columns * m->sheet_rows > SHEET_CELLS_MAX ||
+                (m->sheet_columns > 0) != (m->sheet_rows > 0) || (m->sheet_columns > 0 && (m->format != MEDIA_PNG || m->samples != 0)))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "WRITE asks for a contact sheet of %u x %u cells in %s: png and at most %u cells were expected.", m->sheet_columns,
+                        m->sheet_rows, formats[m->format].name, SHEET_CELLS_MAX);
+        if (picture && !sound && m->sheet_columns == 0 && (m->frames != 1 || m->samples != 0))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "png holds one picture: %" PRIu64 " frames and %" PRIu64 " samples do not fit.",
                         m->frames, m->samples);

@@ -92,7 +92,7 @@ typedef enum MediaFormat {
         MEDIA_MP4,  /* H.264 (else AV1, else VP9), AAC (else Opus) */
         MEDIA_WEBM, /* VP9 or AV1, Opus */
         MEDIA_MKV,  /* H.264 as MP4, Opus (else AAC) */
-        MEDIA_PNG,  /* one picture */
+        MEDIA_PNG,  /* one picture: of one frame, or with sheet_columns a contact sheet of all */
         MEDIA_WAV,  /* sound only, 16 bit */
         MEDIA_FLAC, /* likewise, 24 bit */
         _MEDIA_FORMAT_MAX,
@@ -109,6 +109,7 @@ typedef struct MediaWrite {
         uint64_t frames_offset, ring_frames;
         uint64_t sound_offset; /* F32 [2, samples] */
         char title[256];       /* metadata; "" none */
+        uint32_t sheet_columns, sheet_rows; /* PNG: cells of a contact sheet; 0: none */
 } MediaWrite;
 
 typedef struct MediaFrames {

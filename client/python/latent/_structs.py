@@ -15,6 +15,7 @@ CLIENT_NO_RESUME = 1
 SAMPLE_KEEP_STEPS = 1
 RENDER_KEEP_LATENTS = 1
 RENDER_FILE = 2
+RENDER_SHEET = 4
 JOB_STATES = ("queued", "running", "cancelling", "done", "failed", "cancelled")
 VALUE_BOOL, VALUE_UINT, VALUE_INT, VALUE_DOUBLE, VALUE_STRING, VALUE_LIST, VALUE_DICT = range(1, 8)
 
@@ -246,6 +247,11 @@ class latent_render_options(Struct):  # noqa: N801
         ("compute", c_char_p),
         ("output_offset", c_uint64),
         ("output_bytes", c_uint64),
+        ("sheet", c_int32),
+        ("sheet_columns", c_uint32),
+        ("sheet_rows", c_uint32),
+        ("preview_steps", c_uint32),
+        ("preview_map", POINTER(c_double)),
     ]
 
 

@@ -111,7 +111,7 @@ static const layout layouts[] = {
         PLACE(latent_encode_media_options, posterior, 24),
         PLACE(latent_encode_media_options, seed, 32),
         PLACE(latent_encode_media_options, output_bytes, 48),
-        SIZE(latent_render_options, 152),
+        SIZE(latent_render_options, 176),
         PLACE(latent_render_options, flags, 4),
         PLACE(latent_render_options, prompt, 8),
         PLACE(latent_render_options, frames, 24),

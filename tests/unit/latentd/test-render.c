@@ -37,6 +37,7 @@ static RenderOptions film(uint32_t frames) {
                 .frame_type = ST_U8,
                 .output_size = FILM_ARENA,
                 .file = -EBADF,
+                .sheet = -EBADF,
                 .format = _MEDIA_FORMAT_MAX,
         };
 }
