@@ -580,6 +580,10 @@ typedef struct latent_render_options {
 int latent_session_render(latent_session *session, const latent_render_options *options, latent_job **ret_job,
         latent_error *error);
 
+/* The last preview of a render, as latent_job_tensor(); also while it runs: from a latent_progress_fn, or after latent_job_wait(). The
+ * next one may be written over it at any time. NotFound: there is none yet. */
+int latent_job_preview(latent_job *job, latent_tensor *ret_tensor, const void **ret_data, latent_error *error);
+
 /* What it would take, before it is started: rows, tokens, steps, ranks, frames, width, height; output-bytes, work-bytes (what lies
  * between the phases), memory-bytes (most of it all at a time, with the weights); usec, where each phase was measured before; phases: an
  * array of dictionaries with phase, model, loaded, weight-bytes, ranks, numa, node-bytes, leave (names of the models that leave memory
@@ -618,6 +622,8 @@ typedef struct latent_progress {
         uint32_t block, blocks; /* of the current step; MiB read for a load */
         double fraction;        /* 0 .. 1 of the whole job */
         uint64_t eta_usec;      /* until the end; 0: unknown */
+        uint32_t preview;       /* of a render: steps before its last preview; 0: none yet */
+        uint32_t reserved;
 } latent_progress;
 
 typedef void (*latent_progress_fn)(const latent_progress *progress, void *userdata);

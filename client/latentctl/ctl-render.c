@@ -15,6 +15,7 @@
 #include "client/latentctl/lora-options.h"
 #include "client/latentctl/progress.h"
 #include "client/latentctl/render-plan.h"
+#include "client/latentctl/render-preview.h"
 #include "client/latentctl/report.h"
 #include "client/latentctl/results.h"
 #include "client/latentctl/run.h"
@@ -44,12 +45,14 @@ typedef struct Render {
         size_t text_size;
         latent_tensor prompt_tensor;
         latent_model *parts[_PART_MAX];
+        Preview preview;
 } Render;
 
 static void render_done(Render *x) {
         for (size_t i = 0; i < _PART_MAX; i++)
                 latent_model_free(x->parts[i]);
         loras_done(&x->loras);
+        preview_done(&x->preview);
         free(x->text);
 }
 
@@ -126,6 +129,8 @@ static int check_options(Render *x, latent_error *e) {
         if (r >= 0)
                 r = check_numbers(x, e);
         if (r >= 0)
+                r = preview_open(&x->preview, x->coding.model, x->coding.output, e);
+        if (r >= 0)
                 r = loras_parse(&x->lora_arguments, &x->loras, e);
         return r;
 }
@@ -158,7 +163,7 @@ static uint64_t output_bytes(const Render *x) {
         Fault unused = {};
         uint64_t bytes;
 
-        if (!x->keep_latents || canvas_frames(x->has_frames ? x->frames : 124, &frames, &unused) < 0 ||
+        if ((!x->keep_latents && x->preview.steps == 0) || canvas_frames(x->has_frames ? x->frames : 124, &frames, &unused) < 0 ||
                 (x->size && canvas_size(x->width, x->height, &width, &height, &unused) < 0))
                 return ARENA_MIN;
 
@@ -176,6 +181,8 @@ static uint64_t output_bytes(const Render *x) {
                 audio.size *= audio.shape[i];
         bytes = latent_output_bytes(&video, &audio, x->sampler ? x->sampler : "euler",
                 x->has_steps ? (uint32_t) x->steps : STEPS_DEFAULT, 0);
+        if (x->preview.steps > 0 && bytes < UINT64_MAX / 2)
+                bytes += video.size / sizeof(float) / 24 * 3;
         return bytes < UINT64_MAX - ARENA_MIN ? bytes + ARENA_MIN : ARENA_MIN;
 }
 
@@ -218,6 +225,8 @@ static latent_render_options make_options(const Render *x, int fd, int sheet) {
                 .file = fd,
                 .format = x->format,
                 .sheet = sheet,
+                .preview_steps = (uint32_t) x->preview.steps,
+                .preview_map = x->preview.steps > 0 ? x->preview.map : NULL,
         };
 }
 
@@ -252,6 +261,11 @@ static int run_plan(CodingJob *j, Render *x, latent_value **ret, latent_error *e
 
         o = make_options(x, fd, -EBADF);
         return latent_session_plan_render(j->session, &o, ret, e);
+}
+
+static int wait_for_film(CodingJob *j, Render *x, latent_error *e) {
+        x->preview.job = j->job;
+        return run_wait_and(j->ctl, j->job, PROGRESS_PHASES, preview_on_news, &x->preview, e);
 }
 
 /* The film is in place whatever became of it. */
@@ -289,7 +303,7 @@ static int run(CodingJob *j, Render *x, latent_error *e) {
         if (r >= 0)
                 r = start(j, x, film.fd, sheet.fd, e);
         if (r >= 0)
-                r = run_wait(j->ctl, j->job, PROGRESS_PHASES, e);
+                r = wait_for_film(j, x, e);
         if (r >= 0 && x->keep_latents)
                 r = results_write(&latents, j->job, compute && strcmp(compute, "auto") != 0 ? compute : "bf16", e);
         if (r >= 0 && x->keep_latents)
@@ -370,6 +384,8 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 {"plan", OPTION_FLAG, &x.plan, NULL, '\0'},
                 {"keep-latents", OPTION_STRING, &x.keep_latents, NULL, '\0'},
                 {"contact-sheet", OPTION_STRING, &x.contact_sheet, NULL, '\0'},
+                {"preview", OPTION_UINT, &x.preview.steps, &x.preview.has_steps, '\0'},
+                {"preview-map", OPTION_STRING, &x.preview.map_path, NULL, '\0'},
                 {"compute", OPTION_STRING, &x.coding.compute, NULL, '\0'},
                 {"tokenizer", OPTION_STRING, &x.coding.tokenizer, NULL, '\0'},
         };

@@ -113,6 +113,8 @@ static const Verb verbs[] = {
                 "  --plan                                 says what memory and time it would take, and runs nothing\n"
                 "  --keep-latents FILE.safetensors        gets the latents video and audio\n"
                 "  --contact-sheet FILE.png               gets frames of the film, 4 by 3, in one picture\n"
+                "  --preview K                            after every K steps a picture, FILM.step-NNNN.ppm\n"
+                "  --preview-map FILE                     how latents look; default: vae/latent_rgb.txt of MODEL\n"
                 "  --compute auto|f32|bf16\n" TOKENIZER_HELP RESTART_HELP,
                 verb_render},
         {"parity", "MODEL [OPTION]...",

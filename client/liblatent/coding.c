@@ -3,6 +3,7 @@
 /* A session's Tokenize, Encode, Decode and EncodeMedia: from options to requests. */
 
 #include <errno.h>
+#include <string.h>
 #include <stdlib.h>
 
 #include "client/liblatent/error.h"
@@ -140,6 +141,10 @@ static int request_render(const void *options, Request **ret, latent_error *e) {
         q.sheet = o.sheet;
         q.sheet_columns = o.sheet_columns;
         q.sheet_rows = o.sheet_rows;
+        q.preview_steps = o.preview_steps;
+        q.has_map = o.preview_map;
+        if (o.preview_map)
+                memcpy(q.preview_map, o.preview_map, sizeof(q.preview_map));
         q.format = o.format;
         q.type = o.type;
         q.ring_frames = o.ring;

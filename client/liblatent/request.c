@@ -198,6 +198,21 @@ static int append_pictures(sd_bus_message *m, const Request *q) {
         return r;
 }
 
+static int append_map(sd_bus_message *m, const Request *q) {
+        int r;
+
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", "preview-map");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "ad");
+        if (r >= 0)
+                r = sd_bus_message_append_array(m, 'd', q->preview_map, sizeof(q->preview_map));
+        for (unsigned i = 0; r >= 0 && i < 2; i++)
+                r = sd_bus_message_close_container(m);
+        return r;
+}
+
 static int append_render(sd_bus_message *m, const Request *q) {
         const latent_sample_options *o = &q->sample;
         const struct {
@@ -226,6 +241,10 @@ static int append_render(sd_bus_message *m, const Request *q) {
                 r = sd_bus_message_append(m, "{sv}", "sheet-columns", "u", q->sheet_columns);
         if (r >= 0 && q->sheet_rows > 0)
                 r = sd_bus_message_append(m, "{sv}", "sheet-rows", "u", q->sheet_rows);
+        if (r >= 0 && q->preview_steps > 0)
+                r = sd_bus_message_append(m, "{sv}", "preview", "u", q->preview_steps);
+        if (r >= 0 && q->has_map)
+                r = append_map(m, q);
         if (r >= 0)
                 r = append_string(m, "format", q->format);
         if (r >= 0)

@@ -56,6 +56,9 @@ typedef struct Request {
         bool has_sheet;
         int sheet; /* likewise */
         uint32_t sheet_columns, sheet_rows;
+        uint32_t preview_steps;
+        bool has_map;
+        double preview_map[75];
 
         latent_tensor tensors[REQUEST_TENSORS];
         latent_condition conditions[CONDITIONS_MAX];

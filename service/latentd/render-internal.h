@@ -57,6 +57,7 @@ struct Render {
         RenderSizes sizes;
         RenderRange encoded, noise, sigmas, sampled, sound, film; /* layout; noise: zeros, the latents that nothing is known of */
         WireTensor text, text_tags, video, audio; /* as made, in their arena */
+        WireTensor preview;                       /* likewise; size 0: there was none yet */
         WireTensor frames_tensor, sound_tensor;   /* likewise, in the client's output arena */
         RenderPlace latents; /* where video and audio are */
 
@@ -100,6 +101,8 @@ Model *render_model(const Render *r, RenderPhase p);
 /* The film that latent-media is to write, once the frames have a place. */
 void render_make_write(const Render *r, MediaMessage *ret);
 void render_make_sheet(const Render *r, MediaMessage *ret);
+/* Previews are not made where the output range has no room for them. */
+void render_drop_preview(RenderOptions *o);
 /* Rows that go through a phase's model. */
 double render_work(const Render *r, RenderPhase p);
 

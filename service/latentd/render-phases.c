@@ -77,6 +77,17 @@ static uint64_t sample_bytes(const RenderOptions *o) {
         return job_slot_place(&q, &slot) < 0 ? UINT64_MAX / 4 : WIRE_SLOT_ALIGN + 2 * slot.stride;
 }
 
+/* Of the client's arena, with the latents; none where these alone have room. */
+static uint64_t preview_bytes(const RenderOptions *o) {
+        uint64_t size = UINT64_C(3) * canvas_video_tokens(o->frames) * (o->height / SIDE) * (o->width / SIDE);
+
+        return o->sample.preview_steps > 0 ? pad(size) : 0;
+}
+
+static bool latents_are_the_client_s(const RenderOptions *o) {
+        return o->keep_latents || o->sample.preview_steps > 0;
+}
+
 static uint64_t sound_bytes(const RenderOptions *o) {
         return WIRE_SLOT_ALIGN + pad(2 * sizeof(float) * SAMPLES * canvas_audio_tokens(o->frames));
 }
@@ -93,6 +104,13 @@ static uint64_t film_bytes(const RenderOptions *o) {
 
         return WIRE_SLOT_ALIGN + pad(ring_frames(o) * pixels * st_type_size((StType) o->frame_type)) +
                (o->frames > CHUNK ? 2 * pad(TAIL * pixels * sizeof(float)) : 0);
+}
+
+void render_drop_preview(RenderOptions *o) {
+        uint64_t sound = !render_to_file(o) ? pad(sound_bytes(o)) : 0, film = !render_to_file(o) ? film_bytes(o) : 0;
+
+        if (pad(sample_bytes(o)) + preview_bytes(o) + sound + film > o->output_size)
+                o->sample.preview_steps = 0;
 }
 
 int render_check_output(const RenderOptions *o, uint64_t *ret_bytes, Fault *f) {
@@ -123,8 +141,8 @@ void render_make_layout(Render *r, const WireJobReady *ready) {
         r->encoded = take(RENDER_WORK, ready->output_used, &work);
         r->sigmas = take(RENDER_WORK, pad(o->sample.sigmas_video.size) + o->sample.sigmas_audio.size, &work);
         r->noise = take(RENDER_WORK, video + audio, &work);
-        r->latents = o->keep_latents ? RENDER_CLIENT_OUTPUT : RENDER_WORK;
-        r->sampled = take(r->latents, sample_bytes(o), o->keep_latents ? &output : &work);
+        r->latents = latents_are_the_client_s(o) ? RENDER_CLIENT_OUTPUT : RENDER_WORK;
+        r->sampled = take(r->latents, pad(sample_bytes(o)) + preview_bytes(o), latents_are_the_client_s(o) ? &output : &work);
         r->sound = take(!render_to_file(o) ? RENDER_CLIENT_OUTPUT : RENDER_WORK, sound_bytes(o), !render_to_file(o) ? &output : &work);
         r->film = take(!render_to_file(o) ? RENDER_CLIENT_OUTPUT : RENDER_WORK, film_bytes(o), !render_to_file(o) ? &output : &work);
 

@@ -478,6 +478,7 @@ static int render_init(Session *s, const RenderOptions *o, Job *j, Render **ret)
         r->job = j;
         r->client = s;
         r->o = *o;
+        render_drop_preview(&r->o);
         r->o.file = r->o.sheet = -EBADF; /* until nothing can fail any more */
         r->sheet_over = o->sheet < 0;
         error = sd_event_add_defer(s->manager->event, &r->next_source, on_next, r);
@@ -774,6 +775,12 @@ void render_on_frames(Render *r, const Job *child) {
         job_frames_ready(j);
 }
 
+void render_on_preview(Render *r, const Job *child) {
+        r->preview = child->ready.outputs[0].tensor;
+        r->job->preview_step = child->step;
+        job_preview_ready(r->job);
+}
+
 void render_release_frames(Render *r, uint64_t up_to) {
         Fault f = {};
 
@@ -782,17 +789,28 @@ void render_release_frames(Render *r, uint64_t up_to) {
 }
 
 int render_result_tensor(const Render *r, uint32_t i, char ret_name[static 32], WireTensor *ret) {
-        static const char *const names[] = { "frames", "sound", "video", "audio" };
-        const WireTensor *tensors[] = { &r->frames_tensor, &r->sound_tensor, &r->video, &r->audio };
+        bool frames = !render_to_file(&r->o), latents = r->o.keep_latents;
+        const struct {
+                const char *name;
+                const WireTensor *tensor;
+                bool given;
+        } all[] = {
+                { "frames", &r->frames_tensor, frames },
+                { "sound", &r->sound_tensor, frames },
+                { "video", &r->video, latents },
+                { "audio", &r->audio, latents },
+                { "preview", &r->preview, true },
+        };
 
-        if (render_to_file(&r->o)) /* the first two are in the file */
-                i += 2;
-        if (i >= ELEMENTSOF(names) || (i >= 2 && !r->o.keep_latents))
-                return -ENOENT;
+        for (size_t k = 0; k < ELEMENTSOF(all); k++) {
+                if (!all[k].given || all[k].tensor->size == 0 || i-- > 0) /* some are not known yet */
+                        continue;
+                (void) snprintf(ret_name, 32, "%s", all[k].name);
+                *ret = *all[k].tensor;
+                return 0;
+        }
 
-        (void) snprintf(ret_name, 32, "%s", names[i]);
-        *ret = *tensors[i];
-        return 0;
+        return -ENOENT;
 }
 
 int render_append_result(sd_bus_message *m, const Render *r) {

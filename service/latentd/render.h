@@ -15,7 +15,7 @@
 typedef struct RenderOptions {
         WireTensor prompt; /* U8 [bytes] in the client's input arena; size 0: empty */
         uint32_t width, height, frames; /* as canvas.h has rounded them */
-        /* SAMPLE without its tensors: steps, schedule, sampler, shifts, noise, seed, compute. sigmas_* are in the client's input arena. */
+        /* SAMPLE without its tensors: previews, steps, schedule, sampler, shifts, noise, seed, compute. sigmas_* are in the client's input arena. */
         WireJobOpen sample;
         uint32_t frame_type;  /* StType: U8 or F32 */
         uint64_t ring_frames; /* 0: all */
@@ -58,6 +58,7 @@ Render *render_free(Render *r);
 /* From a hidden job of r. */
 void render_on_progress(Render *r, const Job *child);
 void render_on_frames(Render *r, const Job *child);
+void render_on_preview(Render *r, const Job *child);
 /* From the reader of the film. */
 void render_release_frames(Render *r, uint64_t up_to);
 

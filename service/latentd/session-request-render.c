@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -14,6 +15,7 @@
 #define FRAMES_DEFAULT 124u
 #define STEPS_DEFAULT 20u
 #define RING_MIN 22u /* frames that a chunk makes */
+#define MAP_NUMBERS 75u /* [25][3] */
 #define SHEET_COLUMNS 4u
 #define SHEET_ROWS 3u
 #define SHEET_CELLS_MAX 64u
@@ -26,6 +28,9 @@ typedef struct Asked {
         uint32_t sheet_columns, sheet_rows;
         uint32_t width, height, frames;
         uint64_t ring;
+        uint32_t preview;
+        double map[MAP_NUMBERS];
+        size_t n_map; /* numbers that there were */
         int keep_latents;
         bool sheet_cells, prompt, width_seen, height_seen, seed, output_bytes;
 } Asked;
@@ -74,6 +79,42 @@ static int read_file(sd_bus_message *m, const BusKey *k, Fault *f) {
 
         r = sd_bus_message_read(m, "h", fd);
         return r < 0 ? r : 0;
+}
+
+/* Likewise; k->value is the Asked. */
+static int read_map(sd_bus_message *m, const BusKey *k, Fault *f) {
+        Asked *a = k->value;
+        const void *numbers;
+        size_t size;
+        int r;
+
+        r = sd_bus_message_read_array(m, 'd', &numbers, &size);
+        if (r < 0)
+                return r;
+
+        a->n_map = size / sizeof(double);
+        if (a->n_map == MAP_NUMBERS)
+                memcpy(a->map, numbers, size);
+        return 0;
+}
+
+static int check_preview(Asked *a, Fault *f) {
+        if ((a->preview > 0) != (a->n_map > 0))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"preview\" (a number above 0) and \"preview-map\" go together: \"%s\" is missing.", a->preview > 0 ? "preview-map" : "preview");
+        if (a->preview == 0)
+                return 0;
+
+        if (a->n_map != MAP_NUMBERS)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"preview-map\" has %zu numbers, expected %u: 25 rows of 3.", a->n_map, MAP_NUMBERS);
+        for (size_t i = 0; i < MAP_NUMBERS; i++) {
+                a->q.preview_map[i] = (float) a->map[i];
+                if (!isfinite(a->q.preview_map[i]))
+                        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "Number %zu of \"preview-map\" is not finite.", i);
+        }
+
+        a->q.preview_steps = a->preview;
+        return 0;
 }
 
 static int check_output_file(const char *key, int fd, Fault *f) {
@@ -168,6 +209,8 @@ static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
         if (r >= 0)
                 r = check_sheet(a, o, f);
         if (r >= 0)
+                r = check_preview(a, f);
+        if (r >= 0)
                 r = read_frames(a, o, f);
         if (r >= 0)
                 r = read_trajectory(a, o, s, f);
@@ -177,7 +220,7 @@ static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
         /* An offset behind the arena is refused by session_check_request(). */
         if (!a->output_bytes && a->q.output_offset < s->output_bytes)
                 a->q.output_size = s->output_bytes - a->q.output_offset;
-        if (a->file >= 0 && !a->keep_latents) {
+        if (a->file >= 0 && !a->keep_latents && a->q.preview_steps == 0) {
                 a->q.output_offset = a->q.output_size = 0; /* nothing goes there */
                 r = session_check_inputs(s, &a->q, f);
         } else
@@ -244,6 +287,8 @@ int session_request_render(
                 {"sheet-columns", "u", &a.sheet_columns, &a.sheet_cells},
                 {"sheet-rows", "u", &a.sheet_rows, &a.sheet_cells},
                 {"keep-latents", "b", &a.keep_latents},
+                {"preview", "u", &a.preview},
+                {"preview-map", "ad", &a, .read = read_map},
                 {"output-offset", "t", &a.q.output_offset},
                 {"output-bytes", "t", &a.q.output_size, &a.output_bytes},
         };

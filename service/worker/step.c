@@ -213,7 +213,7 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
         return 0;
 }
 
-static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t *ret_bytes, Fault *f) {
+static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInput *ret_in, uint64_t *ret_bytes, Fault *f) {
         CLEANUP(mod_table_unrefp) ModTable *table = NULL;
         Run run = {.runner = s, .job = j, .step = step};
         H3StepInput in;
@@ -242,7 +242,10 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t 
                 return r;
         in.mod_table = table ? table->h3 : NULL;
 
-        return split_run(g, &split, ret_bytes, f);
+        r = split_run(g, &split, ret_bytes, f);
+        in.mod_table = NULL;
+        *ret_in = in;
+        return r;
 }
 
 /* From the velocities to what the job commits, which must be finite: a state with NaN would end a run that
@@ -285,6 +288,8 @@ static int explain(const Job *j, int error, Fault *f) {
 int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
         uint64_t begin = clock_usec(), bytes;
         const Latents *result;
+        H3StepInput in;
+        bool preview;
         int r;
 
         j->progress_usec = begin;
@@ -315,7 +320,7 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
                 return r;
 
         job_show(j);
-        r = compute(s, g, j, step, &bytes, f);
+        r = compute(s, g, j, step, &in, &bytes, f);
         if (r < 0)
                 return explain(j, r, f);
 
@@ -323,6 +328,7 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
         if (r < 0)
                 return r;
 
+        preview = job_preview(j, step, &in);
         r = job_commit(j, result);
         if (r < 0)
                 return explain(j, r, f);
@@ -333,6 +339,6 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
                 j->state = j->next;
                 j->next = old;
         }
-        *ret = (StepResult){.usec = clock_usec() - begin, .exchanged_bytes = bytes};
+        *ret = (StepResult){.usec = clock_usec() - begin, .exchanged_bytes = bytes, .preview = preview};
         return 0;
 }

@@ -46,6 +46,7 @@ typedef struct StepResult {
         uint64_t exchanged_bytes; /* its ranks received from each other */
         uint64_t frames;          /* DECODE of video: finished so far */
         bool cached;              /* ENCODE: nothing was computed */
+        bool preview;             /* SAMPLE: there is a new one */
 } StepResult;
 
 void step_runner_done(StepRunner *s);

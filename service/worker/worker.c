@@ -96,6 +96,7 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         m.step_done.exchanged_bytes = result.exchanged_bytes;
         m.step_done.frames = result.frames;
         m.step_done.cached = result.cached;
+        m.step_done.preview = result.preview;
         if (j->kind == WIRE_JOB_MERGE && j->merged)
                 m.step_done.merged_bytes = j->merged->h3->private_bytes;
         link_send(w->link, &m);

@@ -266,4 +266,6 @@ class latent_progress(Struct):  # noqa: N801
         ("blocks", c_uint32),
         ("fraction", c_double),
         ("eta_usec", c_uint64),
+        ("preview", c_uint32),
+        ("reserved", c_uint32),
     ]

@@ -121,7 +121,7 @@ static const layout layouts[] = {
         PLACE(latent_render_options, file, 100),
         PLACE(latent_render_options, ring, 120),
         PLACE(latent_render_options, output_bytes, 144),
-        SIZE(latent_progress, 72),
+        SIZE(latent_progress, 80),
         PLACE(latent_progress, state, 4),
         PLACE(latent_progress, phase, 8),
         PLACE(latent_progress, step, 40),
