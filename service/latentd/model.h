@@ -91,7 +91,7 @@ bool model_visible(const Model *m, uid_t uid);
 const char *model_state_to_string(ModelState s);
 /* The worker has seen it: info is there, of a deferred model as it was when it was loaded last. */
 static inline bool model_is_known(const Model *m) {
-        return m->info.header.size > 0;
+        return m->state == MODEL_READY || m->info.header.size > 0;
 }
 const char *model_kind_to_string(uint32_t kind); /* WireModelKind: "denoiser", "lora", ... */
 /* How easily a model of this kind is given up when memory is short: conditioners, which a film needs once, before VAEs, before all

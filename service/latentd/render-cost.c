@@ -198,7 +198,7 @@ int render_check_memory(const Render *r, Fault *f) {
                 const Model *m = render_model(r, p);
                 uint64_t weights = m->state == MODEL_READY ? 0 : render_weights_bytes(m), have = h.bytes + could_leave(r, p);
 
-                if (m->state == MODEL_LOADING || weights + work <= have || weights + work < most)
+                if (m->state == MODEL_LOADING || weights + work <= have || weights + work <= most)
                         continue;
 
                 worst = p;
