@@ -323,7 +323,7 @@ static void estimate(Render *r, double part_of_it, uint64_t eta_usec) {
         if (all <= 0)
                 return;
 
-        part = done / all;
+        part = done < all ? done / all : 1; /* sums round */
         if (part > j->fraction) /* a worker's death takes a step back, the bar does not go there */
                 j->fraction = part;
         left = all - done;
