@@ -615,7 +615,8 @@ enum {
 typedef struct latent_progress {
         uint32_t struct_size;
         uint32_t state;         /* LATENT_JOB_* */
-        char phase[32];         /* "read", "check" (load); "queue", "sample", "merge", "tokenize", "encode", "decode", "encode-media";
+        char phase[32];         /* "read", "check" (load; a render's parts); "queue", "sample", "merge", "tokenize", "encode", "decode",
+                                 "encode-media", "decode-sound", "write" (a render's file);
                                  "frames-wait" (latent_job_release_frames()); "crash-wait" (CrashBudget= of the service); "restart" (the
                                  service went away) */
         uint32_t step, steps;   /* finished, of; 0: not known yet */
