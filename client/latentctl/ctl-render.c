@@ -271,10 +271,12 @@ static int wait_for_film(CodingJob *j, Render *x, latent_error *e) {
 /* The film is in place whatever became of it. */
 static int commit_sheet(const CodingJob *j, Output *sheet, latent_error *e) {
         const latent_value *fault = latent_value_get(latent_job_result(j->job), "sheet-error");
-        const char *name = latent_value_as_string(latent_value_at(fault, 0)), *text = latent_value_as_string(latent_value_at(fault, 1));
+        const char *name = latent_value_as_string(latent_value_at(fault, 0)),
+                   *text = latent_value_as_string(latent_value_at(fault, 1));
 
         if (fault)
-                return ctl_error(e, -EIO, name ? name : LATENT_ERROR_IO, "The film was written, its contact sheet was not: %s", text ? text : "?");
+                return ctl_error(e, -EIO, name ? name : LATENT_ERROR_IO,
+                        "The film was written, its contact sheet was not: %s", text ? text : "?");
 
         return output_commit(sheet, e);
 }
@@ -305,7 +307,8 @@ static int run(CodingJob *j, Render *x, latent_error *e) {
         if (r >= 0)
                 r = wait_for_film(j, x, e);
         if (r >= 0 && x->keep_latents)
-                r = results_write(&latents, j->job, compute && strcmp(compute, "auto") != 0 ? compute : "bf16", e);
+                r = results_write(
+                        &latents, j->job, compute && strcmp(compute, "auto") != 0 ? compute : "bf16", e);
         if (r >= 0 && x->keep_latents)
                 r = output_commit(&latents, e);
         if (r >= 0)
@@ -320,9 +323,10 @@ static void report(const CodingJob *j, const Render *x) {
         JsonWriter w = {.file = stdout};
 
         if (!j->ctl->json) {
-                (void) printf("%s: %" PRIu64 " frames of %" PRIu64 "x%" PRIu64 " (%.2f s), %" PRIu64 " bytes, made in %s\n",
-                        x->coding.output, frames, get_uint(v, "width"), get_uint(v, "height"), (double) frames / 24, get_uint(v, "bytes"),
-                        format_usec(usec, buf));
+                (void) printf("%s: %" PRIu64 " frames of %" PRIu64 "x%" PRIu64 " (%.2f s), %" PRIu64
+                              " bytes, made in %s\n",
+                        x->coding.output, frames, get_uint(v, "width"), get_uint(v, "height"),
+                        (double) frames / 24, get_uint(v, "bytes"), format_usec(usec, buf));
                 return;
         }
 

@@ -26,7 +26,8 @@ static int read_map(Preview *p, const char *path, latent_error *e) {
 
         if (!f)
                 return ctl_error(e, -errno, errno == ENOENT ? LATENT_ERROR_NOT_FOUND : LATENT_ERROR_IO,
-                        "%s cannot be read: %s. --preview needs numbers that say how this model's latents look: make them with "
+                        "%s cannot be read: %s. --preview needs numbers that say how this model's latents "
+                        "look: make them with "
                         "fit-latent-rgb, or name them with --preview-map.",
                         path, strerror(errno));
 
@@ -34,14 +35,17 @@ static int read_map(Preview *p, const char *path, latent_error *e) {
                 char *end;
 
                 if (n == MAP_NUMBERS)
-                        return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_FILE, "%s: more than %u numbers.", path, MAP_NUMBERS);
+                        return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_FILE, "%s: more than %u numbers.",
+                                path, MAP_NUMBERS);
                 p->map[n] = strtod(word, &end);
                 if (*end != '\0' || !isfinite(p->map[n]))
-                        return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_FILE, "%s: \"%s\" is no number.", path, word);
+                        return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_FILE, "%s: \"%s\" is no number.",
+                                path, word);
                 n++;
         }
         if (n != MAP_NUMBERS)
-                return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_FILE, "%s: %zu numbers, expected %u: 25 rows of red, green and blue.", path, n,
+                return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_FILE,
+                        "%s: %zu numbers, expected %u: 25 rows of red, green and blue.", path, n,
                         MAP_NUMBERS);
         return 0;
 }
@@ -53,7 +57,8 @@ int preview_open(Preview *p, const char *model, const char *output, latent_error
         if (!p->has_steps && !p->map_path)
                 return 0;
         if (p->steps == 0 || p->steps > 1000)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--preview: expected 1 to 1000 steps, with --preview-map too");
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE,
+                        "--preview: expected 1 to 1000 steps, with --preview-map too");
 
         if (asprintf(&beside, "%s/vae/latent_rgb.txt", model) < 0) {
                 beside = NULL;
@@ -91,9 +96,11 @@ static int write_picture(const char *path, const latent_tensor *t, const uint8_t
 
         for (uint64_t i = 0; i < n; i++)
                 for (uint64_t y = 0; y < height; y++)
-                        memcpy(picture + (i / columns * height + y) * line + i % columns * width * 3, from + (i * height + y) * width * 3, width * 3);
+                        memcpy(picture + (i / columns * height + y) * line + i % columns * width * 3,
+                                from + (i * height + y) * width * 3, width * 3);
 
-        (void) snprintf(header, sizeof(header), "P6\n%" PRIu64 " %" PRIu64 "\n255\n", width * columns, rows * height);
+        (void) snprintf(header, sizeof(header), "P6\n%" PRIu64 " %" PRIu64 "\n255\n", width * columns,
+                rows * height);
         r = output_open(path, &file, e);
         if (r >= 0)
                 r = output_append(&file, header, strlen(header), e);
@@ -112,7 +119,8 @@ static int write_preview(Preview *p, uint32_t step, latent_error *e) {
         if (r < 0)
                 return r;
         if (t.n_dims != 4 || t.shape[3] != 3 || strcmp(t.dtype, "U8") != 0 || t.size == 0)
-                return ctl_error(e, -EPROTO, LATENT_ERROR_INTERNAL, "The service gave a preview of an unknown form.");
+                return ctl_error(
+                        e, -EPROTO, LATENT_ERROR_INTERNAL, "The service gave a preview of an unknown form.");
         if (asprintf(&path, "%s.step-%04" PRIu32 ".ppm", p->stem, step) < 0) {
                 path = NULL;
                 return ctl_error(e, -ENOMEM, LATENT_ERROR_INTERNAL, "Out of memory.");

@@ -6,7 +6,7 @@
 #include "client/latentctl/ctl.h"
 
 typedef struct Preview {
-        uint64_t steps;       /* after every so many; 0: none */
+        uint64_t steps; /* after every so many; 0: none */
         bool has_steps;
         const char *map_path; /* NULL: of the model */
         double map[75];       /* [25][3] */
@@ -16,9 +16,11 @@ typedef struct Preview {
         bool failed;          /* it was said that one could not be written */
 } Preview;
 
-/* Reads the map, if previews are asked for: 75 numbers, 25 rows of red, green and blue. output: of the film; NULL: it is only planned. */
+/* Reads the map, if previews are asked for: 75 numbers, 25 rows of red, green and blue. output: of the film;
+ * NULL: it is only planned. */
 int preview_open(Preview *p, const char *model, const char *output, latent_error *e);
 void preview_done(Preview *p);
 
-/* A latent_progress_fn; userdata is the Preview. A picture that cannot be written is said once and costs nothing else. */
+/* A latent_progress_fn; userdata is the Preview. A picture that cannot be written is said once and costs
+ * nothing else. */
 void preview_on_news(const latent_progress *news, void *userdata);

@@ -213,6 +213,27 @@ static int append_map(sd_bus_message *m, const Request *q) {
         return r;
 }
 
+/* What goes there, and how films look meanwhile. */
+static int append_files(sd_bus_message *m, const Request *q) {
+        int r = 0;
+
+        if (q->has_file)
+                r = sd_bus_message_append(m, "{sv}", "output", "h", q->file);
+        if (r >= 0 && q->has_sheet)
+                r = sd_bus_message_append(m, "{sv}", "contact-sheet", "h", q->sheet);
+        if (r >= 0 && q->sheet_columns > 0)
+                r = sd_bus_message_append(m, "{sv}", "sheet-columns", "u", q->sheet_columns);
+        if (r >= 0 && q->sheet_rows > 0)
+                r = sd_bus_message_append(m, "{sv}", "sheet-rows", "u", q->sheet_rows);
+        if (r >= 0 && q->preview_steps > 0)
+                r = sd_bus_message_append(m, "{sv}", "preview", "u", q->preview_steps);
+        if (r >= 0 && q->has_map)
+                r = append_map(m, q);
+        if (r >= 0)
+                r = append_string(m, "format", q->format);
+        return r;
+}
+
 static int append_render(sd_bus_message *m, const Request *q) {
         const latent_sample_options *o = &q->sample;
         const struct {
@@ -233,20 +254,8 @@ static int append_render(sd_bus_message *m, const Request *q) {
                 r = append_string(m, "noise", o->noise);
         if (r >= 0 && o->has_seed)
                 r = sd_bus_message_append(m, "{sv}", "seed", "t", o->seed);
-        if (r >= 0 && q->has_file)
-                r = sd_bus_message_append(m, "{sv}", "output", "h", q->file);
-        if (r >= 0 && q->has_sheet)
-                r = sd_bus_message_append(m, "{sv}", "contact-sheet", "h", q->sheet);
-        if (r >= 0 && q->sheet_columns > 0)
-                r = sd_bus_message_append(m, "{sv}", "sheet-columns", "u", q->sheet_columns);
-        if (r >= 0 && q->sheet_rows > 0)
-                r = sd_bus_message_append(m, "{sv}", "sheet-rows", "u", q->sheet_rows);
-        if (r >= 0 && q->preview_steps > 0)
-                r = sd_bus_message_append(m, "{sv}", "preview", "u", q->preview_steps);
-        if (r >= 0 && q->has_map)
-                r = append_map(m, q);
         if (r >= 0)
-                r = append_string(m, "format", q->format);
+                r = append_files(m, q);
         if (r >= 0)
                 r = append_string(m, "type", q->type);
         if (r >= 0 && q->ring_frames > 0)
@@ -525,7 +534,8 @@ int request_new_coding(const Request *q, Request **ret, latent_error *e) {
         if (q->has_sheet) {
                 copy->sheet = fcntl(q->sheet, F_DUPFD_CLOEXEC, 3);
                 if (copy->sheet < 0)
-                        return error_set(e, -errno, LATENT_ERROR_INVALID_ARGUMENT, "The file of the contact sheet cannot be used: %s.", strerror(errno));
+                        return error_set(e, -errno, LATENT_ERROR_INVALID_ARGUMENT,
+                                "The file of the contact sheet cannot be used: %s.", strerror(errno));
                 copy->has_sheet = true;
         }
         r = own_all(copy);

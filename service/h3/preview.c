@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/h3/preview.h"
 
-void h3_preview(const float *state, const float *velocity, float sigma, uint64_t n, const float map[static 75], uint8_t *ret) {
+void h3_preview(const float *state, const float *velocity, float sigma, uint64_t n,
+        const float map[static 75], uint8_t *ret) {
         for (uint64_t i = 0; i < n; i++)
                 for (unsigned k = 0; k < 3; k++) {
                         float v = map[H3_PREVIEW_CHANNELS * 3 + k];

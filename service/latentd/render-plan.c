@@ -100,9 +100,9 @@ static int append_phase(sd_bus_message *m, const Render *r, RenderPhase p, Resid
                 ranks = asked;
         error = sd_bus_message_open_container(m, 'a', "{sv}");
         if (error >= 0)
-                error = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}{sv}", "phase", "s", render_phase_name(p), "model", "s", model->name, "loaded",
-                        "b", (int) loaded, "weight-bytes", "t", render_weights_bytes(model), "ranks", "u", y->known ? y->ranks : ranks, "numa", "s",
-                        numa);
+                error = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}{sv}", "phase", "s", render_phase_name(p), "model", "s", model->name,
+                        "loaded", "b", (int) loaded, "weight-bytes", "t", render_weights_bytes(model), "ranks", "u",
+                        y->known ? y->ranks : ranks, "numa", "s", numa);
         if (error >= 0 && y->known)
                 error = sd_bus_message_append(m, "{sv}", "step-bytes", "t", y->memory);
         if (error >= 0 && measured)
@@ -189,10 +189,11 @@ int render_plan_reply(const Render *r, sd_bus_message *message) {
         if (error >= 0)
                 error = sd_bus_message_open_container(m, 'a', "{sv}");
         if (error >= 0)
-                error = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}{sv}{sv}{sv}{sv}{sv}", "rows", "t", r->sizes.rows, "tokens", "t", r->sizes.tokens,
-                        "steps", "u", sample->known ? sample->steps : steps, "ranks", "u",
-                        sample->known ? sample->ranks : worker_link_ranks(r->job->manager->worker), "frames", "u", r->o.frames, "width", "u",
-                        r->o.width, "height", "u", r->o.height, "output-bytes", "t", r->sizes.output_bytes, "work-bytes", "t", r->sizes.work_bytes,
+                error = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}{sv}{sv}{sv}{sv}{sv}", "rows", "t", r->sizes.rows,
+                        "tokens", "t", r->sizes.tokens, "steps", "u", sample->known ? sample->steps : steps, "ranks", "u",
+                        sample->known ? sample->ranks : worker_link_ranks(r->job->manager->worker),
+                        "frames", "u", r->o.frames, "width", "u", r->o.width, "height", "u", r->o.height,
+                        "output-bytes", "t", r->sizes.output_bytes, "work-bytes", "t", r->sizes.work_bytes,
                         "memory-bytes", "t", peak_of(r));
         if (error >= 0)
                 error = append_usec(m, r);

@@ -15,7 +15,8 @@
 typedef struct RenderOptions {
         WireTensor prompt; /* U8 [bytes] in the client's input arena; size 0: empty */
         uint32_t width, height, frames; /* as canvas.h has rounded them */
-        /* SAMPLE without its tensors: previews, steps, schedule, sampler, shifts, noise, seed, compute. sigmas_* are in the client's input arena. */
+        /* SAMPLE without its tensors: steps, schedule, sampler, shifts, noise, seed, compute, previews. sigmas_* are in the client's input
+         * arena. */
         WireJobOpen sample;
         uint32_t frame_type;  /* StType: U8 or F32 */
         uint64_t ring_frames; /* 0: all */
@@ -46,8 +47,8 @@ typedef struct RenderSizes {
         uint64_t output_bytes; /* of the client's output arena */
 } RenderSizes;
 
-/* A JOB_RENDER that owns a Render, which takes o->file and o->sheet over on success. InvalidArgument: the session has not all models; DoesNotFit;
- * LimitExceeded. */
+/* A JOB_RENDER that owns a Render, which takes o->file and o->sheet over on success. InvalidArgument: the session has not all models;
+ * DoesNotFit; LimitExceeded. */
 int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
 /* Of the same request only what it would take: answers the call when that is known. o->file and o->sheet are not touched. */
 int render_plan(Session *s, Peer *owner, const RenderOptions *o, sd_bus_message *message, Fault *f);

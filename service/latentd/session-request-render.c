@@ -101,12 +101,14 @@ static int read_map(sd_bus_message *m, const BusKey *k, Fault *f) {
 static int check_preview(Asked *a, Fault *f) {
         if ((a->preview > 0) != (a->n_map > 0))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"preview\" (a number above 0) and \"preview-map\" go together: \"%s\" is missing.", a->preview > 0 ? "preview-map" : "preview");
+                        "\"preview\" (a number above 0) and \"preview-map\" go together: \"%s\" is missing.",
+                        a->preview > 0 ? "preview-map" : "preview");
         if (a->preview == 0)
                 return 0;
 
         if (a->n_map != MAP_NUMBERS)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"preview-map\" has %zu numbers, expected %u: 25 rows of 3.", a->n_map, MAP_NUMBERS);
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"preview-map\" has %zu numbers, expected %u: 25 rows of 3.",
+                        a->n_map, MAP_NUMBERS);
         for (size_t i = 0; i < MAP_NUMBERS; i++) {
                 a->q.preview_map[i] = (float) a->map[i];
                 if (!isfinite(a->q.preview_map[i]))
@@ -166,8 +168,8 @@ static int check_sheet(const Asked *a, RenderOptions *o, Fault *f) {
         if (a->sheet_columns == 0 || a->sheet_rows == 0 || a->sheet_columns > SHEET_CELLS_MAX || a->sheet_rows > SHEET_CELLS_MAX ||
                 a->sheet_columns * a->sheet_rows > SHEET_CELLS_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "The contact sheet has %" PRIu32 " columns and %" PRIu32 " rows, expected 1 to %u cells.", a->sheet_columns, a->sheet_rows,
-                        SHEET_CELLS_MAX);
+                        "The contact sheet has %" PRIu32 " columns and %" PRIu32 " rows, expected 1 to %u cells.", a->sheet_columns,
+                        a->sheet_rows, SHEET_CELLS_MAX);
 
         o->sheet_columns = a->sheet_columns;
         o->sheet_rows = a->sheet_rows;

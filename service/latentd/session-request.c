@@ -524,7 +524,8 @@ static int find_lora(Manager *m, const char *path, double strength, uid_t uid, M
                 return r;
 
         if (model->state != MODEL_READY)
-                return fault_set(f, -EBUSY, FAULT_BUSY, "\"%.128s\" is deferred, which adapters cannot be: load it without \"defer\".", path);
+                return fault_set(f, -EBUSY, FAULT_BUSY,
+                        "\"%.128s\" is deferred, which adapters cannot be: load it without \"defer\".", path);
         if (model->info.kind != WIRE_MODEL_LORA)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"%.128s\" is a model and no LoRA adapter (its Kind is %s).", path,

@@ -126,6 +126,20 @@ static int check_frames(const MediaWrite *m, bool film, uint64_t arena_size, Fau
                 arena_size, f);
 }
 
+static int check_sheet(const MediaWrite *m, Fault *f) {
+        uint32_t columns = m->sheet_columns, rows = m->sheet_rows;
+
+        if (columns == 0 && rows == 0)
+                return 0;
+
+        if (columns == 0 || rows == 0 || columns > SHEET_CELLS_MAX || rows > SHEET_CELLS_MAX ||
+                columns * rows > SHEET_CELLS_MAX || m->format != MEDIA_PNG || m->samples != 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "WRITE asks for a contact sheet of %u x %u cells in %s: png and at most %u cells were expected.",
+                        columns, rows, formats[m->format].name, SHEET_CELLS_MAX);
+        return 0;
+}
+
 int encode_check(const MediaWrite *m, uint64_t arena_size, Fault *f) {
         const char *picture, *sound;
         bool film, sound_only;
@@ -150,11 +164,9 @@ int encode_check(const MediaWrite *m, uint64_t arena_size, Fault *f) {
                         : film     ? "a film"
                                    : "one picture",
                         m->frames, m->samples);
-        if (m->sheet_columns > SHEET_CELLS_MAX || m->sheet_rows > SHEET_CELLS_MAX || m->sheet_columns * m->sheet_rows > SHEET_CELLS_MAX ||
-                (m->sheet_columns > 0) != (m->sheet_rows > 0) || (m->sheet_columns > 0 && (m->format != MEDIA_PNG || m->samples != 0)))
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "WRITE asks for a contact sheet of %u x %u cells in %s: png and at most %u cells were expected.", m->sheet_columns,
-                        m->sheet_rows, formats[m->format].name, SHEET_CELLS_MAX);
+        r = check_sheet(m, f);
+        if (r < 0)
+                return r;
         if (picture && !sound && m->sheet_columns == 0 && (m->frames != 1 || m->samples != 0))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "png holds one picture: %" PRIu64 " frames and %" PRIu64 " samples do not fit.",

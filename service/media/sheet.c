@@ -41,9 +41,11 @@ static Sheet place_cells(const MediaWrite *m) {
         return s;
 }
 
-static int take_cell(const MediaWrite *m, const uint8_t *frame, const Sheet *s, uint32_t cell, uint8_t *scratch, uint8_t *picture) {
+static int take_cell(const MediaWrite *m, const uint8_t *frame, const Sheet *s, uint32_t cell,
+        uint8_t *scratch, uint8_t *picture) {
         const ResampleCrop whole = {0, 0, s->cell_width, s->cell_height};
-        uint32_t x = cell % s->columns * (s->cell_width + SHEET_GAP), y = cell / s->columns * (s->cell_height + SHEET_GAP);
+        uint32_t x = cell % s->columns * (s->cell_width + SHEET_GAP),
+                 y = cell / s->columns * (s->cell_height + SHEET_GAP);
         int r;
 
         r = resample_rgb(frame, m->width, m->height, s->cell_width, s->cell_height, &whole, scratch);
@@ -51,11 +53,13 @@ static int take_cell(const MediaWrite *m, const uint8_t *frame, const Sheet *s, 
                 return r;
 
         for (uint32_t i = 0; i < s->cell_height; i++)
-                memcpy(picture + ((size_t) (y + i) * s->width + x) * 3, scratch + (size_t) i * s->cell_width * 3, (size_t) s->cell_width * 3);
+                memcpy(picture + ((size_t) (y + i) * s->width + x) * 3,
+                        scratch + (size_t) i * s->cell_width * 3, (size_t) s->cell_width * 3);
         return 0;
 }
 
-static int take_frames(const MediaWrite *m, const uint8_t *arena, Channel *c, const Sheet *s, uint8_t *scratch, uint8_t *picture, Fault *f) {
+static int take_frames(const MediaWrite *m, const uint8_t *arena, Channel *c, const Sheet *s,
+        uint8_t *scratch, uint8_t *picture, Fault *f) {
         uint64_t bytes = (uint64_t) m->width * m->height * 3;
         uint32_t cell = 0;
         int r;
@@ -65,9 +69,12 @@ static int take_frames(const MediaWrite *m, const uint8_t *arena, Channel *c, co
                 if (r < 0)
                         return r;
                 if (cell < s->cells && sheet_frame(m->frames, cell, s->cells) == i) {
-                        r = take_cell(m, arena + m->frames_offset + i % m->ring_frames * bytes, s, cell++, scratch, picture);
+                        const uint8_t *frame = arena + m->frames_offset + i % m->ring_frames * bytes;
+
+                        r = take_cell(m, frame, s, cell++, scratch, picture);
                         if (r < 0)
-                                return fault_set(f, r, FAULT_DOES_NOT_FIT, "Not enough memory for a contact sheet.");
+                                return fault_set(
+                                        f, r, FAULT_DOES_NOT_FIT, "Not enough memory for a contact sheet.");
                 }
                 channel_taken(c, i + 1);
                 channel_progress(c, i + 1, m->frames);
@@ -77,7 +84,8 @@ static int take_frames(const MediaWrite *m, const uint8_t *arena, Channel *c, co
 
 int sheet_run(const MediaWrite *m, int fd, const uint8_t *arena, Channel *c, MediaDone *ret, Fault *f) {
         CLEANUP_FREE uint8_t *picture = NULL, *scratch = NULL;
-        Channel whole = {.socket = -1, .frames = 1, .ring_frames = 1, .ready = 1, .taken = 1, .taken_said = 1};
+        Channel whole = {
+                .socket = -1, .frames = 1, .ring_frames = 1, .ready = 1, .taken = 1, .taken_said = 1};
         Sheet s = place_cells(m);
         MediaWrite png = *m;
         int r;

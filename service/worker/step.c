@@ -154,9 +154,11 @@ static int step_memory(const Job *j, uint64_t *ret) {
 }
 
 uint64_t step_planned_memory(const Job *j, uint32_t ranks) {
-        uint64_t tiles = (j->layout->rows + TILE - 1) / TILE, n = tiles < ranks ? tiles : ranks, bytes, most = (tiles + n - 1) / n, chunks;
+        uint64_t tiles = (j->layout->rows + TILE - 1) / TILE, n = tiles < ranks ? tiles : ranks;
+        uint64_t most = (tiles + n - 1) / n, chunks, bytes;
         H3Range rows[WIRE_RANKS_MAX], heads[WIRE_RANKS_MAX];
         uint32_t all = j->model->h3->config.heads;
+        H3Plan plan;
 
         if (n > WIRE_RANKS_MAX)
                 n = WIRE_RANKS_MAX;
@@ -169,11 +171,15 @@ uint64_t step_planned_memory(const Job *j, uint32_t ranks) {
         if (n > 1 && chunks < CHUNKS_SPLIT)
                 chunks = CHUNKS_SPLIT;
         chunks = chunks < most ? chunks : most;
-        return split_memory(j->model->h3, j->layout,
-                       &(H3Plan){H3_PLAN_HIDDEN_GATHER, (uint32_t) n, TILE, (uint32_t) (chunks < WIRE_CHUNKS_MAX ? chunks : WIRE_CHUNKS_MAX), rows, heads},
-                       j->compute, &bytes) < 0
-                       ? 0
-                       : bytes;
+        plan = (H3Plan){
+                .kind = H3_PLAN_HIDDEN_GATHER,
+                .ranks = (uint32_t) n,
+                .row_tile = TILE,
+                .chunks = (uint32_t) (chunks < WIRE_CHUNKS_MAX ? chunks : WIRE_CHUNKS_MAX),
+                .rows = rows,
+                .heads = heads,
+        };
+        return split_memory(j->model->h3, j->layout, &plan, j->compute, &bytes) < 0 ? 0 : bytes;
 }
 
 static void on_stuck(void *userdata, const Fault *f) {

@@ -9,7 +9,7 @@ static PaceKey key(uint64_t files) {
         return (PaceKey){ .files = files, .phase = 1, .compute = 2, .ranks = 3 };
 }
 
-static void find_tells_all_of_a_key_apart(void **unused) {
+static void find_tells_all_of_a_key_apart(void **state) {
         PaceTable t = {};
         PaceKey k = key(1), other[4] = { key(2), key(1), key(1), key(1) };
 
@@ -23,7 +23,7 @@ static void find_tells_all_of_a_key_apart(void **unused) {
                 assert_null(pace_find(&t, &other[i]));
 }
 
-static void add_a_new_time_counts_as_much_as_all_before(void **unused) {
+static void add_a_new_time_counts_as_much_as_all_before(void **state) {
         PaceTable t = {};
         PaceKey k = key(1);
 
@@ -34,7 +34,7 @@ static void add_a_new_time_counts_as_much_as_all_before(void **unused) {
         assert_true(pace_find(&t, &k)->usec == 4);
 }
 
-static void add_nonsense_changes_nothing(void **unused) {
+static void add_nonsense_changes_nothing(void **state) {
         static const double nonsense[] = { 0, -1, NAN, INFINITY };
         PaceTable t = {};
         PaceKey k = key(1);
@@ -48,7 +48,7 @@ static void add_nonsense_changes_nothing(void **unused) {
         assert_true(pace_find(&t, &k)->usec == 3);
 }
 
-static void add_the_one_not_used_for_longest_makes_room(void **unused) {
+static void add_the_one_not_used_for_longest_makes_room(void **state) {
         PaceTable t = {};
         PaceKey k;
 

@@ -21,7 +21,8 @@ static void fill(uint8_t *frame, uint32_t width, uint32_t height, uint64_t i) {
         }
 }
 
-static MediaMessage request(uint32_t width, uint32_t height, uint64_t frames, uint32_t columns, uint32_t rows) {
+static MediaMessage request(
+        uint32_t width, uint32_t height, uint64_t frames, uint32_t columns, uint32_t rows) {
         MediaMessage m;
 
         (void) media_init(&m, MEDIA_WRITE);
@@ -61,7 +62,7 @@ static int sheet(uint32_t width, uint32_t height, uint64_t frames, uint32_t colu
 }
 
 static void sheet_has_frames_evenly_from_first_to_last(void **state) {
-        static const uint8_t want[] = { 0, 3, 7, 10, 14, 18, 21, 25, 29, 32, 36, 40 };
+        static const uint8_t want[] = {0, 3, 7, 10, 14, 18, 21, 25, 29, 32, 36, 40};
         CLEANUP_CLOSE int file = sheet(32, 16, 41, 4, 3);
         const uint32_t width = 4 * 36 - 4, height = 3 * 20 - 4;
         CLEANUP_FREE uint8_t *p = NULL;
@@ -89,7 +90,7 @@ static void sheet_of_few_frames_has_few_cells(void **state) {
         static const struct {
                 uint64_t frames;
                 uint32_t width, height;
-        } cases[] = { { 1, 32, 16 }, { 2, 68, 16 }, { 5, 140, 36 }, { 12, 140, 56 } };
+        } cases[] = {{1, 32, 16}, {2, 68, 16}, {5, 140, 36}, {12, 140, 56}};
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 CLEANUP_CLOSE int file = sheet(32, 16, cases[i].frames, 4, 3);
@@ -112,8 +113,8 @@ static void sheet_that_makes_no_sense_is_refused(void **state) {
         static const struct {
                 uint32_t format, columns, rows;
                 uint64_t samples;
-        } cases[] = { { MEDIA_PNG, 65, 1, 0 }, { MEDIA_PNG, 9, 8, 0 }, { MEDIA_PNG, 1u << 16, 1u << 16, 0 }, { MEDIA_PNG, 4, 0, 0 },
-                { MEDIA_PNG, 0, 3, 0 }, { MEDIA_MP4, 4, 3, 0 }, { MEDIA_PNG, 4, 3, 10 } };
+        } cases[] = {{MEDIA_PNG, 65, 1, 0}, {MEDIA_PNG, 9, 8, 0}, {MEDIA_PNG, 1u << 16, 1u << 16, 0},
+                {MEDIA_PNG, 4, 0, 0}, {MEDIA_PNG, 0, 3, 0}, {MEDIA_MP4, 4, 3, 0}, {MEDIA_PNG, 4, 3, 10}};
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 MediaMessage m = request(32, 16, 5, cases[i].columns, cases[i].rows);
