@@ -444,12 +444,40 @@ static void weights_rest_only_when_nobody_wants_them(void **state) {
         seen = 0;
         j = render(f, s, &o);
         RUN_UNTIL(f, seen > 0);
-        assert_false(model_can_rest(m)); /* a job runs on it */
+        assert_false(model_can_rest(m));
         job_cancel(j);
+        assert_int_equal(m->n_wanted, 0);
+        assert_false(model_can_rest(m)); /* the worker has not let go of it yet */
         RUN_UNTIL(f, TAILQ_EMPTY(&f->m->unfinished));
         assert_true(model_can_rest(m));
         m->defer = false;
         m->keep = true;
+}
+
+/* A worker's death takes its phase a step back, and not the bar. */
+static void fraction_stays_when_a_phase_goes_back(void **state) {
+        Fake *f = *state;
+        Session *s = pipeline(f);
+        RenderOptions o = film(22);
+        double before;
+        Job *j;
+
+        f->hook = hold;
+        phase = 1;
+        seen = 0;
+        j = render(f, s, &o);
+        RUN_UNTIL(f, seen > 0);
+        j->render->child->fraction = 0.9;
+        render_on_progress(j->render, j->render->child);
+        before = j->fraction;
+        assert_true(before > 0 && before < 1);
+        j->render->child->fraction = 0.2;
+        render_on_progress(j->render, j->render->child);
+        assert_true(j->fraction == before);
+        j->render->child->fraction = 0.95;
+        render_on_progress(j->render, j->render->child);
+        assert_true(j->fraction > before);
+        job_cancel(j);
 }
 
 /* ---- failures ---- */
@@ -708,6 +736,7 @@ int main(void) {
                 cmocka_unit_test_setup_teardown(previews_elsewhere_drop_the_worker, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(renders_that_load_wait_for_each_other, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(weights_rest_only_when_nobody_wants_them, fake_setup, fake_teardown),
+                cmocka_unit_test_setup_teardown(fraction_stays_when_a_phase_goes_back, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(what_does_not_fit_is_refused_at_once, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(failure_of_a_phase_is_the_job_s, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(death_in_a_phase_costs_a_step, fake_setup, fake_teardown),
