@@ -211,9 +211,15 @@ int latent_client_cancel_job(latent_client *client, const char *path, latent_err
 
 /* ---- models ---- */
 
+enum {
+        /* The files are opened, nothing is read: latent_session_render() has the model loaded when it needs it, and its weights leave
+         * memory when others need the room. No other job runs on it as long as it is deferred. One that is loaded already stays so. */
+        LATENT_LOAD_DEFER = 1
+};
+
 typedef struct latent_load_options {
         uint32_t struct_size;
-        uint32_t reserved;
+        uint32_t flags;   /* LATENT_LOAD_* */
         const char *name; /* latent_model_load_path() only: for people; default: the last part of the path */
         const char *qkv_order; /* of files with original names: "auto" (default), "interleaved", "stacked" */
         const char *partition; /* "fl2va", "ref2va"; default: from the name */
@@ -542,7 +548,8 @@ int latent_session_encode_media(latent_session *session, const latent_encode_med
 
 enum {
         LATENT_RENDER_KEEP_LATENTS = 1, /* the latents are results, too: "video", "audio" */
-        LATENT_RENDER_FILE = 2          /* `file` counts */
+        LATENT_RENDER_FILE = 2,         /* `file` counts */
+        LATENT_RENDER_SHEET = 4         /* `sheet` counts */
 };
 
 typedef struct latent_render_options {
@@ -575,6 +582,19 @@ typedef struct latent_render_options {
         uint32_t n_pictures;
         uint32_t reserved;
         const char *picture_rule; /* "comfy", "reference": how they are brought in; NULL: as the program whose noise it is */
+        /* With LATENT_RENDER_SHEET and a file: likewise a file, which gets a contact sheet (PNG): frames of the film, evenly from the first
+         * to the last, in so many columns and rows (0: 4, 3), at most 64. One that cannot be written costs no film: the result has
+         * sheet-error (name, text) then, else sheet-bytes. */
+        int sheet;
+        uint32_t sheet_columns;
+        uint32_t sheet_rows;
+        /* Pictures of the film while it is sampled, after every so many steps and the last: result "preview", U8 [T, H/16, W/16, 3], and
+         * latent_progress.preview says when there is a new one. They are written to the output arena with the latents; if it has no room
+         * for both (latent_output_bytes() and 3 * T * H/16 * W/16) there are none, and the film is the same. 0: none. */
+        uint32_t preview_steps;
+        /* With it: what a latent looks like: RGB from 0 to 1 is the sum of each channel times its row, and the last row, [25][3]. Differs
+         * from VAE to VAE. */
+        const double *preview_map;
 } latent_render_options;
 
 /* A film of a prompt, in a session with the parts of a pipeline. Results: "frames" and "sound" as latent_session_decode() has
@@ -583,6 +603,18 @@ typedef struct latent_render_options {
  * is cut off. */
 int latent_session_render(latent_session *session, const latent_render_options *options, latent_job **ret_job,
         latent_error *error);
+
+/* The last preview of a render, as latent_job_tensor(); also while it runs: from a latent_progress_fn, or after latent_job_wait(). The
+ * next one may be written over it at any time. NotFound: there is none yet. */
+int latent_job_preview(latent_job *job, latent_tensor *ret_tensor, const void **ret_data, latent_error *error);
+
+/* What it would take, before it is started: rows, tokens, steps, ranks, frames, width, height; output-bytes, work-bytes (what lies
+ * between the phases), memory-bytes (most of it all at a time, with the weights); usec, where each phase was measured before; phases: an
+ * array of dictionaries with phase, model, loaded, weight-bytes, ranks, numa, node-bytes, leave (names of the models that leave memory
+ * for it), and where they are known step-bytes and usec. The conditioner counts the tokens, and is loaded for it. Errors: those of the job,
+ * DoesNotFit with the numbers among them. */
+int latent_session_plan_render(latent_session *session, const latent_render_options *options,
+        latent_value **ret_value, latent_error *error);
 
 /* What such a job would take: as latent_session_plan_step(), and memory-bytes: what a step takes beside arenas and weights. */
 int latent_session_plan_tokenize(latent_session *session, const latent_tokenize_options *options,
@@ -607,13 +639,16 @@ enum {
 typedef struct latent_progress {
         uint32_t struct_size;
         uint32_t state;         /* LATENT_JOB_* */
-        char phase[32];         /* "read", "check" (load); "queue", "sample", "merge", "tokenize", "encode", "decode", "encode-media";
+        char phase[32];         /* "read", "check" (load; a render's parts); "queue", "sample", "merge", "tokenize", "encode", "decode",
+                                 "encode-media", "decode-sound", "write" (a render's file);
                                  "frames-wait" (latent_job_release_frames()); "crash-wait" (CrashBudget= of the service); "restart" (the
                                  service went away) */
         uint32_t step, steps;   /* finished, of; 0: not known yet */
         uint32_t block, blocks; /* of the current step; MiB read for a load */
         double fraction;        /* 0 .. 1 of the whole job */
         uint64_t eta_usec;      /* until the end; 0: unknown */
+        uint32_t preview;       /* of a render: steps before its last preview; 0: none yet */
+        uint32_t reserved;
 } latent_progress;
 
 typedef void (*latent_progress_fn)(const latent_progress *progress, void *userdata);

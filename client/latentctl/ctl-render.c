@@ -8,11 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "client/latentctl/coding-job.h"
 #include "client/latentctl/lora-options.h"
 #include "client/latentctl/pictures.h"
 #include "client/latentctl/progress.h"
+#include "client/latentctl/render-plan.h"
+#include "client/latentctl/render-preview.h"
 #include "client/latentctl/report.h"
 #include "client/latentctl/results.h"
 #include "client/latentctl/run.h"
@@ -32,10 +36,10 @@ typedef enum Part {
 
 typedef struct Render {
         CodingOptions coding;
-        const char *prompt, *size, *schedule, *sampler, *noise, *keep_latents, *format;
+        const char *prompt, *size, *schedule, *sampler, *noise, *keep_latents, *contact_sheet, *format;
         uint64_t frames, steps, seed;
         double seconds, shift_video, shift_audio;
-        bool has_frames, has_seconds, has_seed, has_steps;
+        bool has_frames, has_seconds, has_seed, has_steps, plan;
         uint32_t width, height; /* 0: not given */
         StringList lora_arguments;
         LoraOptions loras;
@@ -44,6 +48,7 @@ typedef struct Render {
         size_t text_size;
         latent_tensor prompt_tensor;
         latent_model *parts[_PART_MAX];
+        Preview preview;
 } Render;
 
 static void render_done(Render *x) {
@@ -51,6 +56,7 @@ static void render_done(Render *x) {
                 latent_model_free(x->parts[i]);
         loras_done(&x->loras);
         pictures_done(&x->pictures);
+        preview_done(&x->preview);
         free(x->text);
 }
 
@@ -93,18 +99,20 @@ static int check_numbers(Render *x, latent_error *e) {
 static int check_options(Render *x, latent_error *e) {
         int r;
 
-        if (!x->coding.output)
+        if (!x->coding.output && !x->plan)
                 return usage(e, "-o FILM.mp4 is missing");
         if (!x->prompt)
                 return usage(e, "--prompt TEXT is missing");
 
-        r = coding_check_options(&x->coding, e);
-        if (r >= 0)
+        r = x->coding.output ? coding_check_options(&x->coding, e) : 0;
+        if (r >= 0 && x->coding.output)
                 r = choose_format(x, e);
         if (r >= 0)
                 r = parse_size(x->size, &x->width, &x->height, e);
         if (r >= 0)
                 r = check_numbers(x, e);
+        if (r >= 0)
+                r = preview_open(&x->preview, x->coding.model, x->coding.output, e);
         if (r >= 0)
                 r = loras_parse(&x->lora_arguments, &x->loras, e);
         return r;
@@ -120,6 +128,8 @@ static int open_parts(CodingJob *j, Render *x, latent_error *e) {
         int r;
 
         for (size_t i = 0; i < _PART_MAX; i++) {
+                /* Each part is read when it is its turn; adapters are merged into the denoiser before that. */
+                x->coding.defer = i != PART_DENOISER || x->lora_arguments.n == 0;
                 r = coding_open_model(j, folders[i], e);
                 if (r < 0)
                         return r;
@@ -136,7 +146,7 @@ static uint64_t output_bytes(const Render *x) {
         Fault unused = {};
         uint64_t bytes;
 
-        if (!x->keep_latents || canvas_frames(x->has_frames ? x->frames : 124, &frames, &unused) < 0 ||
+        if ((!x->keep_latents && x->preview.steps == 0) || canvas_frames(x->has_frames ? x->frames : 124, &frames, &unused) < 0 ||
                 (x->size && canvas_size(x->width, x->height, &width, &height, &unused) < 0))
                 return ARENA_MIN;
         if (!x->size && x->pictures.n > 0) {
@@ -158,6 +168,8 @@ static uint64_t output_bytes(const Render *x) {
                 audio.size *= audio.shape[i];
         bytes = latent_output_bytes(&video, &audio, x->sampler ? x->sampler : "euler",
                 x->has_steps ? (uint32_t) x->steps : STEPS_DEFAULT, 0);
+        if (x->preview.steps > 0 && bytes < UINT64_MAX / 2)
+                bytes += video.size / sizeof(float) / 24 * 3;
         return bytes < UINT64_MAX - ARENA_MIN ? bytes + ARENA_MIN : ARENA_MIN;
 }
 
@@ -181,10 +193,10 @@ static int open_session(CodingJob *j, Render *x, latent_error *e) {
         return r;
 }
 
-static int start(CodingJob *j, const Render *x, int fd, latent_error *e) {
-        const latent_render_options o = {
-                .struct_size = sizeof(o),
-                .flags = LATENT_RENDER_FILE | (x->keep_latents ? LATENT_RENDER_KEEP_LATENTS : 0),
+static latent_render_options make_options(const Render *x, int fd, int sheet) {
+        return (latent_render_options){
+                .struct_size = sizeof(latent_render_options),
+                .flags = LATENT_RENDER_FILE | (sheet >= 0 ? LATENT_RENDER_SHEET : 0) | (x->keep_latents ? LATENT_RENDER_KEEP_LATENTS : 0),
                 .prompt = x->text_size > 0 ? &x->prompt_tensor : NULL,
                 .width = x->width,
                 .height = x->height,
@@ -202,13 +214,65 @@ static int start(CodingJob *j, const Render *x, int fd, latent_error *e) {
                 .pictures = x->pictures.items,
                 .n_pictures = x->pictures.n,
                 .picture_rule = x->pictures.rule,
+                .sheet = sheet,
+                .preview_steps = (uint32_t) x->preview.steps,
+                .preview_map = x->preview.steps > 0 ? x->preview.map : NULL,
         };
+}
+
+static int start(CodingJob *j, const Render *x, int fd, int sheet, latent_error *e) {
+        const latent_render_options o = make_options(x, fd, sheet);
 
         return latent_session_render(j->session, &o, &j->job, e);
 }
 
+/* Nothing is run or written. The film counts as one for a file, which it will be. */
+static int run_plan(CodingJob *j, Render *x, latent_value **ret, latent_error *e) {
+        CLEANUP_CLOSE int fd = -EBADF;
+        latent_render_options o;
+        int r;
+
+        r = check_options(x, e);
+        if (r >= 0)
+                r = coding_text(x->prompt, &x->text, &x->text_size, e);
+        if (r < 0)
+                return r;
+
+        fd = memfd_create("latentctl-plan", MFD_CLOEXEC);
+        if (fd < 0)
+                return ctl_error(e, -errno, LATENT_ERROR_INTERNAL, "A file in memory cannot be made: %s.", strerror(errno));
+
+        run_catch_signals();
+        r = open_parts(j, x, e);
+        if (r >= 0)
+                r = open_session(j, x, e);
+        if (r < 0)
+                return r;
+
+        o = make_options(x, fd, -EBADF);
+        return latent_session_plan_render(j->session, &o, ret, e);
+}
+
+static int wait_for_film(CodingJob *j, Render *x, latent_error *e) {
+        x->preview.job = j->job;
+        return run_wait_and(j->ctl, j->job, PROGRESS_PHASES, preview_on_news, &x->preview, e);
+}
+
+/* The film is in place whatever became of it. */
+static int commit_sheet(const CodingJob *j, Output *sheet, latent_error *e) {
+        const latent_value *fault = latent_value_get(latent_job_result(j->job), "sheet-error");
+        const char *name = latent_value_as_string(latent_value_at(fault, 0)),
+                   *text = latent_value_as_string(latent_value_at(fault, 1));
+
+        if (fault)
+                return ctl_error(e, -EIO, name ? name : LATENT_ERROR_IO,
+                        "The film was written, its contact sheet was not: %s", text ? text : "?");
+
+        return output_commit(sheet, e);
+}
+
 static int run(CodingJob *j, Render *x, latent_error *e) {
-        CLEANUP(output_done) Output film = {.fd = -EBADF}, latents = {.fd = -EBADF};
+        CLEANUP(output_done) Output film = {.fd = -EBADF}, latents = {.fd = -EBADF}, sheet = {.fd = -EBADF};
         const char *compute = x->coding.compute;
         int r;
 
@@ -221,6 +285,8 @@ static int run(CodingJob *j, Render *x, latent_error *e) {
                 r = output_open(x->coding.output, &film, e);
         if (r >= 0 && x->keep_latents)
                 r = output_open(x->keep_latents, &latents, e);
+        if (r >= 0 && x->contact_sheet)
+                r = output_open(x->contact_sheet, &sheet, e);
         if (r < 0)
                 return r;
 
@@ -229,14 +295,17 @@ static int run(CodingJob *j, Render *x, latent_error *e) {
         if (r >= 0)
                 r = open_session(j, x, e);
         if (r >= 0)
-                r = start(j, x, film.fd, e);
+                r = start(j, x, film.fd, sheet.fd, e);
         if (r >= 0)
-                r = run_wait(j->ctl, j->job, PROGRESS_PHASES, e);
+                r = wait_for_film(j, x, e);
         if (r >= 0 && x->keep_latents)
-                r = results_write(&latents, j->job, compute && strcmp(compute, "auto") != 0 ? compute : "bf16", e);
+                r = results_write(
+                        &latents, j->job, compute && strcmp(compute, "auto") != 0 ? compute : "bf16", e);
         if (r >= 0 && x->keep_latents)
                 r = output_commit(&latents, e);
-        return r < 0 ? r : output_commit(&film, e);
+        if (r >= 0)
+                r = output_commit(&film, e);
+        return r < 0 || !x->contact_sheet ? r : commit_sheet(j, &sheet, e);
 }
 
 static void report(const CodingJob *j, const Render *x) {
@@ -246,9 +315,10 @@ static void report(const CodingJob *j, const Render *x) {
         JsonWriter w = {.file = stdout};
 
         if (!j->ctl->json) {
-                (void) printf("%s: %" PRIu64 " frames of %" PRIu64 "x%" PRIu64 " (%.2f s), %" PRIu64 " bytes, made in %s\n",
-                        x->coding.output, frames, get_uint(v, "width"), get_uint(v, "height"), (double) frames / 24, get_uint(v, "bytes"),
-                        format_usec(usec, buf));
+                (void) printf("%s: %" PRIu64 " frames of %" PRIu64 "x%" PRIu64 " (%.2f s), %" PRIu64
+                              " bytes, made in %s\n",
+                        x->coding.output, frames, get_uint(v, "width"), get_uint(v, "height"),
+                        (double) frames / 24, get_uint(v, "bytes"), format_usec(usec, buf));
                 return;
         }
 
@@ -259,6 +329,8 @@ static void report(const CodingJob *j, const Render *x) {
         json_writer_uint(&w, "height", get_uint(v, "height"));
         json_writer_uint(&w, "samples", get_uint(v, "samples"));
         json_writer_uint(&w, "bytes", get_uint(v, "bytes"));
+        if (x->contact_sheet)
+                json_writer_string(&w, "contact_sheet", x->contact_sheet);
         json_writer_string(&w, "numerics", get_string(v, "numerics"));
         json_writer_uint(&w, "compute_usec", usec);
         json_writer_uint(&w, "queued_usec", get_uint(v, "queued-usec"));
@@ -266,6 +338,27 @@ static void report(const CodingJob *j, const Render *x) {
                 json_writer_value(&w, "phases", phases);
         loras_report(&x->loras, &w);
         json_writer_line(&w);
+}
+
+static int plan(CodingJob *j, Render *x, const Verb *verb) {
+        CLEANUP(latent_value_freep) latent_value *v = NULL;
+        JsonWriter w = {.file = stdout};
+        latent_error e;
+        int r;
+
+        r = run_outcome(run_plan(j, x, &v, &e), &e);
+        if (r < 0)
+                return report_error(j->ctl, verb, &e);
+
+        if (!j->ctl->json) {
+                render_plan_print(v);
+                return STATUS_OK;
+        }
+
+        json_writer_object(&w, NULL);
+        json_writer_value(&w, "plan", v);
+        json_writer_line(&w);
+        return STATUS_OK;
 }
 
 int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
@@ -285,7 +378,11 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 {"sampler", OPTION_STRING, &x.sampler, NULL, '\0'},
                 {"lora", OPTION_STRINGS, &x.lora_arguments, NULL, '\0'},
                 PICTURES_OPTIONS(x.pictures),
+                {"plan", OPTION_FLAG, &x.plan, NULL, '\0'},
                 {"keep-latents", OPTION_STRING, &x.keep_latents, NULL, '\0'},
+                {"contact-sheet", OPTION_STRING, &x.contact_sheet, NULL, '\0'},
+                {"preview", OPTION_UINT, &x.preview.steps, &x.preview.has_steps, '\0'},
+                {"preview-map", OPTION_STRING, &x.preview.map_path, NULL, '\0'},
                 {"compute", OPTION_STRING, &x.coding.compute, NULL, '\0'},
                 {"tokenizer", OPTION_STRING, &x.coding.tokenizer, NULL, '\0'},
         };
@@ -303,6 +400,11 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         }
 
         x.coding.model = operands[0];
+        if (x.plan)
+                return plan(&j, &x, verb);
+
+        /* A program reads along: each line is an object. */
+        c->json = c->json || isatty(STDOUT_FILENO) == 0;
         r = run_outcome(run(&j, &x, &e), &e);
         if (r < 0)
                 return report_error(c, verb, &e);

@@ -97,7 +97,7 @@ static const Verb verbs[] = {
                 "  --posterior mean|sampled               which latent of the distribution; default: mean\n"
                 "  --seed N                               of sampled; default: 42\n" RESTART_HELP,
                 verb_encode_media},
-        {"render", "MODEL --prompt TEXT|- -o FILM.mp4 [OPTION]...",
+        {"render", "MODEL --prompt TEXT|- -o FILM.mp4|--plan [OPTION]...",
                 "Makes a film of a prompt. MODEL: a pipeline with transformer/, text_encoder/, vae/ and audio_vae/; FILM: .mp4, .webm or\n"
                 ".mkv.",
                 "  -o, --output FILE\n"
@@ -116,7 +116,11 @@ static const Verb verbs[] = {
                 "  --shift-video S, --shift-audio S       default: the model's\n"
                 "  --sampler euler|res_multistep|res_multistep_perstream  default: euler\n"
                 "  --lora FILE[:STRENGTH]                 an adapter, merged for this work only; at most 16 times\n"
+                "  --plan                                 says what memory and time it would take, and runs nothing\n"
                 "  --keep-latents FILE.safetensors        gets the latents video and audio\n"
+                "  --contact-sheet FILE.png               gets frames of the film, 4 by 3, in one picture\n"
+                "  --preview K                            after every K steps a picture, FILM.step-NNNN.ppm\n"
+                "  --preview-map FILE                     how latents look; default: vae/latent_rgb.txt of MODEL\n"
                 "  --compute auto|f32|bf16\n" TOKENIZER_HELP RESTART_HELP,
                 verb_render},
         {"parity", "MODEL [OPTION]...",

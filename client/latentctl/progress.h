@@ -2,7 +2,7 @@
 #pragma once
 
 /* How far a job is: a line on a terminal's stderr that is redrawn, or with --json (and no terminal) an
- * object per line on stdout. */
+ * object per line on stdout. With both a terminal on stderr and a pipe on stdout, both. */
 
 #include "client/latentctl/ctl.h"
 

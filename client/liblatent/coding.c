@@ -3,6 +3,7 @@
 /* A session's Tokenize, Encode, Decode and EncodeMedia: from options to requests. */
 
 #include <errno.h>
+#include <string.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +16,7 @@ _Static_assert(sizeof(latent_tokenize_options) == 32, "public layout changed: ad
 _Static_assert(sizeof(latent_encode_options) == 88, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_decode_options) == 64, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_encode_media_options) == 56, "public layout changed: add fields, never alter");
-_Static_assert(sizeof(latent_render_options) == 176, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_render_options) == 200, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_picture) == 24, "public layout changed");
 _Static_assert(sizeof(latent_media) == 24, "public layout changed");
 #define TOKENIZE_OPTIONS_SIZE_V1 32u
@@ -134,7 +135,7 @@ static int request_render(const void *options, Request **ret, latent_error *e) {
         r = options_read(options, RENDER_OPTIONS_SIZE_V1, &o, sizeof(o), e);
         if (r < 0)
                 return r;
-        if (o.flags & ~(uint32_t) (LATENT_RENDER_KEEP_LATENTS | LATENT_RENDER_FILE))
+        if (o.flags & ~(uint32_t) (LATENT_RENDER_KEEP_LATENTS | LATENT_RENDER_FILE | LATENT_RENDER_SHEET))
                 return error_set(e, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT, "Unknown flags %#x; expected LATENT_RENDER_*.", o.flags);
 
         q.sample = (latent_sample_options){
@@ -159,6 +160,14 @@ static int request_render(const void *options, Request **ret, latent_error *e) {
         q.keep_latents = o.flags & LATENT_RENDER_KEEP_LATENTS;
         q.has_file = o.flags & LATENT_RENDER_FILE;
         q.file = o.file;
+        q.has_sheet = o.flags & LATENT_RENDER_SHEET;
+        q.sheet = o.sheet;
+        q.sheet_columns = o.sheet_columns;
+        q.sheet_rows = o.sheet_rows;
+        q.preview_steps = o.preview_steps;
+        q.has_map = o.preview_map;
+        if (o.preview_map)
+                memcpy(q.preview_map, o.preview_map, sizeof(q.preview_map));
         q.format = o.format;
         q.type = o.type;
         q.ring_frames = o.ring;
@@ -216,6 +225,11 @@ LATENT_PUBLIC int latent_session_render(latent_session *session, const latent_re
 
         q->adapters = adapters_ref(session->adapters);
         return session_start(session, &q, ret_job, error);
+}
+
+LATENT_PUBLIC int latent_session_plan_render(latent_session *session, const latent_render_options *options,
+        latent_value **ret_value, latent_error *error) {
+        return plan(session, request_render, options, ret_value, error);
 }
 
 LATENT_PUBLIC int latent_session_plan_tokenize(latent_session *session, const latent_tokenize_options *options,

@@ -239,6 +239,42 @@ static int append_files(sd_bus_message *m, const char *key, const Request *q) {
         return r;
 }
 
+static int append_map(sd_bus_message *m, const Request *q) {
+        int r;
+
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", "preview-map");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "ad");
+        if (r >= 0)
+                r = sd_bus_message_append_array(m, 'd', q->preview_map, sizeof(q->preview_map));
+        for (unsigned i = 0; r >= 0 && i < 2; i++)
+                r = sd_bus_message_close_container(m);
+        return r;
+}
+
+/* What goes there, and how films look meanwhile. */
+static int append_outputs(sd_bus_message *m, const Request *q) {
+        int r = 0;
+
+        if (q->has_file)
+                r = sd_bus_message_append(m, "{sv}", "output", "h", q->file);
+        if (r >= 0 && q->has_sheet)
+                r = sd_bus_message_append(m, "{sv}", "contact-sheet", "h", q->sheet);
+        if (r >= 0 && q->sheet_columns > 0)
+                r = sd_bus_message_append(m, "{sv}", "sheet-columns", "u", q->sheet_columns);
+        if (r >= 0 && q->sheet_rows > 0)
+                r = sd_bus_message_append(m, "{sv}", "sheet-rows", "u", q->sheet_rows);
+        if (r >= 0 && q->preview_steps > 0)
+                r = sd_bus_message_append(m, "{sv}", "preview", "u", q->preview_steps);
+        if (r >= 0 && q->has_map)
+                r = append_map(m, q);
+        if (r >= 0)
+                r = append_string(m, "format", q->format);
+        return r;
+}
+
 static int append_canvas(sd_bus_message *m, const Request *q) {
         const struct {
                 const char *key;
@@ -267,10 +303,8 @@ static int append_render(sd_bus_message *m, const Request *q) {
                 r = append_string(m, "noise", o->noise);
         if (r >= 0 && o->has_seed)
                 r = sd_bus_message_append(m, "{sv}", "seed", "t", o->seed);
-        if (r >= 0 && q->has_file)
-                r = sd_bus_message_append(m, "{sv}", "output", "h", q->file);
         if (r >= 0)
-                r = append_string(m, "format", q->format);
+                r = append_outputs(m, q);
         if (r >= 0)
                 r = append_string(m, "type", q->type);
         if (r >= 0 && q->ring_frames > 0)
@@ -347,7 +381,7 @@ bool request_makes_frames(const Request *q) {
 }
 
 int request_rewind(const Request *q) {
-        return q->has_file && ftruncate(q->file, 0) < 0 ? -errno : 0;
+        return (q->has_file && ftruncate(q->file, 0) < 0) || (q->has_sheet && ftruncate(q->sheet, 0) < 0) ? -errno : 0;
 }
 
 const char *request_method(const Request *q) {
@@ -418,6 +452,8 @@ Request *request_free(Request *r) {
                 free(r->picture_kinds[i]);
                 free(r->picture_names[i]);
         }
+        if (r->has_sheet)
+                (void) close(r->sheet);
         free(r);
         return NULL;
 }
@@ -568,13 +604,20 @@ int request_new_coding(const Request *q, Request **ret, latent_error *e) {
 
         *copy = *q;
         copy->adapters = adapters_ref(q->adapters);
-        copy->has_file = false; /* until it is ours */
+        copy->has_file = copy->has_sheet = false; /* until they are ours */
         copy->n_pictures = 0;
         if (q->has_file) {
                 copy->file = fcntl(q->file, F_DUPFD_CLOEXEC, 3);
                 if (copy->file < 0)
                         return error_set(e, -errno, LATENT_ERROR_INVALID_ARGUMENT, "The file cannot be used: %s.", strerror(errno));
                 copy->has_file = true;
+        }
+        if (q->has_sheet) {
+                copy->sheet = fcntl(q->sheet, F_DUPFD_CLOEXEC, 3);
+                if (copy->sheet < 0)
+                        return error_set(e, -errno, LATENT_ERROR_INVALID_ARGUMENT,
+                                "The file of the contact sheet cannot be used: %s.", strerror(errno));
+                copy->has_sheet = true;
         }
         r = own_pictures(q, copy, e);
         if (r < 0)

@@ -56,6 +56,12 @@ typedef struct Request {
         const char *format;
         latent_media pictures[PICTURES_MAX]; /* likewise, open for reading */
         uint32_t n_pictures;
+        bool has_sheet;
+        int sheet; /* likewise */
+        uint32_t sheet_columns, sheet_rows;
+        uint32_t preview_steps;
+        bool has_map;
+        double preview_map[75];
 
         latent_tensor tensors[REQUEST_TENSORS];
         latent_condition conditions[CONDITIONS_MAX];
@@ -74,7 +80,7 @@ Request *request_free(Request *r);
 
 /* Frames become ready one after the other. */
 bool request_makes_frames(const Request *q);
-/* Before it is sent again: what was written of its file goes. */
+/* Before it is sent again: what was written of its files goes. */
 int request_rewind(const Request *q);
 
 /* The method of the Session interface, the kind of Plan() and what an error says was tried; of a MERGE none. */

@@ -180,6 +180,21 @@ int job_bus_send_progress(Job *j) {
         return peer_send(j->owner, STEAL_PTR(m), true);
 }
 
+int job_bus_send_preview(Job *j) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        int r;
+
+        r = new_signal(j, "PreviewReady", &m);
+        if (r < 0)
+                return r;
+
+        r = sd_bus_message_append(m, "u", j->preview_step);
+        if (r < 0)
+                return r;
+
+        return peer_send(j->owner, STEAL_PTR(m), true);
+}
+
 int job_bus_send_frames(Job *j, bool droppable) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
         int r;
@@ -295,6 +310,7 @@ static const sd_bus_vtable job_vtable[] = {
         SD_BUS_SIGNAL_WITH_ARGS("Progress",
                                 SD_BUS_ARGS("s", phase, "u", step, "u", steps, "u", block, "u", blocks, "d", fraction, "t", eta_usec),
                                 0),
+        SD_BUS_SIGNAL_WITH_ARGS("PreviewReady", SD_BUS_ARGS("u", step), 0),
         SD_BUS_SIGNAL_WITH_ARGS("FramesReady", SD_BUS_ARGS("t", first, "t", count), 0),
         SD_BUS_SIGNAL_WITH_ARGS("Finished", SD_BUS_ARGS("s", state, "s", error_name, "s", error_text, "a{sv}", result), 0),
         SD_BUS_VTABLE_END

@@ -267,6 +267,11 @@ void job_frames_ready(Job *j) {
                 (void) arm_progress_timer(j->manager, clock_usec() + PROGRESS_INTERVAL_USEC);
 }
 
+void job_preview_ready(Job *j) {
+        if (j->owner && !j->hidden)
+                (void) job_bus_send_preview(j);
+}
+
 int job_release_frames(Job *j, uint64_t up_to, Fault *f) {
         if (j->kind != JOB_DECODE && j->kind != JOB_RENDER)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
@@ -304,7 +309,7 @@ bool job_has_room(const Job *j) {
 bool job_has_result(const Job *j) {
         bool frames = j->kind == JOB_DECODE || j->kind == JOB_RENDER;
 
-        return j->state == JOB_DONE || (frames && j->state < JOB_DONE && j->frames_ready > 0);
+        return j->state == JOB_DONE || (frames && j->state < JOB_DONE && (j->frames_ready > 0 || j->preview_step > 0));
 }
 
 /* Forgets the oldest finished jobs of this peer beyond FINISHED_MAX. */

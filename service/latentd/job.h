@@ -72,6 +72,7 @@ struct Job {
         uint64_t frames_done, frames_ready, frames_told, frames_released;
         bool frames_wait; /* told < ready: the reader's queue was full, on_progress_timer() tries again */
         bool cached;      /* ENCODE: taken from the worker's cache */
+        uint32_t preview_step; /* RENDER: steps before the last preview; 0: none yet */
 
         /* queue.c */
         bool resume;          /* at the next JOB_OPEN the worker goes on from the commit word */
@@ -117,6 +118,8 @@ void job_progress(Job *j);
 /* frames_ready has grown: sends FramesReady for all that were not spoken of yet. For a reader that does not read it is put off, and
  * one message then speaks of all: none is lost, and not more than 64 wait. */
 void job_frames_ready(Job *j);
+/* There is a new preview: sends PreviewReady, which may be lost. */
+void job_preview_ready(Job *j);
 /* The reader is done with the frames before this one. InvalidArgument: no job that makes them, or more than were ready. */
 int job_release_frames(Job *j, uint64_t up_to, Fault *f);
 /* Whether the frames of the next step have room in the ring. */
@@ -140,5 +143,6 @@ int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTe
 /* Answers a method call with the job's path. A job that cannot be named is cancelled. */
 int job_bus_reply(Job *j, sd_bus_message *message, sd_bus_error *error);
 int job_bus_send_progress(Job *j);
+int job_bus_send_preview(Job *j);
 int job_bus_send_frames(Job *j, bool droppable); /* from frames_told to frames_ready. 1: sent; 0: dropped */
 int job_bus_send_finished(Job *j);

@@ -38,12 +38,14 @@ static int check_partition(const char *s, Fault *f) {
 
 int model_bus_read_options(sd_bus_message *message, Manager *m, bool with_name, ModelOptions *ret, Fault *f) {
         const char *name = "unnamed", *qkv_order = "auto", *partition = NULL, *numa = NULL, *tokenizer = "";
-        bool tokenizer_seen = false;
         ModelOptions o = { .numa = m->config->numa_policy };
+        bool tokenizer_seen = false;
+        int defer = false;
         const BusKey keys[] = {
                 { "qkv-order", "s", &qkv_order },
                 { "partition", "s", &partition },
                 { "numa",      "s", &numa      },
+                { "defer",     "b", &defer     },
                 with_name ? (BusKey) { "name", "s", &name } : (BusKey) { "tokenizer", "s", &tokenizer, &tokenizer_seen },
         };
         int r;
@@ -76,6 +78,7 @@ int model_bus_read_options(sd_bus_message *message, Manager *m, bool with_name, 
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"tokenizer\" has %zu bytes; 1 to %zu were expected.",
                                  strlen(tokenizer), sizeof(o.tokenizer) - 1);
 
+        o.defer = defer;
         (void) snprintf(o.name, sizeof(o.name), "%s", name);
         (void) snprintf(o.tokenizer, sizeof(o.tokenizer), "%s", tokenizer);
         *ret = o;

@@ -28,7 +28,7 @@ typedef enum RenderStage {
         RENDER_STAGE_READ,   /* latent-media reads them */
         RENDER_STAGE_TOKENS, /* Encode is planned: how many tokens has the prompt? */
         RENDER_STAGE_MEMORY, /* the work arena is being populated */
-        RENDER_STAGE_PHASES,
+        RENDER_STAGE_PHASES, /* of a Render that is only planned: their plans */
         RENDER_STAGE_STOP, /* how it ends is known; latent-media may be at its last write */
         RENDER_STAGE_END,
 } RenderStage;
@@ -61,6 +61,9 @@ struct Render {
         sd_event_source *next_source; /* after a phase: what comes next, from the loop */
         bool memory_ready;        /* likewise */
         bool film_made;           /* all phases are over */
+        Model *wanted; /* a deferred one, of this phase: it stays as long as this is set */
+        bool loading;  /* the child loads it */
+        bool waiting;  /* for another Render that loads models: they would take each other's memory */
 
         /* how the last hidden job ended */
         JobState child_state;
@@ -69,10 +72,12 @@ struct Render {
         WireTensor child_results[2];
         uint64_t child_took_usec, child_compute_usec;
         bool child_cached;
+        uint32_t child_ranks; /* of a plan */
 
         RenderSizes sizes;
         RenderRange encoded, noise, sigmas, sampled, sound, film; /* layout; noise: zeros, the latents that nothing is known of */
         WireTensor text, text_tags, video, audio; /* as made, in their arena */
+        WireTensor preview;                       /* likewise; size 0: there was none yet */
         WireTensor frames_tensor, sound_tensor;   /* likewise, in the client's output arena */
         RenderPlace latents; /* where video and audio are */
 
@@ -94,13 +99,30 @@ struct Render {
         int media_error;   /* it could not be started */
         Fault media_fault; /* likewise */
         uint64_t bytes;       /* of the file */
+        MediaLink *sheet;     /* likewise; its failure is told and costs no film */
+        bool sheet_over;      /* or none is made */
+        bool media_stops, sheet_stops; /* their ends are awaited */
+        uint64_t sheet_taken, sheet_bytes;
+        Fault sheet_fault;
+        uint64_t taken; /* frames */
+        uint64_t film_made_usec;
 
         JobState end_state; /* RENDER_STAGE_STOP */
         Fault end_fault;    /* likewise; "": none */
 
         double weights[_RENDER_PHASE_MAX]; /* expected usec of each */
-        bool measured;                     /* all of them were */
+        double loads[_RENDER_PHASE_MAX];   /* likewise of reading its model; 0: it is there */
+        double load_of_sounds;             /* part of CONDITION's: that of the audio VAE */
+        double tail;                       /* likewise, until the file is written */
+        bool measured[_RENDER_PHASE_MAX];
         uint64_t took_usec[_RENDER_PHASE_MAX];
+
+        sd_bus_message *plan_message; /* nothing is run: this call is answered; NULL: a Render */
+        struct RenderPlanned {
+                bool known; /* its model is loaded */
+                uint64_t memory; /* a step's, beside arenas and weights */
+                uint32_t steps, ranks;
+        } planned[_RENDER_PHASE_MAX];
 };
 
 /* render-pictures.c */
@@ -127,12 +149,39 @@ void render_on_memory(void *userdata, Session *s, const Fault *f);
 void render_make_layout(Render *r, const WireJobReady *ready);
 /* The request of a phase, and what it reads and writes. */
 void render_make_request(const Render *r, RenderPhase p, WireJobOpen *ret, RenderPlace *ret_from, RenderPlace *ret_to);
+/* For a plan: as if they lay there already. */
+void render_assume_latents(Render *r);
 /* Takes what the finished job of this phase made. */
 void render_take_results(Render *r, RenderPhase p);
+/* CONDITION is a phase of Renders with pictures alone. */
+static inline bool render_has_phase(const Render *r, RenderPhase p) {
+        return p != RENDER_CONDITION || r->o.n_pictures > 0;
+}
+/* CONDITION: of what is at work. */
 Model *render_model(const Render *r, RenderPhase p);
-/* What a unit of the phase's work takes, once it was measured. */
-double *render_pace(const Render *r, RenderPhase p);
 /* The film that latent-media is to write, once the frames have a place. */
 void render_make_write(const Render *r, MediaMessage *ret);
+void render_make_sheet(const Render *r, MediaMessage *ret);
+/* Previews are not made where the output range has no room for them. */
+void render_drop_preview(RenderOptions *o);
 /* Rows that go through a phase's model. */
 double render_work(const Render *r, RenderPhase p);
+
+/* render-cost.c */
+
+/* weights, loads, tail and measured, of what is known now. */
+void render_weigh(Render *r);
+bool render_is_measured(const Render *r, RenderPhase p);
+/* What it took this time. */
+void render_measure_phase(Render *r, RenderPhase p, uint64_t usec);
+void render_measure_load(Render *r, uint64_t bytes, uint64_t usec);
+void render_measure_write(Render *r, uint64_t usec);
+/* Memory of a model's weights once it is loaded. */
+uint64_t render_weights_bytes(const Model *m);
+/* DoesNotFit with the numbers: a phase's weights, and what lies between the phases, have no room even if all else leaves that can. */
+int render_check_memory(const Render *r, Fault *f);
+
+/* render-plan.c */
+
+/* The answer to Plan, once all of it is there. */
+int render_plan_reply(const Render *r, sd_bus_message *message);

@@ -51,10 +51,6 @@ Model *render_model(const Render *r, RenderPhase p) {
         }
 }
 
-double *render_pace(const Render *r, RenderPhase p) {
-        return p == RENDER_CONDITION ? &r->client->video_vae->encode_pace : &render_model(r, p)->pace;
-}
-
 static uint64_t pad(uint64_t size) {
         return (size + WIRE_SLOT_ALIGN - 1) / WIRE_SLOT_ALIGN * WIRE_SLOT_ALIGN;
 }
@@ -86,12 +82,23 @@ static uint64_t sample_bytes(const RenderOptions *o) {
         return job_slot_place(&q, &slot) < 0 ? UINT64_MAX / 4 : WIRE_SLOT_ALIGN + 2 * slot.stride;
 }
 
+/* Of the client's arena, with the latents; none where these alone have room. */
+static uint64_t preview_bytes(const RenderOptions *o) {
+        uint64_t size = UINT64_C(3) * canvas_video_tokens(o->frames) * (o->height / SIDE) * (o->width / SIDE);
+
+        return o->sample.preview_steps > 0 ? pad(size) : 0;
+}
+
+static bool latents_are_the_client_s(const RenderOptions *o) {
+        return o->keep_latents || o->sample.preview_steps > 0;
+}
+
 static uint64_t sound_bytes(const RenderOptions *o) {
         return WIRE_SLOT_ALIGN + pad(2 * sizeof(float) * SAMPLES * canvas_audio_tokens(o->frames));
 }
 
 static uint64_t ring_frames(const RenderOptions *o) {
-        uint64_t ring = o->file >= 0 ? FILE_RING : o->ring_frames;
+        uint64_t ring = render_to_file(o) ? FILE_RING : o->ring_frames;
 
         return ring > 0 && ring < o->frames ? ring : o->frames;
 }
@@ -104,9 +111,16 @@ static uint64_t film_bytes(const RenderOptions *o) {
                (o->frames > CHUNK ? 2 * pad(TAIL * pixels * sizeof(float)) : 0);
 }
 
+void render_drop_preview(RenderOptions *o) {
+        uint64_t sound = !render_to_file(o) ? pad(sound_bytes(o)) : 0, film = !render_to_file(o) ? film_bytes(o) : 0;
+
+        if (pad(sample_bytes(o)) + preview_bytes(o) + sound + film > o->output_size)
+                o->sample.preview_steps = 0;
+}
+
 int render_check_output(const RenderOptions *o, uint64_t *ret_bytes, Fault *f) {
-        uint64_t latents = o->keep_latents ? pad(sample_bytes(o)) : 0, sound = o->file < 0 ? pad(sound_bytes(o)) : 0,
-                 film = o->file < 0 ? film_bytes(o) : 0, bytes = latents + sound + film;
+        uint64_t latents = o->keep_latents ? pad(sample_bytes(o)) : 0, sound = !render_to_file(o) ? pad(sound_bytes(o)) : 0,
+                 film = !render_to_file(o) ? film_bytes(o) : 0, bytes = latents + sound + film;
 
         if (bytes > o->output_size)
                 return fault_set(f, -ENOSPC, FAULT_DOES_NOT_FIT,
@@ -175,10 +189,10 @@ void render_make_layout(Render *r, const WireJobReady *ready) {
         r->encoded = take(RENDER_WORK, ready->output_used, &work);
         r->sigmas = take(RENDER_WORK, pad(o->sample.sigmas_video.size) + o->sample.sigmas_audio.size, &work);
         r->noise = take(RENDER_WORK, video + audio, &work);
-        r->latents = o->keep_latents ? RENDER_CLIENT_OUTPUT : RENDER_WORK;
-        r->sampled = take(r->latents, sample_bytes(o), o->keep_latents ? &output : &work);
-        r->sound = take(o->file < 0 ? RENDER_CLIENT_OUTPUT : RENDER_WORK, sound_bytes(o), o->file < 0 ? &output : &work);
-        r->film = take(o->file < 0 ? RENDER_CLIENT_OUTPUT : RENDER_WORK, film_bytes(o), o->file < 0 ? &output : &work);
+        r->latents = latents_are_the_client_s(o) ? RENDER_CLIENT_OUTPUT : RENDER_WORK;
+        r->sampled = take(r->latents, pad(sample_bytes(o)) + preview_bytes(o), latents_are_the_client_s(o) ? &output : &work);
+        r->sound = take(!render_to_file(o) ? RENDER_CLIENT_OUTPUT : RENDER_WORK, sound_bytes(o), !render_to_file(o) ? &output : &work);
+        r->film = take(!render_to_file(o) ? RENDER_CLIENT_OUTPUT : RENDER_WORK, film_bytes(o), !render_to_file(o) ? &output : &work);
 
         r->sizes.tokens = ready->rows;
         r->sizes.rows = ready->rows + place_items(r, &work) + video_latent(o).shape[1] * (o->height / CANVAS_STEP) * (o->width / CANVAS_STEP) +
@@ -227,6 +241,13 @@ static void condition_request(const Render *r, WireJobOpen *q) {
                 q->posterior = WIRE_POSTERIOR_SAMPLED;
                 q->seed = CONDITION_SEED;
         }
+}
+
+void render_assume_latents(Render *r) {
+        r->video = video_latent(&r->o);
+        r->audio = audio_latent(&r->o);
+        r->video.offset = r->sampled.offset + WIRE_SLOT_ALIGN;
+        r->audio.offset = r->video.offset + pad(r->video.size);
 }
 
 static void encode_request(const Render *r, WireJobOpen *q) {
@@ -349,6 +370,16 @@ void render_make_write(const Render *r, MediaMessage *ret) {
         w->ring_frames = r->frames_tensor.shape[0];
         w->sound_offset = r->sound_tensor.offset;
         w->again = r->media_again;
+}
+
+void render_make_sheet(const Render *r, MediaMessage *ret) {
+        MediaWrite *w = &ret->write;
+
+        render_make_write(r, ret);
+        w->format = MEDIA_PNG;
+        w->samples = 0;
+        w->sheet_columns = r->o.sheet_columns;
+        w->sheet_rows = r->o.sheet_rows;
 }
 
 /* The output of this name; a finished job has all of its kind (job_ready_check()). */

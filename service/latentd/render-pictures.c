@@ -225,6 +225,7 @@ static int size_all(Render *r, uint64_t *ret_bytes, Fault *f) {
                 error = canvas_from_picture(r->items[0].probed.width, r->items[0].probed.height, &r->o.width, &r->o.height, &inner);
                 if (error < 0)
                         return name_fault(r, 0, error, &inner, f);
+                render_drop_preview(&r->o);
                 error = r->o.encode_only ? 0 : render_check_output(&r->o, &unused, f);
                 if (error < 0)
                         return error;
@@ -316,7 +317,7 @@ static int take_read(Render *r, Fault *f) {
         return 0;
 }
 
-/* The next thing to read at or behind this place; false: there is none. */
+/* Files are read in their order. The next thing at or behind this place; false: there is none. */
 static bool find(Render *r, uint32_t item, bool sound) {
         for (; item < r->o.n_pictures; item++, sound = false) {
                 if (!sound && r->items[item].kind == WIRE_CONDITION_AUDIO)
@@ -409,12 +410,24 @@ void render_pictures_drop(Render *r) {
 
 /* ---- their latents ---- */
 
+/* All pictures, then all sounds: each VAE has its turn once. */
+static bool find_part(Render *r, uint32_t item, bool sound) {
+        for (; item < r->o.n_pictures; item++)
+                if (sound ? r->items[item].has_sound : r->items[item].kind != WIRE_CONDITION_AUDIO) {
+                        r->item = item;
+                        r->item_sound = sound;
+                        return true;
+                }
+
+        return !sound && find_part(r, 0, true);
+}
+
 bool render_condition_first(Render *r) {
-        return find(r, 0, false);
+        return find_part(r, 0, false);
 }
 
 bool render_condition_next(Render *r) {
-        return find_behind(r);
+        return find_part(r, r->item + 1, r->item_sound);
 }
 
 /* Latents of pictures; those of sound are next to nothing beside them. */
@@ -432,7 +445,7 @@ void render_condition_work(const Render *r, double *ret_done, double *ret_now, d
                         double work = work_of(&r->items[i], sound);
 
                         all += work;
-                        if (i < r->item || (i == r->item && sound < r->item_sound))
+                        if (sound < r->item_sound || (i < r->item && sound == r->item_sound))
                                 done += work;
                         else if (i == r->item && sound == r->item_sound)
                                 now = work;

@@ -37,7 +37,8 @@ typedef struct RenderOptions {
         RenderPicture pictures[RENDER_PICTURES_MAX]; /* keyframes, the first before the last, or references in the order of the request */
         uint32_t n_pictures;
         uint32_t picture_rule; /* WirePictureRule: of sizes, of the latents, of the conditioner */
-        /* SAMPLE without its tensors: steps, schedule, sampler, shifts, noise, seed, compute. sigmas_* are in the client's input arena. */
+        /* SAMPLE without its tensors: steps, schedule, sampler, shifts, noise, seed, compute, previews. sigmas_* are in the client's input
+         * arena. */
         WireJobOpen sample;
         uint32_t frame_type;  /* StType: U8 or F32 */
         uint64_t ring_frames; /* 0: all */
@@ -47,11 +48,17 @@ typedef struct RenderOptions {
         uint32_t text_type;     /* StType of it: BF16 or F32 */
         int file;           /* the film goes there, and not to the output arena; -EBADF: none */
         MediaFormat format; /* of it */
+        int sheet;          /* with a file: a contact sheet, PNG, goes there; -EBADF: none */
+        uint32_t sheet_columns, sheet_rows;
 } RenderOptions;
 
+static inline bool render_to_file(const RenderOptions *o) {
+        return o->format != _MEDIA_FORMAT_MAX;
+}
+
 typedef enum RenderPhase {
-        RENDER_CONDITION, /* only with pictures: their latents */
         RENDER_ENCODE,
+        RENDER_CONDITION, /* only with pictures: their latents. After ENCODE, whose model has counted the tokens: nothing is read twice */
         RENDER_SAMPLE,
         RENDER_SOUND,
         RENDER_DECODE,
@@ -75,6 +82,8 @@ int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault
 int render_new_encode(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
 /* The job of r is cancelled: at once, or as JOB_CANCELLING until nothing is written to its file any more. May free r. */
 void render_cancel(Render *r);
+/* Of the same request only what it would take: answers the call when that is known. o has no pictures, and its files are not touched. */
+int render_plan(Session *s, Peer *owner, const RenderOptions *o, sd_bus_message *message, Fault *f);
 /* The job has ended: nothing of it runs any more for the client's eyes. What the worker is at ends at its next block. */
 void render_stop(Render *r);
 Render *render_free(Render *r);
@@ -82,6 +91,7 @@ Render *render_free(Render *r);
 /* From a hidden job of r. */
 void render_on_progress(Render *r, const Job *child);
 void render_on_frames(Render *r, const Job *child);
+void render_on_preview(Render *r, const Job *child);
 /* From the reader of the film. */
 void render_release_frames(Render *r, uint64_t up_to);
 

@@ -129,7 +129,7 @@ static int method_tokenize(sd_bus_message *message, void *userdata, sd_bus_error
 }
 
 static int method_encode(sd_bus_message *message, void *userdata, sd_bus_error *error) {
-        RenderOptions files = { .file = -EBADF };
+        RenderOptions files = { .file = -EBADF, .sheet = -EBADF };
         Session *s = userdata;
         WireJobOpen request;
         Fault f = {};
@@ -162,7 +162,7 @@ static int method_decode(sd_bus_message *message, void *userdata, sd_bus_error *
 
 static int method_render(sd_bus_message *message, void *userdata, sd_bus_error *error) {
         Session *s = userdata;
-        RenderOptions o = { .file = -EBADF };
+        RenderOptions o = { .file = -EBADF, .sheet = -EBADF };
         Fault f = {};
         Peer *p;
         Job *j;
@@ -170,7 +170,7 @@ static int method_render(sd_bus_message *message, void *userdata, sd_bus_error *
 
         r = peer_of_message(s->manager, message, &p, &f);
         if (r >= 0)
-                r = session_request_render(message, s, &o, &f);
+                r = session_request_render(message, s, 0, &o, &f);
         if (r >= 0)
                 r = render_new(s, p, &o, &j, &f);
         if (r < 0) {

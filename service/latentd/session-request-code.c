@@ -192,6 +192,7 @@ static int take_files(Coding *c, RenderOptions *ret, Fault *f) {
                 .output_offset = q->output_offset,
                 .output_size = q->output_size,
                 .file = -EBADF,
+                .sheet = -EBADF,
                 .format = _MEDIA_FORMAT_MAX,
         };
         int r;

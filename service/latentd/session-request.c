@@ -85,7 +85,15 @@ static int find_model(Manager *m, const char *path, uid_t uid, Model **ret, Faul
                 *ret = model;
                 return 0;
 
+        case MODEL_DEFERRED:
+                *ret = model;
+                return 0;
+
         case MODEL_LOADING:
+                if (model->defer && model->n_users > 0) { /* a Render has it loaded */
+                        *ret = model;
+                        return 0;
+                }
                 return fault_set(
                         f, -EBUSY, FAULT_BUSY, "The model is still loading: wait for its load job.");
 
@@ -118,7 +126,8 @@ static int find_part(Manager *m, const char *key, const char *path, WireModelKin
         if (r < 0)
                 return fault_set(f, r, inner.name, "\"%s\": %s", key, inner.text);
 
-        if (model->info.kind != (uint32_t) kind)
+        /* What a deferred one is turns out when it is loaded. */
+        if (model_is_known(model) && model->info.kind != (uint32_t) kind)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"%s\" is a model of kind \"%s\", expected \"%s\".", key,
                         model_kind_to_string(model->info.kind), model_kind_to_string(kind));
 
@@ -514,6 +523,9 @@ static int find_lora(Manager *m, const char *path, double strength, uid_t uid, M
         if (r < 0)
                 return r;
 
+        if (model->state != MODEL_READY)
+                return fault_set(f, -EBUSY, FAULT_BUSY,
+                        "\"%.128s\" is deferred, which adapters cannot be: load it without \"defer\".", path);
         if (model->info.kind != WIRE_MODEL_LORA)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"%.128s\" is a model and no LoRA adapter (its Kind is %s).", path,

@@ -33,7 +33,8 @@ int session_request_encode_media(
 int session_request_decode(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 /* session-request-render.c. Shifts that were not given are 0. ret's files are duplicates and the caller's. */
-int session_request_render(sd_bus_message *message, const Session *s, RenderOptions *ret, Fault *f);
+int session_request_render(
+        sd_bus_message *message, const Session *s, uint32_t flags, RenderOptions *ret, Fault *f);
 /* Both arguments. The models are those of the caller's user and not counted yet. */
 int session_request_loras(
         sd_bus_message *message, const Session *s, LoraList *ret, WireCompute *ret_compute, Fault *f);

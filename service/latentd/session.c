@@ -158,18 +158,21 @@ static void populate_done(void *userdata, int result) {
         (void) session_free(s);
 }
 
-/* Asks the machine for room. Regions that nobody uses give way. */
+/* Asks the machine for room. Regions that nobody uses give way, then weights that come back when they are needed. */
 static int admit(Manager *m, uint64_t bytes, Fault *f) {
         MemoryHeadroom h;
-        uint64_t freed = 0;
+        uint64_t freed;
         int r;
 
         r = manager_headroom(m, &h);
         if (r < 0)
                 return r;
 
-        if (bytes > h.bytes)
-                freed = store_evict(m->store, bytes - h.bytes);
+        freed = store_leaving(m->store);
+        if (bytes > h.bytes && bytes - h.bytes > freed)
+                freed += store_evict(m->store, bytes - h.bytes - freed);
+        while (bytes > h.bytes && bytes - h.bytes > freed && model_deferred_gives_way(m, NULL))
+                freed = store_leaving(m->store);
         if (bytes > h.bytes && bytes - h.bytes > freed)
                 return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
                         "Arenas of %" PRIu64 " bytes do not fit: %" PRIu64
@@ -538,6 +541,12 @@ static const struct {
 
 int session_check_kind(const Session *s, WireJobKind kind, Fault *f) {
         uint32_t has = s->model->info.kind;
+
+        if (s->model->state != MODEL_READY)
+                return fault_set(f, -EBUSY, FAULT_BUSY,
+                        "The session's model is %s: only Render loads a deferred model, when it needs it. For %s load it with LoadModel, "
+                        "or Commit, without \"defer\".",
+                        model_state_to_string(s->model->state), job_rules[kind].method);
 
         if (has == job_rules[kind].kinds[0] || has == job_rules[kind].kinds[1])
                 return 0;

@@ -15,6 +15,7 @@
 
 #include "service/media/codecs.h"
 #include "service/media/output.h"
+#include "service/media/sheet.h"
 
 #define QUALITY_DEFAULT 75
 #define ENCODER_THREADS 4 /* fixed: with other numbers other bytes come out */
@@ -88,6 +89,20 @@ static int check_frames(const MediaWrite *m, bool film, uint64_t arena_size, Fau
                 arena_size, f);
 }
 
+static int check_sheet(const MediaWrite *m, Fault *f) {
+        uint32_t columns = m->sheet_columns, rows = m->sheet_rows;
+
+        if (columns == 0 && rows == 0)
+                return 0;
+
+        if (columns == 0 || rows == 0 || columns > SHEET_CELLS_MAX || rows > SHEET_CELLS_MAX ||
+                columns * rows > SHEET_CELLS_MAX || m->format != MEDIA_PNG || m->samples != 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "WRITE asks for a contact sheet of %u x %u cells in %s: png and at most %u cells were expected.",
+                        columns, rows, codecs_format_name((MediaFormat) m->format), SHEET_CELLS_MAX);
+        return 0;
+}
+
 int encode_check(const MediaWrite *m, uint64_t arena_size, Fault *f) {
         bool picture, sound, film, sound_only;
         const char *name;
@@ -115,7 +130,10 @@ int encode_check(const MediaWrite *m, uint64_t arena_size, Fault *f) {
                         : film     ? "a film"
                                    : "one picture",
                         m->frames, m->samples);
-        if (picture && !sound && (m->frames != 1 || m->samples != 0))
+        r = check_sheet(m, f);
+        if (r < 0)
+                return r;
+        if (picture && !sound && m->sheet_columns == 0 && (m->frames != 1 || m->samples != 0))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "png holds one picture: %" PRIu64 " frames and %" PRIu64 " samples do not fit.",
                         m->frames, m->samples);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Serves WRITE: frames and sound of the arena into a file. The same frames, sound and libraries give the
+/* Serves WRITE (but contact sheets, sheet.h): frames and sound of the arena into a file. The same frames, sound and libraries give the
  * same bytes. */
 
 #include "service/media/channel.h"

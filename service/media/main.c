@@ -19,6 +19,7 @@
 #include "service/media/encode.h"
 #include "service/media/libraries.h"
 #include "service/media/sandbox.h"
+#include "service/media/sheet.h"
 #include "service/shared/listen.h"
 #include "service/shared/log.h"
 #include "service/shared/memfd.h"
@@ -158,7 +159,8 @@ static int serve_request(Request *q, Channel *c, MediaDone *ret, Fault *f) {
         c->frames = q->message.write.frames;
         c->ring_frames = q->message.write.ring_frames;
         c->with_sound = q->message.write.samples > 0;
-        return encode_run(&q->message.write, q->fds[0], q->arena, c, ret, f);
+        return q->message.write.sheet_columns > 0 ? sheet_run(&q->message.write, q->fds[0], q->arena, c, ret, f)
+                                                  : encode_run(&q->message.write, q->fds[0], q->arena, c, ret, f);
 }
 
 static int serve(Fault *f) {

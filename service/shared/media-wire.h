@@ -94,7 +94,7 @@ typedef enum MediaFormat {
         MEDIA_MP4,  /* H.264 (else AV1, else VP9), AAC (else Opus) */
         MEDIA_WEBM, /* VP9 (else AV1), Opus (else Vorbis) */
         MEDIA_MKV,  /* pictures as MP4, Opus (else FLAC) */
-        MEDIA_PNG,  /* one picture */
+        MEDIA_PNG,  /* one picture: of one frame, or with sheet_columns a contact sheet of all */
         MEDIA_WAV,  /* sound only, 16 bit */
         MEDIA_FLAC, /* likewise, 24 bit */
         _MEDIA_FORMAT_MAX,
@@ -113,6 +113,7 @@ typedef struct MediaWrite {
         char title[256];       /* metadata; "" none */
         uint32_t again;        /* 1: the file holds what an earlier try left, and is emptied first */
         uint32_t reserved;
+        uint32_t sheet_columns, sheet_rows; /* PNG: cells of a contact sheet; 0: none */
 } MediaWrite;
 
 typedef struct MediaFrames {

@@ -70,6 +70,7 @@ const char *wire_output_name(uint32_t name) {
                 [WIRE_OUTPUT_SOUND] = "sound",
                 [WIRE_OUTPUT_VIDEO] = "video",
                 [WIRE_OUTPUT_AUDIO] = "audio",
+                [WIRE_OUTPUT_PREVIEW] = "preview",
         };
 
         return name < ELEMENTSOF(names) ? names[name] : NULL;
@@ -211,10 +212,6 @@ static void normalise(WireMessage *m) {
                 m->job_ready.reserved = 0;
                 for (size_t i = 0; i < WIRE_OUTPUTS_MAX; i++)
                         m->job_ready.outputs[i].reserved = 0;
-                break;
-
-        case WIRE_STEP_DONE:
-                m->step_done.reserved = 0;
                 break;
 
         case WIRE_LORA_NOTES:

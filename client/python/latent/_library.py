@@ -84,6 +84,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "latent_session_decode": (c_int, [c_void_p, POINTER(_structs.latent_decode_options), _OUT, _ERROR]),
     "latent_session_render": (c_int, [c_void_p, POINTER(_structs.latent_render_options), _OUT, _ERROR]),
     "latent_session_encode_media": (c_int, [c_void_p, POINTER(_structs.latent_encode_media_options), _OUT, _ERROR]),
+    "latent_job_preview": (c_int, [c_void_p, POINTER(_structs.latent_tensor), POINTER(c_void_p), _ERROR]),
+    "latent_session_plan_render": (c_int, [c_void_p, POINTER(_structs.latent_render_options), _OUT, _ERROR]),
     "latent_session_plan_tokenize": (c_int, [c_void_p, POINTER(_structs.latent_tokenize_options), _OUT, _ERROR]),
     "latent_session_plan_encode": (c_int, [c_void_p, POINTER(_structs.latent_encode_options), _OUT, _ERROR]),
     "latent_session_plan_decode": (c_int, [c_void_p, POINTER(_structs.latent_decode_options), _OUT, _ERROR]),

@@ -18,6 +18,7 @@ RENDER_FILE = 2
 MEDIA_LAST = 1
 MEDIA_SOUND = 2
 MEDIA_SILENT = 4
+RENDER_SHEET = 4
 JOB_STATES = ("queued", "running", "cancelling", "done", "failed", "cancelled")
 VALUE_BOOL, VALUE_UINT, VALUE_INT, VALUE_DOUBLE, VALUE_STRING, VALUE_LIST, VALUE_DICT = range(1, 8)
 
@@ -52,7 +53,7 @@ class latent_client_options(Struct):  # noqa: N801
 class latent_load_options(Struct):  # noqa: N801
     _fields_: ClassVar = [
         ("struct_size", c_uint32),
-        ("reserved", c_uint32),
+        ("flags", c_uint32),
         ("name", c_char_p),
         ("qkv_order", c_char_p),
         ("partition", c_char_p),
@@ -267,6 +268,11 @@ class latent_render_options(Struct):  # noqa: N801
         ("n_pictures", c_uint32),
         ("reserved", c_uint32),
         ("picture_rule", c_char_p),
+        ("sheet", c_int32),
+        ("sheet_columns", c_uint32),
+        ("sheet_rows", c_uint32),
+        ("preview_steps", c_uint32),
+        ("preview_map", POINTER(c_double)),
     ]
 
 
@@ -281,4 +287,6 @@ class latent_progress(Struct):  # noqa: N801
         ("blocks", c_uint32),
         ("fraction", c_double),
         ("eta_usec", c_uint64),
+        ("preview", c_uint32),
+        ("reserved", c_uint32),
     ]

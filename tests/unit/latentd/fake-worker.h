@@ -278,6 +278,15 @@ static inline void fake_job_ready(Fake *f, const FakeJob *j, uint32_t committed,
                 y->carried = q->audio;
                 y->carried.offset = STRIDE;
         }
+        if (q->preview_steps > 0) {
+                uint64_t size = q->video.size / 96 * 3;
+
+                y->n_outputs = 1;
+                y->outputs[0] = (WireOutput){ .name = WIRE_OUTPUT_PREVIEW,
+                        .tensor = { .offset = q->output_offset + y->output_used, .size = size, .dtype = ST_U8, .n_dims = 4,
+                                .shape = { q->video.shape[1], q->video.shape[2], q->video.shape[3], 3 } } };
+                y->output_used += size;
+        }
 }
 
 static inline bool fake_has_model(const Fake *f, uint64_t id) {
@@ -358,8 +367,12 @@ static inline void fake_step_done(Fake *f, uint64_t job, uint32_t step) {
 
         wire_init(&m, WIRE_STEP_DONE, f->epoch, job, step);
         m.step_done.compute_usec = 1;
-        if (fake_find_job(f, job))
-                m.step_done.frames = fake_frames_done(&fake_find_job(f, job)->open, step + 1);
+        if (fake_find_job(f, job)) {
+                const WireJobOpen *q = &fake_find_job(f, job)->open;
+
+                m.step_done.frames = fake_frames_done(q, step + 1);
+                m.step_done.preview = q->preview_steps > 0 && (step + 1) % q->preview_steps == 0;
+        }
         fake_send(f, &m);
 }
 

@@ -77,6 +77,7 @@ static Job *start(Film *x, uint32_t frames) {
                 .sample = { .kind = WIRE_JOB_SAMPLE, .steps = 2, .schedule = WIRE_SCHEDULE_SIMPLE, .noise = WIRE_NOISE_COMFY, .seed = 7 },
                 .frame_type = ST_U8,
                 .file = fcntl(x->file, F_DUPFD_CLOEXEC, 3),
+                .sheet = -EBADF,
                 .format = MEDIA_MKV,
         };
         Fault fault = {};
@@ -385,7 +386,7 @@ static void service_that_ends_waits_for_nobody(void **state) {
 
 static void no_latent_media_is_refused_before_anything(void **state) {
         Film *x = *state;
-        RenderOptions o = { .width = SIDE, .height = SIDE, .frames = 22, .file = x->file, .format = MEDIA_MP4 };
+        RenderOptions o = { .width = SIDE, .height = SIDE, .frames = 22, .file = x->file, .sheet = -EBADF, .format = MEDIA_MP4 };
         Fault fault = {};
         Job *j;
 

@@ -4,7 +4,8 @@
 #include <math.h>
 
 #include "service/latentd/quota.h"
-#include "service/latentd/render.h"
+#include "service/latentd/model.h"
+#include "service/latentd/render-internal.h"
 #include "tests/unit/latentd/fake-bus.h"
 
 #define SIDE 32
@@ -37,6 +38,7 @@ static RenderOptions film(uint32_t frames) {
                 .frame_type = ST_U8,
                 .output_size = FILM_ARENA,
                 .file = -EBADF,
+                .sheet = -EBADF,
                 .format = _MEDIA_FORMAT_MAX,
         };
 }
@@ -176,6 +178,9 @@ static void ring_waits_for_its_reader(void **state) {
         assert_clean(f, s, j);
 }
 
+static unsigned phase; /* the one that it happens in */
+static unsigned seen, deaths;
+
 static double fractions[256];
 static unsigned n_fractions;
 static Job *watched;
@@ -184,6 +189,14 @@ static bool watch(Fake *f, const WireMessage *m) {
         if (watched && n_fractions < ELEMENTSOF(fractions))
                 fractions[n_fractions++] = watched->fraction;
         return false;
+}
+
+static unsigned n_measured(const Fake *f) {
+        unsigned n = 0;
+
+        for (size_t i = 0; i < PACE_ENTRIES; i++)
+                n += f->m->paces.entries[i].usec > 0;
+        return n;
 }
 
 /* Measured phases weigh what they took. */
@@ -200,15 +213,157 @@ static void fraction_never_falls(void **state) {
                 for (unsigned k = 1; k < n_fractions; k++)
                         assert_true(fractions[k] >= fractions[k - 1] && fractions[k] <= 1);
                 assert_true(n_fractions > 5);
-                assert_true(f->model->pace > 0 && f->vae->pace > 0);
+                assert_int_equal(n_measured(f), 4);
         }
         watched = NULL;
 }
 
-/* ---- failures ---- */
+static Job *render_that_is_done(Fake *f, Session *s, const RenderOptions *o) {
+        Job *j = render(f, s, o);
 
-static unsigned phase; /* the one that it happens in */
-static unsigned seen, deaths;
+        RUN_UNTIL(f, job_is_finished(j));
+        return j;
+}
+
+/* What sampling is taken to last: with nothing measured by its work alone. */
+static double units_of(Fake *f, Session *s, const RenderOptions *o) {
+        PaceTable kept = f->m->paces;
+        Job *j;
+
+        f->m->paces = (PaceTable){};
+        j = render(f, s, o);
+        RUN_UNTIL(f, j->render->stage >= RENDER_STAGE_MEMORY);
+        job_cancel(j);
+        f->m->paces = kept;
+        return j->render->weights[RENDER_SAMPLE];
+}
+
+/* Rows meet each other: four times the rows are more than four times the work. Steps count once each, and for nothing else. */
+static void weights_follow_the_shape(void **state) {
+        Fake *f = *state;
+        Session *s = pipeline(f);
+        RenderOptions small = film(22), wide = film(22), longer = film(22);
+        const Render *a, *b, *c;
+        double ratio;
+
+        f->model->info.hidden = 1u << 20; /* attention is most of it */
+        wide.width = wide.height = 2 * SIDE;
+        longer.sample.steps = 2 * STEPS;
+        a = render_that_is_done(f, s, &small)->render;
+        b = render_that_is_done(f, s, &wide)->render;
+        c = render_that_is_done(f, s, &longer)->render;
+        assert_true(b->sizes.rows > a->sizes.rows && a->sizes.rows == c->sizes.rows);
+        assert_true(c->weights[RENDER_SAMPLE] > 0);
+        ratio = units_of(f, s, &wide) / units_of(f, s, &small) / (double) b->sizes.rows * (double) a->sizes.rows;
+        assert_true(ratio > 0.9 * (double) b->sizes.rows / (double) a->sizes.rows);
+        assert_true(fabs(units_of(f, s, &longer) / units_of(f, s, &small) - 2) < 1e-9);
+        for (RenderPhase p = 0; p < _RENDER_PHASE_MAX; p++)
+                assert_true(c->measured[p]);
+        assert_false(a->measured[RENDER_SAMPLE]);
+}
+
+/* ---- previews ---- */
+
+static void previews_are_told_of_and_have_a_place(void **state) {
+        Fake *f = *state;
+        Session *s = pipeline(f);
+        RenderOptions o = film(22);
+        WireTensor t, sound;
+        uint32_t i = 0;
+        char name[32];
+        Job *j;
+
+        o.sample.preview_steps = 2;
+        j = render(f, s, &o);
+        RUN_UNTIL(f, j->preview_step == 2);
+        assert_true(job_has_result(j));
+        (void) bytes_of(s, j, 0, "preview", &t); /* frames are not known yet */
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_int_equal(j->preview_step, 2);
+        assert_film(s, j, 22);
+        (void) bytes_of(s, j, 1, "sound", &sound);
+        (void) bytes_of(s, j, 2, "preview", &t);
+        assert_int_equal(job_result_tensor(j, 3, name, &t), -ENOENT);
+        while (job_result_tensor(j, i++, name, &t) == 0)
+                assert_true(t.size > 0);
+        assert_clean(f, s, j);
+}
+
+/* The film has the room, and is the same. */
+static void previews_without_room_are_left_out(void **state) {
+        Fake *f = *state;
+        Session *s = pipeline(f);
+        RenderOptions o = film(22);
+        uint64_t bytes;
+        Fault fault = {};
+        char name[32];
+        WireTensor t;
+        Job *j;
+
+        assert_int_equal(render_check_output(&o, &bytes, &fault), 0);
+        o.output_size = bytes;
+        o.sample.preview_steps = 1;
+        j = render_that_is_done(f, s, &o);
+        assert_film(s, j, 22);
+        assert_int_equal(job_result_tensor(j, 2, name, &t), -ENOENT);
+        assert_int_equal(j->preview_step, 0);
+        assert_clean(f, s, j);
+}
+
+static unsigned lie;
+
+/* The first answer for a SAMPLE has a preview that cannot be. */
+static bool misplace(Fake *f, const WireMessage *m) {
+        WireMessage ready;
+        uint32_t committed;
+        WireTensor *t = &ready.job_ready.outputs[0].tensor;
+        FakeJob *j;
+
+        if (m->header.type != WIRE_JOB_OPEN || m->job_open.kind != WIRE_JOB_SAMPLE || seen++ > 0)
+                return false;
+
+        j = fake_open(f, &m->job_open, &committed);
+        fake_job_ready(f, j, committed, &ready);
+        switch (lie) {
+        case 0:
+                t->offset = ready.job_ready.slot_offset + 64;
+                break;
+        case 1:
+                t->offset = m->job_open.output_offset + m->job_open.output_size - t->size + 8;
+                break;
+        case 2:
+                t->shape[1]++;
+                break;
+        case 3:
+                t->dtype = ST_F32;
+                break;
+        default:
+                ready.job_ready.outputs[0].name = WIRE_OUTPUT_SOUND;
+        }
+        fake_send(f, &ready);
+        return true;
+}
+
+static void previews_elsewhere_drop_the_worker(void **state) {
+        Fake *f = *state;
+        Session *s = pipeline(f);
+        RenderOptions o = film(22);
+
+        o.sample.preview_steps = 1;
+        (void) render_that_is_done(f, s, &o); /* the first worker is there */
+        f->hook = misplace;
+        for (lie = 0; lie < 5; lie++) {
+                unsigned starts = f->n_starts;
+                Job *j;
+
+                seen = 0;
+                j = render_that_is_done(f, s, &o);
+                assert_int_equal(f->n_starts, starts + 1);
+                assert_film(s, j, 22);
+        }
+}
+
+/* ---- deferred models ---- */
 
 /* A step of the phase. */
 static bool is_phase(Fake *f, const WireMessage *m) {
@@ -222,6 +377,111 @@ static bool is_phase(Fake *f, const WireMessage *m) {
 
         return phase < 2 || (j->open.video.n_dims > 0) == (phase == 3);
 }
+
+/* Silent at the phase's step until it is cancelled. */
+static bool hold(Fake *f, const WireMessage *m) {
+        if (m->header.type == WIRE_CANCEL) {
+                fake_error(f, m->header.job, 0, FAULT_CANCELLED);
+                return true;
+        }
+        if (!is_phase(f, m))
+                return false;
+        seen++;
+        return true;
+}
+
+/* Those that load take their turns; those that do not wait for nobody. */
+static void renders_that_load_wait_for_each_other(void **state) {
+        Fake *f = *state;
+        Session *s = pipeline(f);
+        RenderOptions o = film(22), behind = film(22);
+        Job *a, *b, *c;
+
+        o.output_size = behind.output_size = behind.output_offset = FILM_ARENA / 2;
+        f->vae->defer = true;
+        a = render(f, s, &o);
+        b = render(f, s, &behind);
+        assert_false(a->render->waiting);
+        assert_true(b->render->waiting);
+        job_cancel(b);
+        c = render(f, s, &behind);
+        assert_true(c->render->waiting);
+        RUN_UNTIL(f, a->frames_ready == 22);
+        assert_true(c->render->waiting);
+        RUN_UNTIL(f, job_is_finished(c));
+        assert_int_equal(a->state, JOB_DONE);
+        assert_int_equal(b->state, JOB_CANCELLED);
+        assert_int_equal(c->state, JOB_DONE);
+        assert_int_equal(f->vae->n_wanted, 0);
+        f->vae->defer = false;
+        a = render(f, s, &o);
+        b = render(f, s, &behind);
+        assert_false(a->render->waiting || b->render->waiting);
+        RUN_UNTIL(f, job_is_finished(a) && job_is_finished(b));
+}
+
+static void weights_rest_only_when_nobody_wants_them(void **state) {
+        Fake *f = *state;
+        Session *s = pipeline(f);
+        RenderOptions o = film(22);
+        Model *m = f->vae;
+        Job *j;
+
+        m->keep = false;
+        assert_false(model_can_rest(m)); /* it would not come back */
+        m->defer = true;
+        assert_true(model_can_rest(m)); /* even with a session */
+        m->keep = true;
+        assert_false(model_can_rest(m));
+        m->keep = false;
+        model_wanted_add(m);
+        assert_false(model_can_rest(m));
+        model_wanted_remove(m);
+        assert_true(model_can_rest(m));
+
+        f->hook = hold;
+        phase = 3;
+        seen = 0;
+        j = render(f, s, &o);
+        RUN_UNTIL(f, seen > 0);
+        assert_false(model_can_rest(m));
+        job_cancel(j);
+        assert_int_equal(m->n_wanted, 0);
+        assert_false(model_can_rest(m)); /* the worker has not let go of it yet */
+        RUN_UNTIL(f, TAILQ_EMPTY(&f->m->unfinished));
+        assert_true(model_can_rest(m));
+        m->defer = false;
+        m->keep = true;
+}
+
+/* A worker's death takes its phase a step back, and not the bar. */
+static void fraction_stays_when_a_phase_goes_back(void **state) {
+        Fake *f = *state;
+        Session *s = pipeline(f);
+        RenderOptions o = film(22);
+        double before;
+        Job *j;
+
+        f->hook = hold;
+        phase = 1;
+        seen = 0;
+        j = render(f, s, &o);
+        RUN_UNTIL(f, seen > 0);
+        j->render->child->fraction = 0.9;
+        render_on_progress(j->render, j->render->child);
+        before = j->fraction;
+        assert_true(before > 0 && before < 1);
+        j->render->child->fraction = 0.2;
+        render_on_progress(j->render, j->render->child);
+        assert_true(j->fraction == before);
+        j->render->child->fraction = 0.95;
+        render_on_progress(j->render, j->render->child);
+        assert_true(j->fraction > before);
+        job_cancel(j);
+}
+
+/* ---- failures ---- */
+
 
 static bool refuse(Fake *f, const WireMessage *m) {
         if (!is_phase(f, m))
@@ -294,18 +554,6 @@ static void two_deaths_in_a_step_end_it(void **state) {
         assert_int_equal(j->state, JOB_FAILED);
         assert_string_equal(j->fault.name, FAULT_WORKER_CRASHED);
         assert_clean(f, s, j);
-}
-
-/* Silent at the phase's step until it is cancelled. */
-static bool hold(Fake *f, const WireMessage *m) {
-        if (m->header.type == WIRE_CANCEL) {
-                fake_error(f, m->header.job, 0, FAULT_CANCELLED);
-                return true;
-        }
-        if (!is_phase(f, m))
-                return false;
-        seen++;
-        return true;
 }
 
 static void cancel_is_answered_at_once_in_each_phase(void **state) {
@@ -416,6 +664,28 @@ static void small_output_is_refused_with_the_numbers(void **state) {
         assert_film(s, j, 22);
 }
 
+/* Before anything is begun, with the numbers. */
+static void what_does_not_fit_is_refused_at_once(void **state) {
+        Fake *f = *state;
+        Session *s = pipeline(f);
+        RenderOptions o = film(22);
+        Fault fault = {};
+        char need[32], have[32];
+        Job *j;
+
+        f->m->config->cache_ram_reserve = 0;
+        f->m->config->cache_ram_max = manager_used_bytes(f->m) + 4096; /* what lies between phases is more */
+        assert_int_equal(render_new(s, f->peer, &o, &j, &fault), -ENOMEM);
+        assert_string_equal(fault.name, FAULT_DOES_NOT_FIT);
+        assert_non_null(strstr(fault.text, "can be had (limit: CacheRamMax)"));
+        assert_int_equal(sscanf(strstr(fault.text, " needs "), " needs %31s bytes", need), 1);
+        assert_int_equal(sscanf(strstr(fault.text, " phases), "), " phases), %31s can", have), 1);
+        assert_true(strtoull(need, NULL, 10) > strtoull(have, NULL, 10) && strtoull(have, NULL, 10) >= 4096);
+        assert_int_equal(f->count[WIRE_JOB_OPEN], 0);
+        assert_clean(f, s, NULL);
+        f->m->config->cache_ram_max = 0;
+}
+
 static void memory_between_phases_counts(void **state) {
         Fake *f = *state;
         Session *s = pipeline(f);
@@ -460,6 +730,14 @@ int main(void) {
                 cmocka_unit_test_setup_teardown(kept_latents_are_those_that_are_decoded, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(ring_waits_for_its_reader, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(fraction_never_falls, fake_setup, fake_teardown),
+                cmocka_unit_test_setup_teardown(weights_follow_the_shape, fake_setup, fake_teardown),
+                cmocka_unit_test_setup_teardown(previews_are_told_of_and_have_a_place, fake_setup, fake_teardown),
+                cmocka_unit_test_setup_teardown(previews_without_room_are_left_out, fake_setup, fake_teardown),
+                cmocka_unit_test_setup_teardown(previews_elsewhere_drop_the_worker, fake_setup, fake_teardown),
+                cmocka_unit_test_setup_teardown(renders_that_load_wait_for_each_other, fake_setup, fake_teardown),
+                cmocka_unit_test_setup_teardown(weights_rest_only_when_nobody_wants_them, fake_setup, fake_teardown),
+                cmocka_unit_test_setup_teardown(fraction_stays_when_a_phase_goes_back, fake_setup, fake_teardown),
+                cmocka_unit_test_setup_teardown(what_does_not_fit_is_refused_at_once, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(failure_of_a_phase_is_the_job_s, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(death_in_a_phase_costs_a_step, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(two_deaths_in_a_step_end_it, fake_setup, fake_teardown),
