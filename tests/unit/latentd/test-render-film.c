@@ -13,6 +13,7 @@ typedef struct Film {
         Fake *f;
         char folder[32], path[64];
         int listener, media, file, arena;
+        bool sheet; /* the file gets a contact sheet beside it */
         MediaWrite asked;
         uint64_t ready;
         bool sound;
@@ -77,7 +78,9 @@ static Job *start(Film *x, uint32_t frames) {
                 .sample = { .kind = WIRE_JOB_SAMPLE, .steps = 2, .schedule = WIRE_SCHEDULE_SIMPLE, .noise = WIRE_NOISE_COMFY, .seed = 7 },
                 .frame_type = ST_U8,
                 .file = fcntl(x->file, F_DUPFD_CLOEXEC, 3),
-                .sheet = -EBADF,
+                .sheet = x->sheet ? fcntl(x->file, F_DUPFD_CLOEXEC, 3) : -EBADF,
+                .sheet_columns = 2,
+                .sheet_rows = 2,
                 .format = MEDIA_MKV,
         };
         Fault fault = {};
@@ -135,8 +138,9 @@ static void greet(Film *x) {
         say(x, &m);
         RUN_UNTIL(x->f, (take_in(x), x->n_asked > n && x->ready > 0));
         assert_int_equal(x->asked.frames, x->job->render ? FRAMES : 0);
-        assert_int_equal(x->asked.format, MEDIA_MKV);
-        assert_true(x->sound); /* it was made before */
+        assert_int_equal(x->asked.format, x->sheet ? MEDIA_PNG : MEDIA_MKV);
+        assert_int_equal(x->asked.sheet_columns, x->sheet ? 2 : 0);
+        assert_true(x->sheet || x->sound); /* it was made before */
 }
 
 /* Frames [from, to) are those of the film, then they are given back. */
@@ -159,9 +163,16 @@ static void take(Film *x, uint64_t from, uint64_t to) {
         say(x, &m);
 }
 
+static void say_done(Film *x) {
+        MediaMessage m;
+
+        (void) media_init(&m, MEDIA_DONE);
+        m.done.bytes = 4711;
+        say(x, &m);
+}
+
 static void write_all(Film *x) {
         uint64_t taken = 0;
-        MediaMessage m;
 
         while (taken < FRAMES) {
                 RUN_UNTIL(x->f, (take_in(x), x->ready > taken));
@@ -171,9 +182,7 @@ static void write_all(Film *x) {
                 take(x, taken, x->ready);
                 taken = x->ready;
         }
-        (void) media_init(&m, MEDIA_DONE);
-        m.done.bytes = 4711;
-        say(x, &m);
+        say_done(x);
 }
 
 static void assert_done(Film *x) {
@@ -322,6 +331,82 @@ static void cancel_while_it_begins_again(void **state) {
         assert_clean(x);
 }
 
+/* ---- contact sheets: another process beside it ---- */
+
+static void start_both(Film *x, Film *ret_sheet) {
+        x->sheet = true;
+        (void) start(x, FRAMES);
+        x->sheet = false;
+        *ret_sheet = *x;
+        ret_sheet->sheet = true;
+        ret_sheet->media = ret_sheet->arena = -EBADF;
+        ret_sheet->n_asked = 0;
+        greet(x);
+        greet(ret_sheet);
+}
+
+static void sheet_begins_again_with_the_film(void **state) {
+        Film *x = *state, sheet;
+        uint64_t film = 0, cells = 0;
+
+        start_both(x, &sheet);
+        take(x, 0, 1);
+        take(&sheet, 0, 5);
+        cleanup_closep(&x->media);
+        RUN_UNTIL(x->f, take_in(&sheet)); /* the ring is the decoder's again when it is over */
+        run_for(x->f, 30000);
+        assert_int_equal(x->n_asked, 1);
+        cleanup_closep(&sheet.media);
+        greet(x);
+        greet(&sheet);
+        assert_int_equal(x->asked.again, 1);
+        assert_int_equal(sheet.asked.again, 1);
+        while (film < FRAMES || cells < FRAMES) {
+                RUN_UNTIL(x->f, (take_in(x), take_in(&sheet), x->ready > film || sheet.ready > cells));
+                assert_true(x->ready - cells <= x->asked.ring_frames && sheet.ready - film <= x->asked.ring_frames);
+                take(x, film, x->ready);
+                take(&sheet, cells, sheet.ready);
+                film = x->ready;
+                cells = sheet.ready;
+        }
+        say_done(x);
+        run_for(x->f, 30000);
+        assert_false(job_is_finished(x->job));
+        say_done(&sheet);
+        assert_done(x);
+        assert_int_equal(x->n_asked, 2);
+        cleanup_closep(&sheet.media);
+        cleanup_closep(&sheet.arena);
+        assert_clean(x);
+}
+
+static void cancel_is_over_when_both_files_are_free(void **state) {
+        Film *x = *state, sheet;
+
+        start_both(x, &sheet);
+        job_cancel(x->job);
+        wait_for_stop(x, JOB_CANCELLING);
+        run_for(x->f, 30000);
+        wait_for_stop(&sheet, JOB_CANCELLING);
+        RUN_UNTIL(x->f, job_is_finished(x->job));
+        assert_int_equal(x->job->state, JOB_CANCELLED);
+        cleanup_closep(&sheet.arena);
+        assert_clean(x);
+}
+
+static void sheet_that_is_lost_costs_no_film(void **state) {
+        Film *x = *state, sheet;
+
+        start_both(x, &sheet);
+        take(&sheet, 0, 1);
+        cleanup_closep(&sheet.media);
+        write_all(x);
+        assert_done(x);
+        assert_int_equal(x->n_asked, 1);
+        cleanup_closep(&sheet.arena);
+        assert_clean(x);
+}
+
 static uint64_t held; /* its job */
 
 /* Silent at the second chunk. */
@@ -420,6 +505,9 @@ int main(void) {
                 TEST(client_that_leaves_takes_its_film_along),
                 TEST(service_that_ends_waits_for_nobody),
                 TEST(no_latent_media_is_refused_before_anything),
+                TEST(sheet_begins_again_with_the_film),
+                TEST(cancel_is_over_when_both_files_are_free),
+                TEST(sheet_that_is_lost_costs_no_film),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);
