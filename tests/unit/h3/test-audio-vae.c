@@ -243,7 +243,10 @@ typedef struct Cut {
 } Cut;
 
 static void decode_any_piece_same_bits(void **state) {
-        static const Cut cuts[] = {{20, 1000, LK_CPU_SCALAR}, {61, 13, LK_CPU_V4}, {61, 32, LK_CPU_V3},
+        static const Cut cuts[] = {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* ten times slower */
+                {20, 1000, LK_CPU_SCALAR}, {61, 13, LK_CPU_V4}, {61, 32, LK_CPU_V3},
+#endif
                 {9, 1, LK_CPU_V4}, {9, 2, LK_CPU_V3}, {9, 5, LK_CPU_SCALAR}, {1, 1, LK_CPU_V3}};
         CLEANUP(audio_model_freep) AudioModel *m = audio_golden();
 
@@ -265,7 +268,10 @@ static void decode_any_piece_same_bits(void **state) {
 }
 
 static void encode_any_piece_same_bits(void **state) {
-        static const Cut cuts[] = {{15, 1000, LK_CPU_SCALAR}, {33, 5, LK_CPU_V4}, {33, 13, LK_CPU_V3},
+        static const Cut cuts[] = {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* ten times slower */
+                {15, 1000, LK_CPU_SCALAR}, {33, 5, LK_CPU_V4}, {33, 13, LK_CPU_V3},
+#endif
                 {5, 1, LK_CPU_V4}, {5, 2, LK_CPU_SCALAR}, {1, 1, LK_CPU_V3}};
         CLEANUP(audio_model_freep) AudioModel *m = audio_golden();
 
