@@ -417,8 +417,8 @@ typedef struct latent_sample_options {
         uint32_t steps; /* 1 .. 1000: required without sigmas */
         uint32_t reserved;
         const char *schedule; /* "simple" (default), "reference" */
-        double shift_video;   /* > 0; 0: 12 */
-        double shift_audio;   /* > 0; 0: 3 */
+        double shift_video;   /* > 0; 0: the checkpoint's (its scheduler_config.json), or else 12 */
+        double shift_audio;   /* > 0; 0: likewise, or else 3 */
         const char *sampler;  /* "euler" (default), "res_multistep", "res_multistep_perstream" */
         const char *compute;  /* as in latent_step_options, and so on */
         uint64_t output_offset;
@@ -464,6 +464,21 @@ typedef struct latent_tokenize_options {
 int latent_session_tokenize(latent_session *session, const latent_tokenize_options *options, latent_job **ret_job,
         latent_error *error);
 
+enum {
+        LATENT_MEDIA_LAST = 1,   /* keyframe: it is the film's last frame, else the first */
+        LATENT_MEDIA_SOUND = 2,  /* video: its sound is needed; else it is taken if there is any */
+        LATENT_MEDIA_SILENT = 4  /* video: without its sound */
+};
+
+/* A file with a picture, clip or sound that a film goes by: PNG, JPEG, WebP, GIF, BMP, MP4, Matroska, WebM, AVI, WAV, FLAC, MP3, Ogg,
+ * AAC. Of fixed size. */
+typedef struct latent_media {
+        const char *kind; /* "keyframe"; or a reference: "image", "video", "audio", NULL: what is in the file. The two do not go together */
+        const char *name; /* of the file, for messages; NULL: none */
+        int file;         /* a regular file, open for reading; the library keeps a duplicate until the job is freed */
+        uint32_t flags;   /* LATENT_MEDIA_* */
+} latent_media;
+
 /* What the conditioner sees beside the prompt. Of fixed size. */
 typedef struct latent_picture {
         const char *kind; /* "keyframe"; or "image", "video", "audio": references. The two do not go together */
@@ -482,6 +497,10 @@ typedef struct latent_encode_options {
         const char *compute; /* as in latent_step_options */
         uint64_t output_offset;
         uint64_t output_bytes;
+        /* Instead of pictures: files, as in latent_render_options, of a film of this size and length. Not for a plan. */
+        const latent_media *files;
+        uint32_t n_files;
+        uint32_t width, height, frames;
 } latent_encode_options;
 
 /* A prompt and pictures, as the denoiser reads them. Results: "text" [L, text_dim], "text_tags" U8 [L], "ids" I32 [L]. */
@@ -530,7 +549,7 @@ typedef struct latent_render_options {
         uint32_t struct_size;
         uint32_t flags;              /* LATENT_RENDER_* */
         const latent_tensor *prompt; /* U8 [bytes] of UTF-8; NULL: empty */
-        uint32_t width, height;      /* pixels, rounded to multiples of 32; 0, both: 1344, 768 */
+        uint32_t width, height;      /* pixels, rounded to multiples of 32; 0, both: as the first keyframe, else 1344, 768 */
         uint32_t frames;             /* 1 .. 362, rounded up to 17k + 5; 0: 124 */
         uint32_t steps;              /* as in latent_sample_options, and so on; 0: 20 */
         const latent_tensor *sigmas_video;
@@ -551,6 +570,11 @@ typedef struct latent_render_options {
         const char *compute;
         uint64_t output_offset;
         uint64_t output_bytes;
+        /* At most 12; of references 9 images, 3 clips, 3 sounds, which come in this order with "comfy", and not sounds alone. */
+        const latent_media *pictures;
+        uint32_t n_pictures;
+        uint32_t reserved;
+        const char *picture_rule; /* "comfy", "reference": how they are brought in; NULL: as the program whose noise it is */
 } latent_render_options;
 
 /* A film of a prompt, in a session with the parts of a pipeline. Results: "frames" and "sound" as latent_session_decode() has

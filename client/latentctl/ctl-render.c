@@ -11,6 +11,7 @@
 
 #include "client/latentctl/coding-job.h"
 #include "client/latentctl/lora-options.h"
+#include "client/latentctl/pictures.h"
 #include "client/latentctl/progress.h"
 #include "client/latentctl/report.h"
 #include "client/latentctl/results.h"
@@ -19,6 +20,7 @@
 
 #define ARENA_MIN 4096u
 #define STEPS_DEFAULT 20u
+#define PICTURE_PIXELS_MAX (768u * 1344u + 16u * 2540u + 256u) /* of a film that is as a picture: canvas_from_picture(), sides rounded up */
 
 typedef enum Part {
         PART_DENOISER,
@@ -37,6 +39,7 @@ typedef struct Render {
         uint32_t width, height; /* 0: not given */
         StringList lora_arguments;
         LoraOptions loras;
+        Pictures pictures;
         char *text;
         size_t text_size;
         latent_tensor prompt_tensor;
@@ -47,6 +50,7 @@ static void render_done(Render *x) {
         for (size_t i = 0; i < _PART_MAX; i++)
                 latent_model_free(x->parts[i]);
         loras_done(&x->loras);
+        pictures_done(&x->pictures);
         free(x->text);
 }
 
@@ -66,27 +70,6 @@ static int choose_format(Render *x, latent_error *e) {
                 }
 
         return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o %s: expected a name that ends with .mp4, .webm or .mkv", x->coding.output);
-}
-
-static int parse_size(Render *x, latent_error *e) {
-        CLEANUP_FREE char *width = NULL;
-        const char *cross = x->size ? strchr(x->size, 'x') : NULL;
-        uint64_t w = 0, h = 0;
-
-        if (!x->size)
-                return 0;
-
-        if (cross) {
-                width = strndup(x->size, (size_t) (cross - x->size));
-                if (!width)
-                        return ctl_error(e, -ENOMEM, LATENT_ERROR_INTERNAL, "Out of memory.");
-        }
-        if (!width || parse_uint(width, &w) < 0 || parse_uint(cross + 1, &h) < 0 || w == 0 || h == 0 || w > UINT32_MAX || h > UINT32_MAX)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--size %s: expected WIDTHxHEIGHT in pixels, such as 1344x768", x->size);
-
-        x->width = (uint32_t) w;
-        x->height = (uint32_t) h;
-        return 0;
 }
 
 /* Zero would mean the default to the library: it is the service's error, said here. */
@@ -119,7 +102,7 @@ static int check_options(Render *x, latent_error *e) {
         if (r >= 0)
                 r = choose_format(x, e);
         if (r >= 0)
-                r = parse_size(x, e);
+                r = parse_size(x->size, &x->width, &x->height, e);
         if (r >= 0)
                 r = check_numbers(x, e);
         if (r >= 0)
@@ -156,6 +139,10 @@ static uint64_t output_bytes(const Render *x) {
         if (!x->keep_latents || canvas_frames(x->has_frames ? x->frames : 124, &frames, &unused) < 0 ||
                 (x->size && canvas_size(x->width, x->height, &width, &height, &unused) < 0))
                 return ARENA_MIN;
+        if (!x->size && x->pictures.n > 0) {
+                width = PICTURE_PIXELS_MAX / 16 + 16;
+                height = 16;
+        }
 
         video.shape[0] = 24;
         video.shape[1] = canvas_video_tokens(frames);
@@ -212,6 +199,9 @@ static int start(CodingJob *j, const Render *x, int fd, latent_error *e) {
                 .has_seed = x->has_seed,
                 .file = fd,
                 .format = x->format,
+                .pictures = x->pictures.items,
+                .n_pictures = x->pictures.n,
+                .picture_rule = x->pictures.rule,
         };
 
         return latent_session_render(j->session, &o, &j->job, e);
@@ -225,6 +215,8 @@ static int run(CodingJob *j, Render *x, latent_error *e) {
         r = check_options(x, e);
         if (r >= 0)
                 r = coding_text(x->prompt, &x->text, &x->text_size, e);
+        if (r >= 0)
+                r = pictures_open(&x->pictures, e);
         if (r >= 0)
                 r = output_open(x->coding.output, &film, e);
         if (r >= 0 && x->keep_latents)
@@ -292,6 +284,7 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 {"shift-audio", OPTION_DOUBLE, &x.shift_audio, NULL, '\0'},
                 {"sampler", OPTION_STRING, &x.sampler, NULL, '\0'},
                 {"lora", OPTION_STRINGS, &x.lora_arguments, NULL, '\0'},
+                PICTURES_OPTIONS(x.pictures),
                 {"keep-latents", OPTION_STRING, &x.keep_latents, NULL, '\0'},
                 {"compute", OPTION_STRING, &x.coding.compute, NULL, '\0'},
                 {"tokenizer", OPTION_STRING, &x.coding.tokenizer, NULL, '\0'},

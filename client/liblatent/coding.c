@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/liblatent/error.h"
 #include "client/liblatent/options.h"
@@ -11,11 +12,12 @@
 #include "client/liblatent/session.h"
 
 _Static_assert(sizeof(latent_tokenize_options) == 32, "public layout changed: add fields, never alter");
-_Static_assert(sizeof(latent_encode_options) == 64, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_encode_options) == 88, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_decode_options) == 64, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_encode_media_options) == 56, "public layout changed: add fields, never alter");
-_Static_assert(sizeof(latent_render_options) == 152, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_render_options) == 176, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_picture) == 24, "public layout changed");
+_Static_assert(sizeof(latent_media) == 24, "public layout changed");
 #define TOKENIZE_OPTIONS_SIZE_V1 32u
 #define ENCODE_OPTIONS_SIZE_V1 64u
 #define DECODE_OPTIONS_SIZE_V1 64u
@@ -35,6 +37,23 @@ static int request_tokenize(const void *options, Request **ret, latent_error *e)
         q.sample.output_offset = o.output_offset;
         q.sample.output_bytes = o.output_bytes;
         return request_new_coding(&q, ret, e);
+}
+
+static int take_pictures(const latent_media *pictures, uint32_t n, Request *q, latent_error *e) {
+        const uint32_t known = LATENT_MEDIA_LAST | LATENT_MEDIA_SOUND | LATENT_MEDIA_SILENT;
+
+        if (n > PICTURES_MAX || (n > 0 && !pictures))
+                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "%u pictures%s; expected an array of at most %u.",
+                        n, pictures ? "" : " at no place", PICTURES_MAX);
+        for (uint32_t i = 0; i < n; i++)
+                if (pictures[i].flags & ~known)
+                        return error_set(e, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT, "Unknown flags %#x of picture %u; expected LATENT_MEDIA_*.",
+                                pictures[i].flags, i);
+
+        if (n > 0)
+                memcpy(q->pictures, pictures, n * sizeof(q->pictures[0]));
+        q->n_pictures = n;
+        return 0;
 }
 
 static int request_encode(const void *options, Request **ret, latent_error *e) {
@@ -62,7 +81,11 @@ static int request_encode(const void *options, Request **ret, latent_error *e) {
         q.sample.output_bytes = o.output_bytes;
         q.picture_rule = o.picture_rule;
         q.type = o.type;
-        return request_new_coding(&q, ret, e);
+        q.width = o.width;
+        q.height = o.height;
+        q.frames = o.frames;
+        r = take_pictures(o.files, o.n_files, &q, e);
+        return r < 0 ? r : request_new_coding(&q, ret, e);
 }
 
 static int request_decode(const void *options, Request **ret, latent_error *e) {
@@ -139,7 +162,9 @@ static int request_render(const void *options, Request **ret, latent_error *e) {
         q.format = o.format;
         q.type = o.type;
         q.ring_frames = o.ring;
-        return request_new_coding(&q, ret, e);
+        q.picture_rule = o.picture_rule;
+        r = take_pictures(o.pictures, o.n_pictures, &q, e);
+        return r < 0 ? r : request_new_coding(&q, ret, e);
 }
 
 typedef int (*RequestFn)(const void *options, Request **ret, latent_error *e);

@@ -198,18 +198,67 @@ static int append_pictures(sd_bus_message *m, const Request *q) {
         return r;
 }
 
-static int append_render(sd_bus_message *m, const Request *q) {
-        const latent_sample_options *o = &q->sample;
+static int append_file(sd_bus_message *m, const latent_media *p) {
+        int r;
+
+        r = sd_bus_message_open_container(m, 'a', "{sv}");
+        if (r >= 0)
+                r = append_string(m, "kind", p->kind);
+        if (r >= 0)
+                r = append_string(m, "name", p->name);
+        if (r >= 0)
+                r = sd_bus_message_append(m, "{sv}", "file", "h", p->file);
+        if (r >= 0 && (p->flags & LATENT_MEDIA_LAST))
+                r = sd_bus_message_append(m, "{sv}", "last", "b", (int) true);
+        if (r >= 0 && (p->flags & (LATENT_MEDIA_SOUND | LATENT_MEDIA_SILENT)))
+                r = sd_bus_message_append(m, "{sv}", "sound", "b", (p->flags & LATENT_MEDIA_SILENT) == 0);
+        if (r >= 0)
+                r = sd_bus_message_close_container(m);
+
+        return r;
+}
+
+static int append_files(sd_bus_message *m, const char *key, const Request *q) {
+        int r;
+
+        if (q->n_pictures == 0)
+                return 0;
+
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", key);
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "aa{sv}");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'a', "a{sv}");
+        for (uint32_t i = 0; r >= 0 && i < q->n_pictures; i++)
+                r = append_file(m, &q->pictures[i]);
+        for (unsigned i = 0; r >= 0 && i < 3; i++)
+                r = sd_bus_message_close_container(m);
+
+        return r;
+}
+
+static int append_canvas(sd_bus_message *m, const Request *q) {
         const struct {
                 const char *key;
                 uint32_t value;
         } numbers[] = {{"width", q->width}, {"height", q->height}, {"frames", q->frames}};
-        int r;
+        int r = 0;
 
-        r = append_tensor(m, "prompt", o->text);
         for (size_t i = 0; r >= 0 && i < ELEMENTSOF(numbers); i++)
                 if (numbers[i].value > 0)
                         r = sd_bus_message_append(m, "{sv}", numbers[i].key, "u", numbers[i].value);
+        return r;
+}
+
+static int append_render(sd_bus_message *m, const Request *q) {
+        const latent_sample_options *o = &q->sample;
+        int r;
+
+        r = append_tensor(m, "prompt", o->text);
+        if (r >= 0)
+                r = append_canvas(m, q);
         if (r >= 0)
                 r = append_schedule(m, o);
         if (r >= 0)
@@ -228,6 +277,10 @@ static int append_render(sd_bus_message *m, const Request *q) {
                 r = sd_bus_message_append(m, "{sv}", "ring", "t", q->ring_frames);
         if (r >= 0 && q->keep_latents)
                 r = sd_bus_message_append(m, "{sv}", "keep-latents", "b", (int) true);
+        if (r >= 0)
+                r = append_files(m, "pictures", q);
+        if (r >= 0)
+                r = append_string(m, "picture-rule", q->picture_rule);
 
         return r;
 }
@@ -240,6 +293,10 @@ static int append_coding(sd_bus_message *m, const Request *q) {
         r = append_tensor(m, "text", o->text);
         if (r >= 0)
                 r = append_pictures(m, q);
+        if (r >= 0)
+                r = append_files(m, "files", q);
+        if (r >= 0)
+                r = append_canvas(m, q);
         if (r >= 0)
                 r = append_string(m, "picture-rule", q->picture_rule);
         if (r >= 0)
@@ -356,6 +413,11 @@ Request *request_free(Request *r) {
         (void) adapters_unref(r->adapters);
         if (r->has_file)
                 (void) close(r->file);
+        for (uint32_t i = 0; i < r->n_pictures; i++) {
+                (void) close(r->pictures[i].file);
+                free(r->picture_kinds[i]);
+                free(r->picture_names[i]);
+        }
         free(r);
         return NULL;
 }
@@ -474,6 +536,24 @@ int request_new(const latent_step_options *step, const latent_sample_options *sa
         return 0;
 }
 
+/* Duplicates of the files, and copies of the texts. */
+static int own_pictures(const Request *q, Request *copy, latent_error *e) {
+        copy->n_pictures = 0;
+        for (uint32_t i = 0; i < q->n_pictures; i++) {
+                latent_media *p = &copy->pictures[i];
+
+                p->file = fcntl(q->pictures[i].file, F_DUPFD_CLOEXEC, 3);
+                if (p->file < 0)
+                        return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "The file of picture %u cannot be used: %s.", i,
+                                strerror(errno));
+                copy->n_pictures = i + 1; /* from here on it is freed with the request */
+                if (own_string(&p->kind, &copy->picture_kinds[i]) < 0 || own_string(&p->name, &copy->picture_names[i]) < 0)
+                        return error_errno(e, -ENOMEM, request_doing(q));
+        }
+
+        return 0;
+}
+
 int request_new_coding(const Request *q, Request **ret, latent_error *e) {
         CLEANUP(request_freep) Request *copy = NULL;
         int r;
@@ -489,12 +569,16 @@ int request_new_coding(const Request *q, Request **ret, latent_error *e) {
         *copy = *q;
         copy->adapters = adapters_ref(q->adapters);
         copy->has_file = false; /* until it is ours */
+        copy->n_pictures = 0;
         if (q->has_file) {
                 copy->file = fcntl(q->file, F_DUPFD_CLOEXEC, 3);
                 if (copy->file < 0)
                         return error_set(e, -errno, LATENT_ERROR_INVALID_ARGUMENT, "The file cannot be used: %s.", strerror(errno));
                 copy->has_file = true;
         }
+        r = own_pictures(q, copy, e);
+        if (r < 0)
+                return r;
         r = own_all(copy);
         if (r < 0)
                 return error_errno(e, r, request_doing(q));

@@ -35,6 +35,7 @@ typedef enum RequestKind {
 } RequestKind;
 
 #define CONDITIONS_MAX 30u
+#define PICTURES_MAX 12u /* files of a render */
 #define REQUEST_TENSORS 10u
 #define REQUEST_STRINGS 9u
 
@@ -53,11 +54,14 @@ typedef struct Request {
         bool keep_latents, has_file;
         int file;           /* with has_file: ours, open for writing */
         const char *format;
+        latent_media pictures[PICTURES_MAX]; /* likewise, open for reading */
+        uint32_t n_pictures;
 
         latent_tensor tensors[REQUEST_TENSORS];
         latent_condition conditions[CONDITIONS_MAX];
         latent_tensor condition_video[CONDITIONS_MAX], condition_audio[CONDITIONS_MAX];
         char *strings[REQUEST_STRINGS], *condition_kinds[CONDITIONS_MAX];
+        char *picture_kinds[PICTURES_MAX], *picture_names[PICTURES_MAX];
 } Request;
 
 /* One of step and sample is NULL. adapters may be NULL. InvalidArgument: what cannot even be sent. */

@@ -57,13 +57,18 @@ int job_new_hidden(Manager *m, uid_t uid, JobKind kind, Job **ret) {
         return make(m, NULL, uid, kind, ret);
 }
 
+/* A Render, or an Encode of files, which is the beginning of one. */
+static bool owns_render(const Job *j) {
+        return j->render && !j->hidden;
+}
+
 /* Lets go of everything that a finished job does not need. */
 static void drop_references(Job *j) {
         Manager *m = j->manager;
         Session *session = STEAL_PTR(j->session);
         Model *model = STEAL_PTR(j->model);
 
-        if (j->kind == JOB_RENDER && j->render)
+        if (owns_render(j))
                 render_stop(j->render);
         if (m->queue)
                 queue_remove(m->queue, j);
@@ -97,7 +102,7 @@ Job *job_free(Job *j) {
         TAILQ_REMOVE(&j->manager->jobs, j, entry);
         lora_notes_done(&j->notes);
         free(j->result_model);
-        if (j->kind == JOB_RENDER)
+        if (owns_render(j))
                 (void) render_free(j->render);
         free(j);
         return NULL;
@@ -365,7 +370,12 @@ void job_cancel(Job *j) {
                 return;
         }
 
-        if (!queue_must_wait(j->manager->queue, j)) { /* a Render never has to */
+        if (j->kind == JOB_RENDER) {
+                render_cancel(j->render);
+                return;
+        }
+
+        if (!queue_must_wait(j->manager->queue, j)) {
                 job_finish(j, JOB_CANCELLED, NULL);
                 return;
         }
@@ -379,7 +389,7 @@ void job_peer_gone(Peer *p) {
         Job *j, *next;
 
         for (j = TAILQ_FIRST(&p->manager->jobs); j; j = next) {
-                bool render = j->kind == JOB_RENDER;
+                bool render = owns_render(j);
 
                 next = TAILQ_NEXT(j, entry);
                 if (j->owner != p)

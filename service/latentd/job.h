@@ -57,7 +57,7 @@ struct Job {
         JobDoneFn done_fn;      /* hidden ones */
         void *done_userdata;
         char *result_model; /* LOAD: its path, once finished */
-        Render *render;     /* RENDER: its own; hidden ones: whose phase they are, or NULL */
+        Render *render;     /* RENDER, ENCODE of files: its own; hidden ones: whose phase they are, or NULL */
         Session *session;   /* all but LOAD; NULL once finished */
         uint64_t session_id;
         uint64_t bytes_read; /* LOAD */

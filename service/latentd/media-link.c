@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/pidfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "service/latentd/bus-error.h"
@@ -20,6 +21,7 @@
 #include "service/shared/log.h"
 
 #define PATIENCE_USEC (UINT64_C(60) * 1000000) /* without a sign of life while there is something to do */
+#define STOP_USEC (UINT64_C(10) * 1000000)     /* for its last write to come to an end */
 
 struct MediaLink {
         Manager *manager;
@@ -27,10 +29,11 @@ struct MediaLink {
         WorkerProcess process;
         int fds[MEDIA_FDS_MAX]; /* until the request is sent */
         MediaMessage request;
-        bool greeted, over;
+        bool greeted, stopping, over, lost;
+        Fault why; /* stopping: what end() is told */
         uint64_t ready, taken; /* WRITE: frames */
         bool sound, frames_wait; /* what ready and sound say has not gone out yet */
-        uint64_t alive_usec;
+        uint64_t alive_usec, patience_usec;
         sd_event_source *io, *timer;
 };
 
@@ -92,20 +95,70 @@ static void end(MediaLink *l, const MediaDone *done, const Fault *f) {
         l->handlers.end(l->handlers.userdata, done, f);
 }
 
+static void set_time(MediaLink *l, uint64_t usec) {
+        (void) sd_event_source_set_time(l->timer, usec);
+        (void) sd_event_source_set_enabled(l->timer, SD_EVENT_ONESHOT);
+}
+
+/* Its end of the connection closes when the last of its threads has come back from the last call. */
+static void stop(MediaLink *l, const Fault *why) {
+        if (!l->greeted) { /* it has nothing of ours */
+                end(l, NULL, why);
+                return;
+        }
+
+        l->stopping = true;
+        l->why = *why;
+        (void) shutdown(l->process.socket, SHUT_WR); /* its reaper ends it, where we may not */
+        if (l->process.pidfd >= 0)
+                (void) pidfd_send_signal(l->process.pidfd, SIGKILL, NULL, 0);
+        (void) sd_event_source_set_io_events(l->io, EPOLLIN);
+        set_time(l, clock_usec() + STOP_USEC);
+}
+
+bool media_link_stop(MediaLink *l) {
+        Fault f = {};
+
+        if (l->over || !l->greeted)
+                return false;
+
+        (void) fault_set(&f, -ECANCELED, FAULT_CANCELLED, "The request was cancelled.");
+        if (!l->stopping)
+                stop(l, &f);
+        return true;
+}
+
+bool media_link_was_lost(const MediaLink *l) {
+        return l->lost;
+}
+
+void media_link_set_patience(MediaLink *l, uint64_t usec) {
+        l->patience_usec = usec;
+        set_time(l, l->alive_usec + usec);
+}
+
 static void fail(MediaLink *l, const char *what) {
         Fault f = {};
 
         (void) fault_set(&f, -EIO, FAULT_IO, "latent-media %s. Start the job again.", what);
-        end(l, NULL, &f);
+        stop(l, &f);
 }
 
+/* The end of file. */
 static void died(MediaLink *l) {
-        char text[128] = "closed its connection", why[160];
+        char text[128] = "closed its connection";
+        Fault f = l->why;
 
         if (l->process.pidfd >= 0 && worker_process_reap(l->process.pidfd, text, sizeof(text)) > 0)
                 cleanup_closep(&l->process.pidfd);
-        (void) snprintf(why, sizeof(why), "died: it %s", text);
-        fail(l, why);
+        if (l->stopping) {
+                end(l, NULL, &f);
+                return;
+        }
+
+        l->lost = true;
+        (void) fault_set(&f, -EIO, FAULT_IO, "latent-media died: it %s. Start the job again.", text);
+        end(l, NULL, &f);
 }
 
 /* There is something to do for it: not while it waits for frames. */
@@ -118,16 +171,24 @@ static bool is_busy(const MediaLink *l) {
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata) {
         MediaLink *l = userdata;
         uint64_t now = clock_usec();
+        Fault f = l->why;
+        char text[64];
 
-        if (!is_busy(l))
-                l->alive_usec = now;
-        if (now - l->alive_usec >= PATIENCE_USEC) {
-                fail(l, "did not answer for 60 seconds");
+        if (l->stopping) {
+                log_warning("latent-media does not end: what it writes may change for a while yet.");
+                end(l, NULL, &f);
                 return 0;
         }
 
-        (void) sd_event_source_set_time(source, l->alive_usec + PATIENCE_USEC);
-        (void) sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+        if (!is_busy(l))
+                l->alive_usec = now;
+        if (now - l->alive_usec >= l->patience_usec) {
+                (void) snprintf(text, sizeof(text), "did not answer for %" PRIu64 " seconds", l->patience_usec / 1000000);
+                fail(l, text);
+                return 0;
+        }
+
+        set_time(l, l->alive_usec + l->patience_usec);
         return 0;
 }
 
@@ -149,7 +210,7 @@ static void send_frames(MediaLink *l) {
 }
 
 void media_link_frames(MediaLink *l, uint64_t ready, bool sound) {
-        if (l->over || (ready <= l->ready && sound <= l->sound))
+        if (l->over || l->stopping || (ready <= l->ready && sound <= l->sound))
                 return;
 
         if (!is_busy(l))
@@ -243,12 +304,14 @@ static int on_io(sd_event_source *source, int fd, uint32_t events, void *userdat
                 return 0;
         for (size_t i = 0; i < MEDIA_FDS_MAX; i++)
                 cleanup_closep(&fds[i]);
+        if (r == 0 && !(events & EPOLLHUP)) /* an empty message */
+                r = -EBADMSG;
         if (r == 0 || (r < 0 && r != -EBADMSG)) {
                 died(l);
                 return 0;
         }
 
-        if (r < 0 || on_message(l, &m) < 0)
+        if (!l->stopping && (r < 0 || on_message(l, &m) < 0))
                 fail(l, "broke the protocol");
         return 0;
 }
@@ -257,11 +320,12 @@ static int watch(MediaLink *l) {
         int r;
 
         l->alive_usec = clock_usec();
+        l->patience_usec = PATIENCE_USEC;
         r = sd_event_add_io(l->manager->event, &l->io, l->process.socket, EPOLLIN, on_io, l);
         if (r < 0)
                 return r;
 
-        return sd_event_add_time(l->manager->event, &l->timer, CLOCK_MONOTONIC, l->alive_usec + PATIENCE_USEC, 0, on_timer, l);
+        return sd_event_add_time(l->manager->event, &l->timer, CLOCK_MONOTONIC, l->alive_usec + l->patience_usec, 0, on_timer, l);
 }
 
 DEFINE_CLEANUP(MediaLink *, media_link_free)

@@ -226,7 +226,9 @@ static int property_get_config(sd_bus *bus, const char *path, const char *interf
         if (m->state != MODEL_READY)
                 return sd_bus_message_append(reply, "a{sv}", 0);
 
-        return sd_bus_message_append(reply, "a{sv}", 7,
+        return sd_bus_message_append(reply, "a{sv}", 9,
+                                     "shift-video", "d", (double) m->info.shift_video,
+                                     "shift-audio", "d", (double) m->info.shift_audio,
                                      "layers", "u", m->info.layers,
                                      "refiner-layers", "u", m->info.refiner_layers,
                                      "heads", "u", m->info.heads,

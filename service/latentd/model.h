@@ -67,6 +67,7 @@ struct Model {
         uint64_t bytes, bytes_read;
         WireModelReady info; /* MODEL_READY */
         double pace;         /* usec per unit of work of the last phase of a Render on it (render.h); 0: not measured */
+        double encode_pace;  /* likewise of a video VAE, of encoding pictures */
         uint64_t identity;   /* likewise: model_identity() as it was then */
         ModelOpen *open;     /* LOADING: files are being opened on the pool */
         ModelMend *mend;     /* its regions are being verified or read again */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* What render.c and render-phases.c share. */
+/* What render.c, render-pictures.c and render-phases.c share. */
 
 #include "service/latentd/job.h"
 #include "service/latentd/media-link.h"
@@ -11,6 +11,7 @@
 typedef enum RenderPlace {
         RENDER_CLIENT_INPUT,
         RENDER_WORK,
+        RENDER_PIXELS, /* until the pictures are encoded: these, their sound and the prompt */
         RENDER_CLIENT_OUTPUT,
         _RENDER_PLACE_MAX,
 } RenderPlace;
@@ -22,11 +23,30 @@ typedef struct RenderRange {
 } RenderRange;
 
 typedef enum RenderStage {
+        RENDER_STAGE_PROBE,  /* latent-media says what the pictures are, file by file */
+        RENDER_STAGE_ROOM,   /* memory for them is being populated */
+        RENDER_STAGE_READ,   /* latent-media reads them */
         RENDER_STAGE_TOKENS, /* Encode is planned: how many tokens has the prompt? */
         RENDER_STAGE_MEMORY, /* the work arena is being populated */
         RENDER_STAGE_PHASES,
+        RENDER_STAGE_STOP, /* how it ends is known; latent-media may be at its last write */
         RENDER_STAGE_END,
 } RenderStage;
+
+/* What is known of a picture. */
+typedef struct RenderItem {
+        uint32_t number; /* in the request */
+        uint32_t kind;   /* WireConditionKind */
+        bool has_sound;  /* it is read: of a video, or the audio itself */
+        MediaDone probed;
+        uint32_t width, height;  /* as it is read; 0: an audio */
+        uint64_t room;           /* frames that there is room for */
+        uint64_t shown, frames;  /* that the conditioner sees, and the VAE; of a still picture 1 */
+        uint64_t samples;        /* likewise, and room before they are known */
+        uint64_t pixels, wave;   /* places of both in RENDER_PIXELS */
+        RenderRange to_video, to_audio; /* where the VAEs write */
+        WireTensor video, audio; /* latents, once they are made; size 0: none */
+} RenderItem;
 
 struct Render {
         Job *job; /* its own */
@@ -36,7 +56,7 @@ struct Render {
         RenderPhase phase;
         Job *child; /* unfinished, hidden; NULL: none */
         bool child_ended; /* its results are below, and next_source looks at them */
-        Session *work;
+        Session *work, *pixels;
         Session *aliases[_RENDER_PLACE_MAX][_RENDER_PLACE_MAX]; /* [from][to]; for as long as the render runs */
         sd_event_source *next_source; /* after a phase: what comes next, from the loop */
         bool memory_ready;        /* likewise */
@@ -56,16 +76,50 @@ struct Render {
         WireTensor frames_tensor, sound_tensor;   /* likewise, in the client's output arena */
         RenderPlace latents; /* where video and audio are */
 
+        /* pictures */
+        RenderItem items[RENDER_PICTURES_MAX]; /* as o.pictures */
+        uint32_t item;   /* that is at work */
+        bool item_sound; /* its sound is, not its pixels */
+        bool item_again; /* it is the second try */
+        MediaLink *reader;
+        bool read_ended; /* read_done, or read_fault if that is named */
+        MediaDone read_done;
+        Fault read_fault;
+        uint64_t read_usec; /* when reading began, then how long it took */
+
         MediaLink *media;     /* the film is being written */
         bool media_done;
+        bool media_again; /* it was lost: the frames are made for another one */
+        bool decode_again; /* likewise, as soon as nothing runs */
         int media_error;   /* it could not be started */
         Fault media_fault; /* likewise */
         uint64_t bytes;       /* of the file */
+
+        JobState end_state; /* RENDER_STAGE_STOP */
+        Fault end_fault;    /* likewise; "": none */
 
         double weights[_RENDER_PHASE_MAX]; /* expected usec of each */
         bool measured;                     /* all of them were */
         uint64_t took_usec[_RENDER_PHASE_MAX];
 };
+
+/* render-pictures.c */
+
+/* Has the first file looked at. */
+int render_pictures_start(Render *r, Fault *f);
+/* What comes after what has just ended in the stages PROBE, ROOM and READ. 1: all of it is read. An error without a fault is one of
+ * our own. */
+int render_pictures_next(Render *r, Fault *f);
+/* Memory of pictures is not needed any more. */
+void render_pictures_drop(Render *r);
+/* The first thing that a VAE has to encode; the one after it. False: there is none. */
+bool render_condition_first(Render *r);
+bool render_condition_next(Render *r);
+/* Work of the phase so far, of what is at work, and in all. */
+void render_condition_work(const Render *r, double *ret_done, double *ret_now, double *ret_all);
+
+/* render.c */
+void render_on_memory(void *userdata, Session *s, const Fault *f);
 
 /* render-phases.c */
 
@@ -76,6 +130,8 @@ void render_make_request(const Render *r, RenderPhase p, WireJobOpen *ret, Rende
 /* Takes what the finished job of this phase made. */
 void render_take_results(Render *r, RenderPhase p);
 Model *render_model(const Render *r, RenderPhase p);
+/* What a unit of the phase's work takes, once it was measured. */
+double *render_pace(const Render *r, RenderPhase p);
 /* The film that latent-media is to write, once the frames have a place. */
 void render_make_write(const Render *r, MediaMessage *ret);
 /* Rows that go through a phase's model. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "service/latentd/job-ready.h"
+#include "service/latentd/model.h"
 #include "service/latentd/session-request.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/safetensors.h"
@@ -15,12 +16,14 @@
 #define AUDIO_CHANNELS 32u
 #define SIDE 16u     /* pixels of a latent */
 #define SAMPLES 800u /* of a latent of sound */
+#define CONDITION_SEED 42u /* of the reference (h3.md 5.7) */
 #define TAIL 5u      /* frames that a chunk hands to the next, as F32 (service/h3/video-vae.h) */
 #define CHUNK 22u    /* frames that a chunk makes at most */
 #define FILE_RING (2 * CHUNK) /* one is made while the other is written */
 
 const char *render_phase_name(RenderPhase p) {
         static const char *const names[] = {
+                [RENDER_CONDITION] = "condition",
                 [RENDER_ENCODE] = "encode",
                 [RENDER_SAMPLE] = "sample",
                 [RENDER_SOUND] = "decode-sound",
@@ -35,8 +38,10 @@ Model *render_model(const Render *r, RenderPhase p) {
 
         switch (p) {
 
+        case RENDER_CONDITION:
+                return r->item_sound ? s->audio_vae : s->video_vae;
         case RENDER_ENCODE:
-                return s->conditioner;
+                return r->o.encode_only ? s->model : s->conditioner;
         case RENDER_SAMPLE:
                 return s->model;
         case RENDER_SOUND:
@@ -44,6 +49,10 @@ Model *render_model(const Render *r, RenderPhase p) {
         default:
                 return s->video_vae;
         }
+}
+
+double *render_pace(const Render *r, RenderPhase p) {
+        return p == RENDER_CONDITION ? &r->client->video_vae->encode_pace : &render_model(r, p)->pace;
 }
 
 static uint64_t pad(uint64_t size) {
@@ -116,6 +125,49 @@ static RenderRange take(RenderPlace place, uint64_t size, uint64_t *at) {
         return x;
 }
 
+/* F32, without a place. */
+static WireTensor latent(uint32_t n_dims, const uint64_t *shape) {
+        WireTensor t = {.size = sizeof(float), .dtype = ST_F32, .n_dims = n_dims};
+
+        for (uint32_t i = 0; i < n_dims; i++)
+                t.size *= t.shape[i] = shape[i];
+        return t;
+}
+
+static WireTensor item_video(const RenderItem *x) {
+        uint64_t tokens = x->frames == 1 ? 1 : canvas_video_tokens((uint32_t) x->frames);
+
+        return latent(4, (uint64_t[]){VIDEO_CHANNELS, tokens, x->height / SIDE, x->width / SIDE});
+}
+
+static WireTensor item_audio(const RenderItem *x) {
+        return latent(3, (uint64_t[]){AUDIO_CHANNELS, 2, (x->samples + SAMPLES - 1) / SAMPLES});
+}
+
+/* Places of the pictures' latents; how many rows they are. */
+static uint64_t place_items(Render *r, uint64_t *at) {
+        uint64_t rows = 0;
+
+        for (uint32_t i = 0; i < r->o.n_pictures; i++) {
+                RenderItem *x = &r->items[i];
+
+                if (x->frames > 0) {
+                        WireTensor t = item_video(x);
+
+                        x->to_video = take(RENDER_WORK, WIRE_SLOT_ALIGN + pad(t.size), at);
+                        rows += t.shape[1] * (x->height / CANVAS_STEP) * (x->width / CANVAS_STEP);
+                }
+                if (x->has_sound) {
+                        WireTensor t = item_audio(x);
+
+                        x->to_audio = take(RENDER_WORK, WIRE_SLOT_ALIGN + pad(t.size), at);
+                        rows += 2 * t.shape[2];
+                }
+        }
+
+        return rows;
+}
+
 void render_make_layout(Render *r, const WireJobReady *ready) {
         const RenderOptions *o = &r->o;
         uint64_t video = pad(video_latent(o).size), audio = audio_latent(o).size, work = 0, output = o->output_offset;
@@ -129,7 +181,7 @@ void render_make_layout(Render *r, const WireJobReady *ready) {
         r->film = take(o->file < 0 ? RENDER_CLIENT_OUTPUT : RENDER_WORK, film_bytes(o), o->file < 0 ? &output : &work);
 
         r->sizes.tokens = ready->rows;
-        r->sizes.rows = ready->rows + video_latent(o).shape[1] * (o->height / CANVAS_STEP) * (o->width / CANVAS_STEP) +
+        r->sizes.rows = ready->rows + place_items(r, &work) + video_latent(o).shape[1] * (o->height / CANVAS_STEP) * (o->width / CANVAS_STEP) +
                         2 * (uint64_t) canvas_audio_tokens(o->frames);
         r->sizes.work_bytes = work;
         r->sizes.output_bytes = output - o->output_offset;
@@ -142,6 +194,12 @@ double render_work(const Render *r, RenderPhase p) {
 
         switch (p) {
 
+        case RENDER_CONDITION: {
+                double done, now, all;
+
+                render_condition_work(r, &done, &now, &all);
+                return all;
+        }
         case RENDER_ENCODE:
                 return (double) r->sizes.tokens;
         case RENDER_SAMPLE:
@@ -153,17 +211,78 @@ double render_work(const Render *r, RenderPhase p) {
         }
 }
 
+static void condition_request(const Render *r, WireJobOpen *q) {
+        const RenderItem *x = &r->items[r->item];
+
+        q->kind = WIRE_JOB_ENCODE_MEDIA;
+        if (r->item_sound) {
+                q->audio = latent(2, (uint64_t[]){2, x->samples});
+                q->audio.offset = x->wave;
+                return;
+        }
+
+        q->video = (WireTensor){.offset = x->pixels, .size = 3 * x->frames * x->height * x->width, .dtype = ST_U8, .n_dims = 4,
+                .shape = {x->frames, x->height, x->width, 3}};
+        if (r->o.picture_rule == WIRE_PICTURE_REFERENCE) {
+                q->posterior = WIRE_POSTERIOR_SAMPLED;
+                q->seed = CONDITION_SEED;
+        }
+}
+
 static void encode_request(const Render *r, WireJobOpen *q) {
         q->kind = WIRE_JOB_ENCODE;
         q->compute = r->o.sample.compute;
-        q->output_type = ST_BF16;
+        q->output_type = r->o.encode_only ? r->o.text_type : ST_BF16;
         q->text = r->o.prompt;
+        if (r->o.n_pictures == 0)
+                return;
+
+        q->text.offset = 0; /* where render-pictures.c has put it */
+        q->picture_rule = r->o.picture_rule;
+        q->n_conditions = r->o.n_pictures;
+        for (uint32_t i = 0; i < r->o.n_pictures; i++) {
+                const RenderItem *x = &r->items[i];
+
+                q->conditions[i] = (WireCondition){.kind = x->kind, .audio = x->has_sound};
+                if (x->shown == 0)
+                        continue;
+                q->conditions[i].video_offset = x->pixels;
+                q->conditions[i].frames = x->shown;
+                q->conditions[i].height = x->height;
+                q->conditions[i].width = x->width;
+        }
+}
+
+/* As packed. */
+static void add_conditions(const Render *r, WireJobOpen *q) {
+        q->n_conditions = r->o.n_pictures;
+        if (q->n_conditions > 0)
+                q->condition_noise = r->o.sample.noise;
+        for (uint32_t i = 0; i < r->o.n_pictures; i++) {
+                const RenderItem *x = &r->items[i];
+                WireCondition *c = &q->conditions[i];
+
+                *c = (WireCondition){.kind = x->kind};
+                if (x->kind == WIRE_CONDITION_KEYFRAME && r->o.pictures[i].last)
+                        c->frame = r->o.frames - 1;
+                if (x->video.size > 0) {
+                        c->video_offset = x->video.offset;
+                        c->frames = x->video.shape[1];
+                        c->height = x->video.shape[2];
+                        c->width = x->video.shape[3];
+                }
+                if (x->audio.size > 0) {
+                        c->audio_offset = x->audio.offset;
+                        c->audio = x->audio.shape[2];
+                }
+        }
 }
 
 static void sample_request(const Render *r, WireJobOpen *q) {
         const RenderOptions *o = &r->o;
 
         *q = o->sample;
+        session_request_shifts(render_model(r, RENDER_SAMPLE), q);
         q->kind = WIRE_JOB_SAMPLE;
         q->text = r->text;
         q->text_tags = r->text_tags;
@@ -171,6 +290,7 @@ static void sample_request(const Render *r, WireJobOpen *q) {
         q->audio = audio_latent(o);
         q->video.offset = r->noise.offset;
         q->audio.offset = r->noise.offset + pad(q->video.size);
+        add_conditions(r, q);
         if (q->sigmas_video.size > 0) {
                 q->sigmas_video.offset = r->sigmas.offset;
                 q->sigmas_audio.offset = r->sigmas.offset + pad(q->sigmas_video.size);
@@ -191,14 +311,20 @@ static void decode_request(const Render *r, bool video, WireJobOpen *q) {
 }
 
 void render_make_request(const Render *r, RenderPhase p, WireJobOpen *ret, RenderPlace *ret_from, RenderPlace *ret_to) {
-        const RenderRange *output = p == RENDER_ENCODE ? &r->encoded : p == RENDER_SAMPLE ? &r->sampled
-                                  : p == RENDER_SOUND  ? &r->sound
-                                                       : &r->film;
+        const RenderItem *x = &r->items[r->item];
+        const RenderRange *output = p == RENDER_CONDITION ? (r->item_sound ? &x->to_audio : &x->to_video)
+                                  : p == RENDER_ENCODE    ? &r->encoded
+                                  : p == RENDER_SAMPLE    ? &r->sampled
+                                  : p == RENDER_SOUND     ? &r->sound
+                                                          : &r->film;
 
         *ret = (WireJobOpen){};
         *ret_from = r->latents;
-        if (p == RENDER_ENCODE) {
-                *ret_from = RENDER_CLIENT_INPUT;
+        if (p == RENDER_CONDITION) {
+                *ret_from = RENDER_PIXELS;
+                condition_request(r, ret);
+        } else if (p == RENDER_ENCODE) {
+                *ret_from = r->o.n_pictures > 0 ? RENDER_PIXELS : RENDER_CLIENT_INPUT;
                 encode_request(r, ret);
         } else if (p == RENDER_SAMPLE) {
                 *ret_from = RENDER_WORK;
@@ -222,6 +348,7 @@ void render_make_write(const Render *r, MediaMessage *ret) {
         w->frames_offset = r->frames_tensor.offset;
         w->ring_frames = r->frames_tensor.shape[0];
         w->sound_offset = r->sound_tensor.offset;
+        w->again = r->media_again;
 }
 
 /* The output of this name; a finished job has all of its kind (job_ready_check()). */
@@ -237,6 +364,13 @@ void render_take_results(Render *r, RenderPhase p) {
         const WireJobReady *y = &r->child_ready;
 
         switch (p) {
+
+        case RENDER_CONDITION:
+                if (r->item_sound)
+                        r->items[r->item].audio = output_of(y, WIRE_OUTPUT_AUDIO);
+                else
+                        r->items[r->item].video = output_of(y, WIRE_OUTPUT_VIDEO);
+                break;
 
         case RENDER_ENCODE:
                 r->text = output_of(y, WIRE_OUTPUT_TEXT);

@@ -10,8 +10,10 @@
 #include "service/latentd/model.h"
 #include "service/latentd/queue.h"
 #include "service/latentd/render-internal.h"
+#include "service/latentd/worker-start.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
+#include "service/shared/log.h"
 
 /* What a phase is taken to last as long as its model was not measured: a row goes through so many bytes of weights in a microsecond. Only
  * the phases' shares of the whole matter. */
@@ -33,14 +35,48 @@ static void on_child_done(void *userdata, const Job *j) {
                 for (uint32_t i = 0; i < ELEMENTSOF(r->child_results); i++)
                         (void) job_result_tensor(j, i, unused, &r->child_results[i]);
         r->job->compute_usec += j->compute_usec;
-        if (j->kind == JOB_SAMPLE)
+        if (j->kind == JOB_SAMPLE || r->o.encode_only)
                 memcpy(r->job->numerics_id, j->numerics_id, sizeof(r->job->numerics_id));
         /* What comes next is not for here: this is called from inside of the queue. */
         (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
 }
 
+/* What the worker is at ends at its next block. */
+static void drop_child(Render *r) {
+        Job *child = STEAL_PTR(r->child);
+
+        (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_OFF);
+        if (child) {
+                child->done_fn = NULL;
+                child->render = NULL;
+                job_cancel(child);
+        }
+}
+
+/* Nobody hears of the end while latent-media may write: the file is the client's again then. May free r. */
+static void finish(Render *r, JobState state, const Fault *f) {
+        drop_child(r);
+        if (!r->media || !media_link_stop(r->media)) {
+                job_finish(r->job, state, f);
+                return;
+        }
+
+        r->stage = RENDER_STAGE_STOP;
+        r->end_state = state;
+        r->end_fault = f ? *f : (Fault){};
+        if (state == JOB_CANCELLED)
+                r->job->state = JOB_CANCELLING;
+}
+
+void render_cancel(Render *r) {
+        if (r->stage == RENDER_STAGE_STOP)
+                r->job->state = JOB_CANCELLING;
+        else
+                finish(r, JOB_CANCELLED, NULL);
+}
+
 static void fail(Render *r, const Fault *f) {
-        job_finish(r->job, JOB_FAILED, f);
+        finish(r, JOB_FAILED, f);
 }
 
 /* What goes wrong on the way to the file. */
@@ -63,7 +99,7 @@ static void fail_errno(Render *r, int error) {
 }
 
 static Session *base_of(const Render *r, RenderPlace p) {
-        return p == RENDER_WORK ? r->work : r->client;
+        return p == RENDER_WORK ? r->work : p == RENDER_PIXELS ? r->pixels : r->client;
 }
 
 static int alias(Render *r, RenderPlace from, RenderPlace to, Session **ret) {
@@ -91,14 +127,19 @@ static void own_child(Render *r, Job *child) {
 static int plan_tokens(Render *r) {
         WireJobOpen q;
         RenderPlace from, to;
+        Session *s = r->client;
         Job *child;
-        int error;
+        int error = 0;
 
         render_make_request(r, RENDER_ENCODE, &q, &from, &to);
         q.flags = WIRE_JOB_PLAN_ONLY;
         q.output_offset = 0;
         q.output_size = r->client->output_bytes;
-        error = session_submit_hidden(r->client, r->client->conditioner, &q, NULL, r, &child);
+        r->stage = RENDER_STAGE_TOKENS;
+        if (from != RENDER_CLIENT_INPUT)
+                error = alias(r, from, RENDER_CLIENT_OUTPUT, &s);
+        if (error >= 0)
+                error = session_submit_hidden(s, r->client->conditioner, &q, NULL, r, &child);
         if (error < 0)
                 return error;
 
@@ -125,11 +166,11 @@ static int start_phase(Render *r) {
         return 0;
 }
 
-static void on_memory(void *userdata, Session *s, const Fault *f) {
+void render_on_memory(void *userdata, Session *s, const Fault *f) {
         Render *r = userdata;
 
         if (!s) {
-                r->work = NULL;
+                *(r->stage == RENDER_STAGE_ROOM ? &r->pixels : &r->work) = NULL; /* it frees itself */
                 fail(r, f);
                 return;
         }
@@ -141,10 +182,12 @@ static void on_memory(void *userdata, Session *s, const Fault *f) {
 static void weigh(Render *r) {
         r->measured = true;
         for (RenderPhase p = 0; p < _RENDER_PHASE_MAX; p++) {
-                const Model *m = render_model(r, p);
+                double bytes = (double) render_model(r, p)->info.weight_bytes + 1, pace = *render_pace(r, p);
 
-                r->measured = r->measured && m->pace > 0;
-                r->weights[p] = render_work(r, p) * (m->pace > 0 ? m->pace : ((double) m->info.weight_bytes + 1) / PACE_BYTES);
+                if (p == RENDER_CONDITION && r->o.n_pictures == 0)
+                        continue;
+                r->measured = r->measured && pace > 0;
+                r->weights[p] = render_work(r, p) * (pace > 0 ? pace : bytes / PACE_BYTES);
         }
 }
 
@@ -156,7 +199,8 @@ static int make_memory(Render *r) {
         render_make_layout(r, &r->child_ready);
         weigh(r);
         r->stage = RENDER_STAGE_MEMORY;
-        error = session_new_work(r->job->manager, r->job->uid, (r->sizes.work_bytes + page - 1) / page * page, on_memory, r, &r->work, &f);
+        error = session_new_work(r->job->manager, r->job->uid, (r->sizes.work_bytes + page - 1) / page * page, render_on_memory, r,
+                &r->work, &f);
         if (error >= 0)
                 return 0;
         if (f.name[0] == '\0')
@@ -189,12 +233,16 @@ static int copy_sigmas(const Render *r) {
 
 /* The measured time of a phase is what later ones are weighed by. */
 static void end_phase(Render *r) {
-        double work = render_work(r, r->phase);
+        double work = render_work(r, r->phase), done, all;
 
-        r->took_usec[r->phase] = r->child_took_usec;
-        if (!r->child_cached && work > 0 && r->child_compute_usec > 0)
-                render_model(r, r->phase)->pace = (double) r->child_compute_usec / work;
+        if (r->phase == RENDER_CONDITION)
+                render_condition_work(r, &done, &work, &all);
+        r->took_usec[r->phase] += r->child_took_usec;
+        if (!r->child_cached && work > 0 && r->child_compute_usec > 0 && !(r->phase == RENDER_CONDITION && r->item_sound))
+                *render_pace(r, r->phase) = (double) r->child_compute_usec / work;
         render_take_results(r, r->phase);
+        if (r->phase == RENDER_ENCODE)
+                render_pictures_drop(r);
 }
 
 static void say_what_failed(Render *r) {
@@ -207,7 +255,6 @@ static void say_what_failed(Render *r) {
         fail(r, &f);
 }
 
-/* What comes after what has just ended. */
 /* The film is made, and written if it was to be. */
 static void end_film(Render *r) {
         if (!r->film_made || (r->o.file >= 0 && !r->media_done))
@@ -217,10 +264,60 @@ static void end_film(Render *r) {
         job_finish(r->job, JOB_DONE, NULL);
 }
 
+static int encode_only(Render *r) {
+        r->encoded = (RenderRange){ .place = RENDER_CLIENT_OUTPUT, .offset = r->o.output_offset, .size = r->o.output_size };
+        r->stage = RENDER_STAGE_PHASES;
+        r->phase = RENDER_ENCODE;
+        return start_phase(r);
+}
+
+/* Pictures are being read. */
+static int read_on(Render *r) {
+        Fault f = {};
+        int error;
+
+        error = render_pictures_next(r, &f);
+        if (error > 0)
+                return r->o.encode_only ? encode_only(r) : plan_tokens(r);
+        if (error == 0 || f.name[0] == '\0')
+                return error;
+
+        fail(r, &f);
+        return 0;
+}
+
+static int next_phase(Render *r) {
+        if (r->o.encode_only) {
+                r->job->ready = r->child_ready;
+                r->job->cached = r->child_cached;
+                r->stage = RENDER_STAGE_END;
+                job_finish(r->job, JOB_DONE, NULL);
+                return 0;
+        }
+
+        if (r->phase == RENDER_CONDITION && render_condition_next(r))
+                return start_phase(r);
+
+        if (r->phase + 1 < _RENDER_PHASE_MAX) {
+                r->phase++;
+                return start_phase(r);
+        }
+
+        r->film_made = true;
+        end_film(r);
+        return 0;
+}
+
+/* What comes after what has just ended. */
 static int go_on(Render *r) {
         int error;
 
         switch (r->stage) {
+
+        case RENDER_STAGE_PROBE:
+        case RENDER_STAGE_ROOM:
+        case RENDER_STAGE_READ:
+                return read_on(r);
 
         case RENDER_STAGE_TOKENS:
                 return make_memory(r);
@@ -230,21 +327,31 @@ static int go_on(Render *r) {
                 if (error < 0)
                         return error;
                 r->stage = RENDER_STAGE_PHASES;
+                r->phase = render_condition_first(r) ? RENDER_CONDITION : RENDER_ENCODE;
                 return start_phase(r);
 
         case RENDER_STAGE_PHASES:
                 end_phase(r);
-                if (r->phase + 1 < _RENDER_PHASE_MAX) {
-                        r->phase++;
-                        return start_phase(r);
-                }
-                r->film_made = true;
-                end_film(r);
-                return 0;
+                return next_phase(r);
 
         default:
                 return 0;
         }
+}
+
+/* Those frames that the lost process had are not in the ring any more, the latents still are: the last phase is run once more. */
+static void decode_again(Render *r) {
+        int error;
+
+        r->decode_again = r->film_made = false;
+        if (STEAL(r->child_ended, false) && r->child_state == JOB_FAILED) {
+                say_what_failed(r);
+                return;
+        }
+
+        error = start_phase(r);
+        if (error < 0)
+                fail_errno(r, error);
 }
 
 static int on_next(sd_event_source *source, void *userdata) {
@@ -255,12 +362,16 @@ static int on_next(sd_event_source *source, void *userdata) {
                 fail_media(r, r->media_error, &r->media_fault);
                 return 0;
         }
+        if (r->decode_again) {
+                decode_again(r);
+                return 0;
+        }
         if (STEAL(r->child_ended, false)) {
                 if (r->child_state != JOB_DONE) {
                         say_what_failed(r);
                         return 0;
                 }
-        } else if (!STEAL(r->memory_ready, false)) {
+        } else if (!STEAL(r->memory_ready, false) && !STEAL(r->read_ended, false)) {
                 end_film(r);
                 return 0;
         }
@@ -271,7 +382,9 @@ static int on_next(sd_event_source *source, void *userdata) {
         return 0;
 }
 
-static int check_models(const Session *s, Fault *f) {
+static int check_models(const Session *s, const RenderOptions *o, Fault *f) {
+        const char *partition = s->model->info.partition;
+        bool references = o->n_pictures > 0 && o->pictures[0].kind != WIRE_CONDITION_KEYFRAME;
         const struct {
                 const char *key;
                 const Model *model;
@@ -286,7 +399,34 @@ static int check_models(const Session *s, Fault *f) {
                 if (!parts[i].model)
                         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                                 "The session has no \"%s\", which Render needs: give it to OpenSession.", parts[i].key);
+
+        if (references && strcmp(partition, "fl2va") == 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"pictures\" has references, which the session's denoiser does not take: it is of the fl2va partition. Use one of "
+                        "the ref2va partition, or give keyframes.");
+        if (!references && strcmp(partition, "ref2va") == 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"pictures\" has no references, which the session's denoiser is for: it is of the ref2va partition. Use one of "
+                        "the fl2va partition.");
         return 0;
+}
+
+static void disown(RenderOptions *o) {
+        o->file = -EBADF;
+        for (uint32_t i = 0; i < o->n_pictures; i++)
+                o->pictures[i].file = -EBADF;
+}
+
+static void own(RenderOptions *o, const RenderOptions *from) {
+        o->file = from->file;
+        for (uint32_t i = 0; i < o->n_pictures; i++)
+                o->pictures[i].file = from->pictures[i].file;
+}
+
+void render_options_done(RenderOptions *o) {
+        cleanup_closep(&o->file);
+        for (uint32_t i = 0; i < o->n_pictures; i++)
+                cleanup_closep(&o->pictures[i].file);
 }
 
 static int render_init(Session *s, const RenderOptions *o, Job *j, Render **ret) {
@@ -300,7 +440,7 @@ static int render_init(Session *s, const RenderOptions *o, Job *j, Render **ret)
         r->job = j;
         r->client = s;
         r->o = *o;
-        r->o.file = -EBADF; /* until nothing can fail any more */
+        disown(&r->o); /* until nothing can fail any more */
         error = sd_event_add_defer(s->manager->event, &r->next_source, on_next, r);
         if (error >= 0)
                 error = sd_event_source_set_enabled(r->next_source, SD_EVENT_OFF);
@@ -322,64 +462,82 @@ static void attach(Session *s, const RenderOptions *o, Job *j) {
         model_user_add(j->model);
         j->loras = s->loras;
         lora_list_hold(&j->loras);
+        if (j->kind == JOB_ENCODE)
+                j->request.kind = WIRE_JOB_ENCODE;
         j->request.output_offset = o->output_offset;
         j->request.output_size = o->output_size;
         j->request.ring_frames = o->ring_frames;
 }
 
-int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f) {
-        uint64_t bytes;
+/* The first thing that it does. */
+static int begin(Render *r, const RenderOptions *o, Fault *f) {
+        int error;
+
+        if (o->n_pictures == 0)
+                return plan_tokens(r);
+
+        own(&r->o, o);
+        error = render_pictures_start(r, f);
+        if (error < 0)
+                disown(&r->o);
+        return error;
+}
+
+static int new_job(Session *s, Peer *owner, JobKind kind, const RenderOptions *o, Job **ret, Fault *f) {
         Job *j;
         int r;
 
-        r = check_models(s, f);
+        r = job_new(s->manager, owner, kind, &j, f);
+        if (r < 0)
+                return r;
+
+        r = render_init(s, o, j, &j->render);
+        if (r >= 0) {
+                attach(s, o, j);
+                r = begin(j->render, o, f);
+        }
+        if (r < 0) {
+                (void) job_free(j);
+                return r;
+        }
+
+        own(&j->render->o, o);
+        *ret = j;
+        return 0;
+}
+
+int render_new_encode(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f) {
+        return new_job(s, owner, JOB_ENCODE, o, ret, f);
+}
+
+int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f) {
+        uint64_t bytes;
+        int r;
+
+        r = check_models(s, o, f);
         if (r < 0)
                 return r;
         if (s->lora_fault.name[0] != '\0')
                 return fault_set(f, -EIO, s->lora_fault.name, "%s", s->lora_fault.text);
 
-        r = render_check_output(o, &bytes, f);
+        r = o->file >= 0 ? media_check(s->manager->config, f) : 0;
+        if (r >= 0 && o->width > 0)
+                r = render_check_output(o, &bytes, f);
         if (r >= 0 && o->ring_frames > 0)
                 r = session_check_rings(s, f);
-        if (r >= 0)
-                r = job_new(s->manager, owner, JOB_RENDER, &j, f);
-        if (r < 0)
-                return r;
-
-        r = render_init(s, o, j, &j->render);
-        if (r < 0) {
-                (void) job_free(j);
-                return r;
-        }
-
-        attach(s, o, j);
-        r = plan_tokens(j->render);
-        if (r < 0) {
-                (void) job_free(j);
-                return r;
-        }
-
-        j->render->o.file = o->file;
-        *ret = j;
-        return 0;
+        return r < 0 ? r : new_job(s, owner, JOB_RENDER, o, ret, f);
 }
 
 void render_stop(Render *r) {
-        Job *child = STEAL_PTR(r->child);
-
-        (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_OFF);
+        drop_child(r);
         r->stage = RENDER_STAGE_END;
         r->media = media_link_free(r->media);
-        if (child) {
-                child->done_fn = NULL;
-                child->render = NULL;
-                job_cancel(child);
-        }
-
+        r->reader = media_link_free(r->reader);
         for (RenderPlace a = 0; a < _RENDER_PLACE_MAX; a++)
                 for (RenderPlace b = 0; b < _RENDER_PLACE_MAX; b++)
                         if (r->aliases[a][b])
                                 session_forget(STEAL_PTR(r->aliases[a][b]));
+        render_pictures_drop(r);
         if (r->work)
                 session_forget(STEAL_PTR(r->work));
         r->client = NULL; /* its job has let go of it, too */
@@ -390,20 +548,27 @@ Render *render_free(Render *r) {
                 return NULL;
 
         sd_event_source_disable_unref(r->next_source);
-        cleanup_closep(&r->o.file);
+        render_options_done(&r->o);
         free(r);
         return NULL;
 }
 
 /* Fraction and time to the end over all phases. */
 static void estimate(Render *r, const Job *child) {
-        double done = 0, all = 0, part, left;
+        double done = 0, all = 0, part = child->fraction, left, before = 0, now = 1, phase = 1;
         Job *j = r->job;
+
+        if (r->phase == RENDER_CONDITION) {
+                render_condition_work(r, &before, &now, &phase);
+                part = (before + now * child->fraction) / phase;
+        }
 
         for (RenderPhase p = 0; p < _RENDER_PHASE_MAX; p++) {
                 all += r->weights[p];
-                done += p < r->phase ? r->weights[p] : p == r->phase ? r->weights[p] * child->fraction : 0;
+                done += p < r->phase ? r->weights[p] : p == r->phase ? r->weights[p] * part : 0;
         }
+        if (r->o.encode_only)
+                j->fraction = child->fraction;
         if (all <= 0)
                 return;
 
@@ -412,7 +577,7 @@ static void estimate(Render *r, const Job *child) {
                 j->fraction = part;
         left = all - done;
         if (child->eta_usec > 0) /* measured while it runs */
-                left += (double) child->eta_usec - r->weights[r->phase] * (1 - child->fraction);
+                left += (double) child->eta_usec - r->weights[r->phase] * now / phase * (1 - child->fraction);
         if (!r->measured)
                 left = part > 0 ? (double) (clock_usec() - j->started_usec) * (1 - part) / part : 0;
         j->eta_usec = left > 0 && left < 1e15 ? (uint64_t) left : 0;
@@ -442,9 +607,28 @@ static void on_taken(void *userdata, uint64_t frames) {
         render_release_frames(userdata, frames);
 }
 
+/* Another process gets the frames, from the first one on: once. */
+static void write_again(Render *r) {
+        log_notice("latent-media was lost while it wrote a film: another one begins again.");
+        r->media = media_link_free(r->media);
+        r->media_again = r->decode_again = true;
+        if (r->child)
+                job_cancel(r->child); /* its end is told when the worker has let go of it */
+        else
+                (void) sd_event_source_set_enabled(r->next_source, SD_EVENT_ONESHOT);
+}
+
 static void on_written(void *userdata, const MediaDone *done, const Fault *f) {
         Render *r = userdata;
 
+        if (r->stage == RENDER_STAGE_STOP) {
+                job_finish(r->job, r->end_state, r->end_fault.name[0] != '\0' ? &r->end_fault : NULL);
+                return;
+        }
+        if (!done && media_link_was_lost(r->media) && !r->media_again) {
+                write_again(r);
+                return;
+        }
         if (!done) {
                 fail_media(r, -EIO, f);
                 return;
@@ -478,6 +662,8 @@ void render_on_frames(Render *r, const Job *child) {
         Job *j = r->job;
 
         if (r->phase != RENDER_DECODE || child != r->child || child->frames_ready <= j->frames_ready)
+                return;
+        if (r->decode_again) /* the last ones of a decoder that is cancelled */
                 return;
 
         r->child_ready = child->ready;
@@ -527,7 +713,9 @@ int render_append_result(sd_bus_message *m, const Render *r) {
                 error = sd_bus_message_open_container(m, 'v', "a(st)");
         if (error >= 0)
                 error = sd_bus_message_open_container(m, 'a', "(st)");
-        for (RenderPhase p = 0; p < _RENDER_PHASE_MAX && error >= 0; p++)
+        if (r->o.n_pictures > 0 && error >= 0)
+                error = sd_bus_message_append(m, "(st)", "read", r->read_usec);
+        for (RenderPhase p = r->o.n_pictures > 0 ? RENDER_CONDITION : RENDER_ENCODE; p < _RENDER_PHASE_MAX && error >= 0; p++)
                 error = sd_bus_message_append(m, "(st)", render_phase_name(p), r->took_usec[p]);
         for (int i = 0; i < 3 && error >= 0; i++)
                 error = sd_bus_message_close_container(m);

@@ -12,20 +12,45 @@
 #include "service/shared/canvas.h"
 #include "service/shared/media-wire.h"
 
+#define RENDER_PICTURES_MAX 12u /* in all; of references 9 images, 3 videos, 3 audios (h3.md 5.7) */
+
+typedef enum RenderSound {
+        RENDER_SOUND_AS_IT_HAS,
+        RENDER_SOUND_NONE,
+        RENDER_SOUND_NEEDED,
+} RenderSound;
+
+#define RENDER_KIND_BY_CONTENT UINT32_MAX /* a reference: image, video or audio, as the file is */
+
+/* What the film begins or ends with, or a reference: a file that latent-media reads. */
+typedef struct RenderPicture {
+        int file;          /* open for reading */
+        uint32_t kind;     /* WireConditionKind, or RENDER_KIND_BY_CONTENT */
+        bool last;         /* KEYFRAME: the film's last frame, else its first */
+        RenderSound sound; /* of a video */
+        char name[64];     /* for messages; "": none */
+} RenderPicture;
+
 typedef struct RenderOptions {
         WireTensor prompt; /* U8 [bytes] in the client's input arena; size 0: empty */
-        uint32_t width, height, frames; /* as canvas.h has rounded them */
+        uint32_t width, height, frames; /* as canvas.h has rounded them; sides 0: from the first keyframe */
+        RenderPicture pictures[RENDER_PICTURES_MAX]; /* keyframes, the first before the last, or references in the order of the request */
+        uint32_t n_pictures;
+        uint32_t picture_rule; /* WirePictureRule: of sizes, of the latents, of the conditioner */
         /* SAMPLE without its tensors: steps, schedule, sampler, shifts, noise, seed, compute. sigmas_* are in the client's input arena. */
         WireJobOpen sample;
         uint32_t frame_type;  /* StType: U8 or F32 */
         uint64_t ring_frames; /* 0: all */
         bool keep_latents;
         uint64_t output_offset, output_size; /* of the client's output arena */
+        bool encode_only;       /* the conditioner's work alone, into the output range: an Encode of files */
+        uint32_t text_type;     /* StType of it: BF16 or F32 */
         int file;           /* the film goes there, and not to the output arena; -EBADF: none */
         MediaFormat format; /* of it */
 } RenderOptions;
 
 typedef enum RenderPhase {
+        RENDER_CONDITION, /* only with pictures: their latents */
         RENDER_ENCODE,
         RENDER_SAMPLE,
         RENDER_SOUND,
@@ -40,9 +65,16 @@ typedef struct RenderSizes {
         uint64_t output_bytes; /* of the client's output arena */
 } RenderSizes;
 
-/* A JOB_RENDER that owns a Render, which takes o->file over on success. InvalidArgument: the session has not all models; DoesNotFit;
- * LimitExceeded. */
+/* Closes its files. */
+void render_options_done(RenderOptions *o);
+
+/* A JOB_RENDER that owns a Render, which takes o's files over on success. InvalidArgument: the session has not all models, or a denoiser
+ * that is for others; NotSupported: there is no latent-media for the file; DoesNotFit; LimitExceeded. */
 int render_new(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
+/* A JOB_ENCODE with encode_only, likewise. */
+int render_new_encode(Session *s, Peer *owner, const RenderOptions *o, Job **ret, Fault *f);
+/* The job of r is cancelled: at once, or as JOB_CANCELLING until nothing is written to its file any more. May free r. */
+void render_cancel(Render *r);
 /* The job has ended: nothing of it runs any more for the client's eyes. What the worker is at ends at its next block. */
 void render_stop(Render *r);
 Render *render_free(Render *r);

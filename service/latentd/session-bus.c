@@ -129,7 +129,27 @@ static int method_tokenize(sd_bus_message *message, void *userdata, sd_bus_error
 }
 
 static int method_encode(sd_bus_message *message, void *userdata, sd_bus_error *error) {
-        return run(message, userdata, session_request_encode, error);
+        RenderOptions files = { .file = -EBADF };
+        Session *s = userdata;
+        WireJobOpen request;
+        Fault f = {};
+        Peer *p;
+        Job *j;
+        int r;
+
+        r = session_request_encode_files(message, s, 0, &request, &files, &f);
+        if (r >= 0 && files.n_pictures == 0)
+                return submit(message, s, &request, error);
+        if (r >= 0)
+                r = peer_of_message(s->manager, message, &p, &f);
+        if (r >= 0)
+                r = render_new_encode(s, p, &files, &j, &f);
+        if (r < 0) {
+                render_options_done(&files);
+                return bus_error_fault(error, r, &f);
+        }
+
+        return job_bus_reply(j, message, error);
 }
 
 static int method_encode_media(sd_bus_message *message, void *userdata, sd_bus_error *error) {
@@ -154,7 +174,7 @@ static int method_render(sd_bus_message *message, void *userdata, sd_bus_error *
         if (r >= 0)
                 r = render_new(s, p, &o, &j, &f);
         if (r < 0) {
-                cleanup_closep(&o.file);
+                render_options_done(&o);
                 return bus_error_fault(error, r, &f);
         }
 

@@ -16,6 +16,8 @@
 /* All that the four may have; each reads its own keys of it. */
 typedef struct Coding {
         WireJobOpen q;
+        RequestPictures files; /* ENCODE */
+        RequestCanvas canvas;
         const char *compute, *type, *picture_rule, *posterior;
         bool text, video, audio, frames, seed, output_bytes;
 } Coding;
@@ -178,10 +180,52 @@ static int encode_options(Coding *c, Fault *f) {
         return 0;
 }
 
+/* An Encode of files begins as a Render does. */
+static int take_files(Coding *c, RenderOptions *ret, Fault *f) {
+        const WireJobOpen *q = &c->q;
+        RenderOptions o = {
+                .prompt = q->text,
+                .picture_rule = q->picture_rule,
+                .sample.compute = q->compute,
+                .encode_only = true,
+                .text_type = q->output_type,
+                .output_offset = q->output_offset,
+                .output_size = q->output_size,
+                .file = -EBADF,
+                .format = _MEDIA_FORMAT_MAX,
+        };
+        int r;
+
+        if (q->n_conditions > 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"pictures\" and \"files\" do not go together.");
+        if (!ret)
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "Plan does not read \"files\": give \"pictures\" of their size instead, whose content does not matter.");
+
+        r = request_check_pictures(&c->files, &o, f);
+        if (r >= 0)
+                r = request_read_canvas(&c->canvas, &c->files, &o, f);
+        if (r >= 0)
+                r = request_own_pictures(&c->files, &o);
+        if (r < 0) {
+                render_options_done(&o);
+                return r;
+        }
+
+        *ret = o;
+        return 0;
+}
+
 int session_request_encode(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f) {
+        return session_request_encode_files(message, s, flags, ret, NULL, f);
+}
+
+int session_request_encode_files(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, RenderOptions *ret_files, Fault *f) {
         Coding c = {
                 .q = {.kind = WIRE_JOB_ENCODE, .flags = flags},
+                .canvas = REQUEST_CANVAS_DEFAULT,
                 .picture_rule = "reference",
                 .type = "bf16",
         };
@@ -189,6 +233,8 @@ int session_request_encode(
                 TEXT_KEY(&c),
                 OUTPUT_KEYS(&c),
                 {"pictures", "aa{sv}", &c.q, .read = read_pictures},
+                {"files", "aa{sv}", &c.files, .read = request_read_pictures},
+                CANVAS_KEYS(&c.canvas),
                 {"picture-rule", "s", &c.picture_rule},
                 {"type", "s", &c.type},
                 {"compute", "s", &c.compute},
@@ -206,10 +252,17 @@ int session_request_encode(
                 r = encode_options(&c, f);
         if (r >= 0)
                 r = set_compute(&c, s, f);
+        if (r >= 0)
+                r = finish(&c, s, ret, f);
         if (r < 0)
                 return r;
+        if (c.files.n > 0)
+                return take_files(&c, ret_files, f);
 
-        return finish(&c, s, ret, f);
+        if (c.canvas.width_seen || c.canvas.height_seen || c.canvas.frames_seen)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"width\", \"height\" and \"frames\" are for \"files\": give these too, or leave them out.");
+        return 0;
 }
 
 /* ---- Decode and EncodeMedia ---- */

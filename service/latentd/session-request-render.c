@@ -11,34 +11,20 @@
 #include "service/shared/cleanup.h"
 
 #define SEED_DEFAULT 42u
-#define FRAMES_DEFAULT 124u
 #define STEPS_DEFAULT 20u
 #define RING_MIN 22u /* frames that a chunk makes */
 
 typedef struct Asked {
         Trajectory t;
         WireJobOpen q;
-        const char *compute, *type, *format;
+        const char *compute, *type, *format, *picture_rule;
+        RequestPictures pictures;
         int file; /* the message's */
-        uint32_t width, height, frames;
+        RequestCanvas canvas;
         uint64_t ring;
         int keep_latents;
-        bool prompt, width_seen, height_seen, seed, output_bytes;
+        bool prompt, seed, output_bytes;
 } Asked;
-
-static int read_canvas(const Asked *a, RenderOptions *o, Fault *f) {
-        int r;
-
-        if (a->width_seen != a->height_seen)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"width\" and \"height\" go together: \"%s\" is missing.",
-                        a->width_seen ? "height" : "width");
-
-        r = canvas_frames(a->frames, &o->frames, f);
-        if (r < 0)
-                return r;
-
-        return canvas_size(a->width, a->height, &o->width, &o->height, f);
-}
 
 static int read_frames(const Asked *a, RenderOptions *o, Fault *f) {
         static const char *const types[] = {"u8", "f32"};
@@ -61,15 +47,6 @@ static int read_frames(const Asked *a, RenderOptions *o, Fault *f) {
         o->frame_type = type == 0 ? ST_U8 : ST_F32;
         o->ring_frames = a->ring;
         return 0;
-}
-
-/* BusKey.read */
-static int read_file(sd_bus_message *m, const BusKey *k, Fault *f) {
-        int *fd = k->value;
-        int r;
-
-        r = sd_bus_message_read(m, "h", fd);
-        return r < 0 ? r : 0;
 }
 
 static int check_file(const Asked *a, RenderOptions *o, Fault *f) {
@@ -122,18 +99,39 @@ static int read_trajectory(Asked *a, RenderOptions *o, const Session *s, Fault *
         return 0;
 }
 
+/* As the program has them whose noise it is, unless asked otherwise. */
+static int read_picture_rule(const Asked *a, RenderOptions *o, Fault *f) {
+        static const char *const rules[] = {
+                [WIRE_PICTURE_REFERENCE] = "reference",
+                [WIRE_PICTURE_COMFY] = "comfy",
+        };
+
+        o->picture_rule = a->q.noise == WIRE_NOISE_COMFY ? WIRE_PICTURE_COMFY : WIRE_PICTURE_REFERENCE;
+        if (!a->picture_rule)
+                return 0;
+        if (a->pictures.n == 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"picture-rule\" is for \"pictures\": give these too, or leave it out.");
+
+        return request_choice("picture-rule", a->picture_rule, rules, ELEMENTSOF(rules), &o->picture_rule, f);
+}
+
 static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
         int r;
 
         r = request_check_prompt(&a->q.text, a->prompt, f);
         if (r >= 0)
-                r = read_canvas(a, o, f);
+                r = request_check_pictures(&a->pictures, o, f);
+        if (r >= 0)
+                r = request_read_canvas(&a->canvas, &a->pictures, o, f);
         if (r >= 0)
                 r = check_file(a, o, f);
         if (r >= 0)
                 r = read_frames(a, o, f);
         if (r >= 0)
                 r = read_trajectory(a, o, s, f);
+        if (r >= 0)
+                r = read_picture_rule(a, o, f);
         if (r < 0)
                 return r;
 
@@ -163,21 +161,19 @@ int session_request_render(sd_bus_message *message, const Session *s, RenderOpti
                 .q = {.kind = WIRE_JOB_SAMPLE},
                 .type = "u8",
                 .file = -EBADF,
-                .width = CANVAS_DEFAULT_WIDTH,
-                .height = CANVAS_DEFAULT_HEIGHT,
-                .frames = FRAMES_DEFAULT,
+                .canvas = REQUEST_CANVAS_DEFAULT,
         };
         const BusKey keys[] = {
                 {"prompt", "(tsat)", &a.q.text, &a.prompt},
-                {"width", "u", &a.width, &a.width_seen},
-                {"height", "u", &a.height, &a.height_seen},
-                {"frames", "u", &a.frames},
+                {"pictures", "aa{sv}", &a.pictures, .read = request_read_pictures},
+                {"picture-rule", "s", &a.picture_rule},
+                CANVAS_KEYS(&a.canvas),
                 TRAJECTORY_KEYS(&a.t, &a.q),
                 {"seed", "t", &a.q.seed, &a.seed},
                 {"compute", "s", &a.compute},
                 {"type", "s", &a.type},
                 {"ring", "t", &a.ring},
-                {"output", "h", &a.file, .read = read_file},
+                {"output", "h", &a.file, .read = request_read_file},
                 {"format", "s", &a.format},
                 {"keep-latents", "b", &a.keep_latents},
                 {"output-offset", "t", &a.q.output_offset},
@@ -199,6 +195,11 @@ int session_request_render(sd_bus_message *message, const Session *s, RenderOpti
                 o.file = fcntl(a.file, F_DUPFD_CLOEXEC, 3);
                 if (o.file < 0)
                         return -errno;
+        }
+        r = request_own_pictures(&a.pictures, &o);
+        if (r < 0) {
+                render_options_done(&o);
+                return r;
         }
         *ret = o;
         return 0;

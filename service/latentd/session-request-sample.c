@@ -9,7 +9,12 @@
 #include <string.h>
 
 #include "service/latentd/job-ready.h"
+#include "service/latentd/model.h"
 #include "service/shared/cleanup.h"
+
+/* The released model's. */
+#define SHIFT_VIDEO 12.0f
+#define SHIFT_AUDIO 3.0f
 
 typedef struct Sample {
         Request c;
@@ -73,8 +78,11 @@ static int made_sigmas(const Trajectory *x, WireJobOpen *q, Fault *f) {
         return 0;
 }
 
-static int shift(const char *key, double value, float *ret, Fault *f) {
+static int shift(const char *key, double value, bool seen, float *ret, Fault *f) {
         float narrow = (float) value;
+
+        if (!seen)
+                return 0;
 
         if (!isfinite(value) || !isfinite(narrow) || !(narrow > 0.0f))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
@@ -96,11 +104,21 @@ int request_trajectory_schedule(const Trajectory *x, WireJobOpen *q, Fault *f) {
         if (q->schedule == WIRE_SCHEDULE_GIVEN && q->sampler != WIRE_SAMPLER_RES_MULTISTEP)
                 return 0;
 
-        r = shift("shift-video", x->shift_video, &q->shift_video, f);
+        r = shift("shift-video", x->shift_video, x->shift_video_seen, &q->shift_video, f);
         if (r < 0)
                 return r;
 
-        return shift("shift-audio", x->shift_audio, &q->shift_audio, f);
+        return shift("shift-audio", x->shift_audio, x->shift_audio_seen, &q->shift_audio, f);
+}
+
+void session_request_shifts(const Model *m, WireJobOpen *q) {
+        if (q->schedule == WIRE_SCHEDULE_GIVEN && q->sampler != WIRE_SAMPLER_RES_MULTISTEP)
+                return;
+
+        if (q->shift_video == 0)
+                q->shift_video = m->info.shift_video > 0 ? m->info.shift_video : SHIFT_VIDEO;
+        if (q->shift_audio == 0)
+                q->shift_audio = m->info.shift_audio > 0 ? m->info.shift_audio : SHIFT_AUDIO;
 }
 
 /* What a mask keeps. */
@@ -246,6 +264,7 @@ int session_request_sample(
         if (r < 0)
                 return r;
 
+        session_request_shifts(s->model, &x.c.q);
         *ret = x.c.q;
         return 0;
 }

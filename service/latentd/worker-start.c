@@ -335,11 +335,37 @@ int worker_start(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
         return worker_start_by_socket(c) ? start_by_socket(c, ret, f) : start_by_spawn(c, no_cuda, ret, f);
 }
 
+static bool media_by_socket(const Config *c) {
+        return c->worker_start != WORKER_START_SPAWN && is_our_socket(c->media_socket);
+}
+
+static int find_media(const Config *c, char **ret, Fault *f) {
+        CLEANUP_FREE char *path = NULL;
+
+        if (asprintf(&path, "%s/latent-media", c->media_directory) < 0) {
+                path = NULL;
+                return -ENOMEM;
+        }
+        if (access(path, X_OK) < 0)
+                return fault_set(f, -errno, FAULT_NOT_SUPPORTED,
+                        "This installation has no program that reads and writes media: \"%s\" (MediaDirectory=) cannot be run: %s. Install "
+                        "latent-media, or build with -Dmedia=enabled.", path, strerror(errno));
+
+        *ret = STEAL_PTR(path);
+        return 0;
+}
+
+int media_check(const Config *c, Fault *f) {
+        CLEANUP_FREE char *path = NULL;
+
+        return media_by_socket(c) ? 0 : find_media(c, &path, f);
+}
+
 int media_start(const Config *c, WorkerProcess *ret, Fault *f) {
         CLEANUP_FREE char *path = NULL;
         int r, fd;
 
-        if (c->worker_start != WORKER_START_SPAWN && is_our_socket(c->media_socket)) {
+        if (media_by_socket(c)) {
                 r = connect_to(c->media_socket, &fd);
                 if (r < 0)
                         return fault_set(f, r, FAULT_IO, "\"%s\" (MediaSocket=) does not answer: %s. Is latent-media.socket started?",
@@ -348,14 +374,9 @@ int media_start(const Config *c, WorkerProcess *ret, Fault *f) {
                 return 0;
         }
 
-        if (asprintf(&path, "%s/latent-media", c->media_directory) < 0) {
-                path = NULL;
-                return -ENOMEM;
-        }
-        if (access(path, X_OK) < 0)
-                return fault_set(f, -errno, FAULT_NOT_SUPPORTED,
-                        "Films and pictures cannot be written or read here: \"%s\" (MediaDirectory=) cannot be run: %s.", path,
-                        strerror(errno));
+        r = find_media(c, &path, f);
+        if (r < 0)
+                return r;
 
         r = spawn(path, c->log_level, ret);
         if (r < 0)

@@ -381,7 +381,7 @@ static int probe(Input *in, MediaDone *ret, Fault *f) {
                 r = decode_still(in, &p, f);
                 if (r < 0)
                         return r;
-                ret->frames = 1;
+                ret->frames = ret->still = 1;
         } else {
                 r = input_open_streams(in, f);
                 if (r < 0)
@@ -393,13 +393,16 @@ static int probe(Input *in, MediaDone *ret, Fault *f) {
                 (void) snprintf(ret->format, sizeof(ret->format), "%s (%s%s%s)", in->format->iformat->name,
                         film ? avcodec_get_name(film->codecpar->codec_id) : "", film && sound ? ", " : "",
                         sound ? avcodec_get_name(sound->codecpar->codec_id) : "");
-                if (sound)
+                if (sound) {
                         ret->samples = count_of(track_duration(in, sound), sound_time);
+                        ret->samples += ret->samples == 0;
+                }
                 if (film) {
                         CLEANUP(track_done) Track t = {};
 
                         ret->frames = count_of(track_duration(in, film), film_time);
                         ret->frames += ret->frames == 0;
+                        ret->still = ret->frames == 1 && strcmp(in->kind->demuxer, "gif") == 0;
                         r = check_sides(in->kind->name, (uint64_t) film->codecpar->width,
                                 (uint64_t) film->codecpar->height, f);
                         if (r < 0)
@@ -444,7 +447,7 @@ int decode_run(const MediaRead *m, int fd, uint8_t *place, Channel *c, MediaDone
                 r = decode_clip(m, &in, place, c, ret, f);
                 break;
         case MEDIA_SOUND:
-                r = sound_decode(&in, m->samples_max, (float *) (void *) place, c, &ret->samples, f);
+                r = sound_decode(&in, m->samples_max, m->cut != 0, (float *) (void *) place, c, &ret->samples, f);
                 break;
         default:
                 r = fault_set(f, -EINVAL, FAULT_INTERNAL, "READ asks for the unknown kind %u.", m->what);

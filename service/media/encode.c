@@ -13,26 +13,13 @@
 #include <libswresample/swresample.h>
 #include <libswscale/swscale.h>
 
+#include "service/media/codecs.h"
 #include "service/media/output.h"
 
 #define QUALITY_DEFAULT 75
 #define ENCODER_THREADS 4 /* fixed: with other numbers other bytes come out */
 #define KEY_FRAMES 48     /* every two seconds */
 #define SOUND_CHUNK 4096
-
-typedef struct Format {
-        const char *name, *muxer;
-        const char *pictures[4], *sounds[3]; /* encoders, the best first */
-} Format;
-
-static const Format formats[_MEDIA_FORMAT_MAX] = {
-        [MEDIA_MP4] = {"mp4", "mp4", {"libx264", "libsvtav1", "libvpx-vp9"}, {"aac", "libopus"}},
-        [MEDIA_WEBM] = {"webm", "webm", {"libvpx-vp9", "libsvtav1"}, {"libopus", "libvorbis"}},
-        [MEDIA_MKV] = {"mkv", "matroska", {"libx264", "libsvtav1", "libvpx-vp9"}, {"libopus", "aac"}},
-        [MEDIA_PNG] = {"png", NULL, {"png"}, {}},
-        [MEDIA_WAV] = {"wav", "wav", {}, {"pcm_s16le"}},
-        [MEDIA_FLAC] = {"flac", "flac", {}, {"flac"}},
-};
 
 typedef struct Encode {
         const MediaWrite *request;
@@ -55,7 +42,7 @@ typedef struct Encode {
         uint64_t samples,
                 samples_in;   /* of the file's sound, at MEDIA_SAMPLE_RATE; that went into the resampler */
         uint64_t samples_out; /* that went into the encoder, at its rate */
-        bool shift;           /* see shift_priming() */
+        bool shift;           /* see set_start() */
         float *fifo[2];       /* resampled, for whole frames of the encoder */
         unsigned n_fifo, fifo_room;
 } Encode;
@@ -74,30 +61,6 @@ static void encode_done(Encode *e) {
                 e->format->pb = NULL;
         avformat_free_context(e->format);
         output_done(&e->output);
-}
-
-const char *encode_format_name(MediaFormat format) {
-        return formats[format].name;
-}
-
-static const char *first_of(const char *const *names, size_t n) {
-        for (size_t i = 0; i < n && names[i]; i++)
-                if (avcodec_find_encoder_by_name(names[i]))
-                        return names[i];
-        return NULL;
-}
-
-int encode_codecs(MediaFormat format, const char **ret_picture, const char **ret_sound) {
-        const Format *x = &formats[format];
-        const char *picture = first_of(x->pictures, ELEMENTSOF(x->pictures)),
-                   *sound = first_of(x->sounds, ELEMENTSOF(x->sounds));
-
-        if ((x->pictures[0] && !picture) || (x->sounds[0] && !sound) ||
-                (x->muxer && !av_guess_format(x->muxer, NULL, NULL)))
-                return -EOPNOTSUPP;
-        *ret_picture = picture;
-        *ret_sound = sound;
-        return 0;
 }
 
 static int check_place(
@@ -126,25 +89,28 @@ static int check_frames(const MediaWrite *m, bool film, uint64_t arena_size, Fau
 }
 
 int encode_check(const MediaWrite *m, uint64_t arena_size, Fault *f) {
-        const char *picture, *sound;
-        bool film, sound_only;
+        bool picture, sound, film, sound_only;
+        const char *name;
         int r;
 
         if (m->format >= _MEDIA_FORMAT_MAX || m->quality > 100)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "WRITE asks for the unknown format %u, or quality %u above 100.", m->format,
                         m->quality);
-        if (encode_codecs((MediaFormat) m->format, &picture, &sound) < 0)
-                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "The installed libav libraries cannot write %s.", formats[m->format].name);
+        r = codecs_check((MediaFormat) m->format, f);
+        if (r < 0)
+                return r;
 
+        name = codecs_format_name((MediaFormat) m->format);
+        picture = codecs_has((MediaFormat) m->format, CODECS_PICTURE);
+        sound = codecs_has((MediaFormat) m->format, CODECS_SOUND);
         film = picture && sound;
         sound_only = !picture;
         if (sound_only ? (m->frames != 0 || m->samples == 0)
                        : (m->frames == 0 || m->frames > MEDIA_FRAMES_MAX))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "%s holds %s: %" PRIu64 " frames and %" PRIu64 " samples do not fit.",
-                        formats[m->format].name,
+                        name,
                         sound_only ? "sound alone"
                         : film     ? "a film"
                                    : "one picture",
@@ -207,8 +173,8 @@ static int add_stream(Encode *e, AVCodecContext *codec, AVStream **ret, Fault *f
         return 0;
 }
 
-static int open_codec(Encode *e, const char *name, AVCodecContext **ret, Fault *f) {
-        AVCodecContext *c = avcodec_alloc_context3(avcodec_find_encoder_by_name(name));
+static int open_codec(Encode *e, const AVCodec *codec, AVCodecContext **ret, Fault *f) {
+        AVCodecContext *c = avcodec_alloc_context3(codec);
 
         if (!c)
                 return output_fail(&e->output, f, "Opening an encoder failed", AVERROR(ENOMEM));
@@ -219,30 +185,13 @@ static int open_codec(Encode *e, const char *name, AVCodecContext **ret, Fault *
         return 0;
 }
 
-/* Constant quality: what 1 to 100 mean to each encoder. 75 is hard to tell from the frames. */
-static void set_quality(AVCodecContext *c, const char *name, uint32_t quality) {
-        double q = quality;
-
-        if (strcmp(name, "libx264") == 0) {
-                (void) av_opt_set_double(c->priv_data, "crf", 45.0 - 0.36 * q, 0);
-                (void) av_opt_set(c->priv_data, "preset", "medium", 0);
-        } else if (strcmp(name, "libvpx-vp9") == 0) {
-                (void) av_opt_set_double(c->priv_data, "crf", floor(60.0 - 0.48 * q), 0);
-                (void) av_opt_set(c->priv_data, "deadline", "good", 0);
-                (void) av_opt_set_int(c->priv_data, "cpu-used", 4, 0);
-        } else if (strcmp(name, "libsvtav1") == 0) {
-                (void) av_opt_set_double(c->priv_data, "crf", floor(60.0 - 0.45 * q), 0);
-                (void) av_opt_set_int(c->priv_data, "preset", 8, 0);
-        }
-}
-
-static int open_picture(Encode *e, const char *name, Fault *f) {
+static int open_picture_codec(Encode *e, const AVCodec *codec, Fault *f) {
         const MediaWrite *m = e->request;
         bool png = m->format == MEDIA_PNG;
         AVCodecContext *c;
         int r;
 
-        r = open_codec(e, name, &e->picture, f);
+        r = open_codec(e, codec, &e->picture, f);
         if (r < 0)
                 return r;
         c = e->picture;
@@ -260,11 +209,34 @@ static int open_picture(Encode *e, const char *name, Fault *f) {
                 c->color_trc = AVCOL_TRC_BT709;
                 c->color_range = AVCOL_RANGE_MPEG;
                 c->chroma_sample_location = AVCHROMA_LOC_LEFT;
-                set_quality(c, name, quality_of(m));
+                codecs_set_quality(c, quality_of(m));
         }
-        r = avcodec_open2(c, c->codec, NULL);
+        r = avcodec_open2(c, codec, NULL);
+        return r < 0 ? output_fail(&e->output, f, "Opening the encoder of pictures failed", r) : 0;
+}
+
+static int open_first_picture_codec(Encode *e, Fault *f) {
+        const AVCodec *codec;
+        int r = -ENOENT;
+
+        /* One may be there and not open, for instance for a size that it does not take. */
+        for (unsigned i = 0; r < 0 && r != -ENOMEM && (codec = codecs_find((MediaFormat) e->request->format, CODECS_PICTURE, i)); i++) {
+                avcodec_free_context(&e->picture);
+                r = open_picture_codec(e, codec, f);
+        }
+        return r;
+}
+
+static int open_picture(Encode *e, Fault *f) {
+        const MediaWrite *m = e->request;
+        bool png = m->format == MEDIA_PNG;
+        AVCodecContext *c;
+        int r;
+
+        r = open_first_picture_codec(e, f);
         if (r < 0)
-                return output_fail(&e->output, f, "Opening the encoder of pictures failed", r);
+                return r;
+        c = e->picture;
 
         e->frame = av_frame_alloc();
         if (!e->frame)
@@ -306,35 +278,51 @@ static int open_picture(Encode *e, const char *name, Fault *f) {
         return 0;
 }
 
-static int open_sound(Encode *e, const char *name, Fault *f) {
+static void set_samples(AVCodecContext *c, const char *name, uint32_t quality) {
+        c->sample_rate = MEDIA_SAMPLE_RATE;
+        c->sample_fmt = AV_SAMPLE_FMT_FLTP;
+        if (strcmp(name, "pcm_s16le") == 0)
+                c->sample_fmt = AV_SAMPLE_FMT_S16;
+        else if (strcmp(name, "flac") == 0) {
+                c->sample_fmt = AV_SAMPLE_FMT_S32;
+                c->bits_per_raw_sample = 24;
+        } else
+                c->bit_rate = 64000 + (int64_t) quality * 1600; /* 184 kbit/s by default */
+        if (strcmp(name, "libopus") == 0) {
+                c->sample_rate = 48000;
+                c->sample_fmt = AV_SAMPLE_FMT_FLT;
+        }
+}
+
+static int open_sound_codec(Encode *e, const AVCodec *codec, Fault *f) {
         AVChannelLayout stereo = AV_CHANNEL_LAYOUT_STEREO;
-        uint32_t quality = quality_of(e->request);
-        bool opus = strcmp(name, "libopus") == 0;
         AVCodecContext *c;
         int r;
 
-        r = open_codec(e, name, &e->sound, f);
+        r = open_codec(e, codec, &e->sound, f);
         if (r < 0)
                 return r;
         c = e->sound;
-        c->sample_rate = opus ? 48000 : MEDIA_SAMPLE_RATE;
+        set_samples(c, codec->name, quality_of(e->request));
         c->time_base = (AVRational){1, c->sample_rate};
         (void) av_channel_layout_copy(&c->ch_layout, &stereo);
-        switch (e->request->format) {
-        case MEDIA_WAV:
-                c->sample_fmt = AV_SAMPLE_FMT_S16;
-                break;
-        case MEDIA_FLAC:
-                c->sample_fmt = AV_SAMPLE_FMT_S32;
-                c->bits_per_raw_sample = 24;
-                break;
-        default:
-                c->sample_fmt = opus ? AV_SAMPLE_FMT_FLT : AV_SAMPLE_FMT_FLTP;
-                c->bit_rate = 64000 + (int64_t) quality * 1600; /* 184 kbit/s by default */
+        r = avcodec_open2(c, codec, NULL);
+        return r < 0 ? output_fail(&e->output, f, "Opening the encoder of sound failed", r) : 0;
+}
+
+static int open_sound(Encode *e, Fault *f) {
+        AVChannelLayout stereo = AV_CHANNEL_LAYOUT_STEREO;
+        const AVCodec *codec;
+        AVCodecContext *c;
+        int r = -ENOENT;
+
+        for (unsigned i = 0; r < 0 && r != -ENOMEM && (codec = codecs_find((MediaFormat) e->request->format, CODECS_SOUND, i)); i++) {
+                avcodec_free_context(&e->sound);
+                r = open_sound_codec(e, codec, f);
         }
-        r = avcodec_open2(c, c->codec, NULL);
         if (r < 0)
-                return output_fail(&e->output, f, "Opening the encoder of sound failed", r);
+                return r;
+        c = e->sound;
 
         e->fifo_room = SOUND_CHUNK * 2 + 65536;
         e->fifo[0] = malloc(e->fifo_room * sizeof(float));
@@ -549,43 +537,42 @@ static int begin_file(Encode *e, Fault *f) {
         return r < 0 || e->output.error < 0 ? output_fail(&e->output, f, "Writing the header failed", r) : 0;
 }
 
-/* Opus begins with silence before time 0. Matroska's times count from that silence on (CodecDelay), which
- * the muxer of FFmpeg 6 and older leaves to us: it would move the film instead, and part it from its sound.
- * An MP4 has an edit list. */
-static void shift_priming(Encode *e, const char *picture, const char *sound) {
-#if LIBAVFORMAT_VERSION_MAJOR < 61
-        if (!picture || !sound || strcmp(sound, "libopus") != 0 || e->request->format == MEDIA_MP4)
+/* Times of an MP4 may begin before 0 (it has an edit list); in Matroska the muxer would move all of the film for
+ * that. Opus begins with silence before time 0, and there its times count from that silence on (CodecDelay), which
+ * the muxer of FFmpeg 6 and older leaves to us. */
+static void set_start(Encode *e) {
+        if (!e->picture || e->request->format == MEDIA_MP4)
                 return;
+
         e->format->avoid_negative_ts = AVFMT_AVOID_NEG_TS_DISABLED;
-        e->shift = true;
+#if LIBAVFORMAT_VERSION_MAJOR < 61
+        e->shift = e->sound && strcmp(e->sound->codec->name, "libopus") == 0;
 #endif
 }
 
 static int open_format(Encode *e, Fault *f) {
         const MediaWrite *m = e->request;
-        const char *picture, *sound;
         int r;
 
-        r = avformat_alloc_output_context2(&e->format, NULL, formats[m->format].muxer, NULL);
+        r = avformat_alloc_output_context2(&e->format, NULL, codecs_format_muxer((MediaFormat) m->format), NULL);
         if (r < 0)
                 return output_fail(&e->output, f, "Opening the format failed", r);
         e->format->pb = e->output.io;
         e->format->flags |= AVFMT_FLAG_CUSTOM_IO | AVFMT_FLAG_BITEXACT;
         e->format->max_interleave_delta = 0; /* sound may come after the last frame; packets wait for it */
 
-        (void) encode_codecs((MediaFormat) m->format, &picture, &sound);
-        if (picture) {
-                r = open_picture(e, picture, f);
+        if (codecs_has((MediaFormat) m->format, CODECS_PICTURE)) {
+                r = open_picture(e, f);
                 if (r < 0)
                         return r;
         }
-        shift_priming(e, picture, sound);
         e->samples = m->frames > 0 ? m->frames * MEDIA_SAMPLE_RATE / MEDIA_FPS : m->samples;
         if (m->samples > 0) {
-                r = open_sound(e, sound, f);
+                r = open_sound(e, f);
                 if (r < 0)
                         return r;
         }
+        set_start(e);
         return begin_file(e, f);
 }
 
@@ -657,7 +644,7 @@ static int encode_film(Encode *e, Fault *f) {
 static int encode_png(Encode *e, Fault *f) {
         int r;
 
-        r = open_picture(e, "png", f);
+        r = open_picture(e, f);
         if (r < 0)
                 return r;
         r = channel_wait_frame(e->channel, 0, f);
@@ -685,7 +672,7 @@ int encode_run(const MediaWrite *m, int fd, const uint8_t *arena, Channel *c, Me
                 .frame_bytes = (uint64_t) m->width * m->height * 3};
         int r;
 
-        r = output_open(&e.output, fd, f);
+        r = output_open(&e.output, fd, m->again != 0, f);
         if (r < 0)
                 return r;
         e.packet = av_packet_alloc();

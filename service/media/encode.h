@@ -6,11 +6,6 @@
 
 #include "service/media/channel.h"
 
-const char *encode_format_name(MediaFormat format); /* "mp4" */
-/* The encoders that are used for a format here; NULL: it has none of that kind. -EOPNOTSUPP: the libraries
- * lack one. */
-int encode_codecs(MediaFormat format, const char **ret_picture, const char **ret_sound);
-
 /* Whether the request makes sense and its places lie in an arena of this size. InvalidArgument,
  * NotSupported. */
 int encode_check(const MediaWrite *request, uint64_t arena_size, Fault *f);

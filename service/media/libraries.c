@@ -2,15 +2,14 @@
 #include "service/media/libraries.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <libavutil/cpu.h>
 #include <libswresample/swresample.h>
 #include <libswscale/swscale.h>
 
-#include "service/media/encode.h"
 #include "service/shared/log.h"
-#include "service/shared/media-wire.h"
 
 #define THREADS_MAX 8
 #define ALLOCATION_MAX (UINT64_C(2) << 30)
@@ -31,20 +30,6 @@ void libraries_describe(char *ret, size_t size) {
         append(ret, size, "libswresample", swresample_version());
 }
 
-void libraries_formats(char *ret, size_t size) {
-        ret[0] = '\0';
-        for (unsigned i = 0; i < _MEDIA_FORMAT_MAX; i++) {
-                const char *picture = NULL, *sound = NULL;
-                size_t n = strlen(ret);
-
-                if (encode_codecs((MediaFormat) i, &picture, &sound) < 0)
-                        continue;
-                (void) snprintf(ret + n, size - n, "%s%s (%s%s%s)", n > 0 ? ", " : "",
-                        encode_format_name((MediaFormat) i), picture ? picture : "",
-                        picture && sound ? ", " : "", sound ? sound : "");
-        }
-}
-
 /* A hostile file makes the libraries say much, which nobody needs to read. */
 __attribute__((format(printf, 3, 0))) static void on_log(
         void *context, int level, const char *format, va_list ap) {
@@ -60,6 +45,7 @@ __attribute__((format(printf, 3, 0))) static void on_log(
 void libraries_init(void) {
         av_log_set_callback(on_log);
         av_max_alloc(ALLOCATION_MAX);
+        (void) setenv("SVT_LOG", "1", 0); /* it speaks to stderr by itself: errors alone */
 }
 
 const char *libraries_error(int error, char buffer[static 128]) {

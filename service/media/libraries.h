@@ -12,9 +12,8 @@
 #define CLEANUP_PACKET CLEANUP(av_packet_free)
 #define CLEANUP_CODEC CLEANUP(avcodec_free_context)
 
-/* For HELLO: versions of the libraries; "mp4 (libx264, aac), webm (...)". */
+/* For HELLO: versions of the libraries. */
 void libraries_describe(char *ret, size_t size);
-void libraries_formats(char *ret, size_t size);
 /* What the libraries say goes to our log at debug, and single allocations are limited. Once, at the start.
  */
 void libraries_init(void);

@@ -14,6 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "service/media/codecs.h"
 #include "service/media/decode.h"
 #include "service/media/encode.h"
 #include "service/media/libraries.h"
@@ -41,7 +42,7 @@ static int version(void) {
         printf("latent-media %s\n", LATENTD_VERSION);
         libraries_describe(text, sizeof(text));
         printf("%s\n", text);
-        libraries_formats(text, sizeof(text));
+        codecs_describe(text, sizeof(text));
         printf("%s\n", text);
         return 0;
 }
@@ -87,7 +88,7 @@ static int say_hello(Channel *c) {
         (void) media_init(&m, MEDIA_HELLO);
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", LATENTD_VERSION);
         libraries_describe(m.hello.libraries, sizeof(m.hello.libraries));
-        libraries_formats(m.hello.formats, sizeof(m.hello.formats));
+        codecs_describe(m.hello.formats, sizeof(m.hello.formats));
         m.hello.pid = (int32_t) getpid();
         return channel_answer(c, &m);
 }

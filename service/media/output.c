@@ -64,7 +64,7 @@ static int64_t on_seek(void *userdata, int64_t offset, int whence) {
         return base;
 }
 
-int output_open(Output *o, int fd, Fault *f) {
+int output_open(Output *o, int fd, bool again, Fault *f) {
         uint8_t *buffer;
         struct stat st;
         int flags;
@@ -73,10 +73,12 @@ int output_open(Output *o, int fd, Fault *f) {
         flags = fcntl(fd, F_GETFL);
         if (flags < 0 || fstat(fd, &st) < 0)
                 return fault_set(f, -errno, FAULT_IO, "The file cannot be looked at: %s.", strerror(errno));
-        if (!S_ISREG(st.st_mode) || st.st_size != 0 || (flags & O_ACCMODE) == O_RDONLY || (flags & O_APPEND))
+        if (!S_ISREG(st.st_mode) || (st.st_size != 0 && !again) || (flags & O_ACCMODE) == O_RDONLY || (flags & O_APPEND))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The file to write must be a regular, empty one that is open for writing, not for "
                         "appending.");
+        if (again && ftruncate(fd, 0) < 0)
+                return fault_set(f, -errno, FAULT_IO, "The file cannot be emptied: %s.", strerror(errno));
 
         buffer = av_malloc(IO_BUFFER);
         if (buffer)

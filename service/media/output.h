@@ -3,6 +3,8 @@
 
 /* A file to write, through its descriptor alone. */
 
+#include <stdbool.h>
+
 #include "service/media/libraries.h"
 #include "service/shared/fault.h"
 
@@ -13,8 +15,8 @@ typedef struct Output {
         AVIOContext *io;
 } Output;
 
-/* fd: a regular file, empty, writable. InvalidArgument. */
-int output_open(Output *o, int fd, Fault *f);
+/* fd: a regular file, writable, and empty, or emptied where `again`. InvalidArgument, IOError. */
+int output_open(Output *o, int fd, bool again, Fault *f);
 void output_done(Output *o);
 /* What libav wrote is in the file, and the file is on its disk; an error of the disk is one now or never. */
 int output_finish(Output *o, Fault *f);

@@ -30,6 +30,7 @@ static const int allowed[] = {
         SYS_close,
         SYS_fstat,
         SYS_fsync,
+        SYS_ftruncate,
         SYS_lseek,
         SYS_newfstatat,
         SYS_pread64,

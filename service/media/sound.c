@@ -25,6 +25,7 @@ typedef struct Sound {
         int64_t begin;                     /* of the film, in units of the track */
         float *place;                      /* [2, samples_max] */
         uint64_t samples_max, samples;
+        bool cut; /* what comes behind samples_max is left out */
         uint64_t before; /* samples before the film begins, which are cut */
         uint64_t skip;   /* of them still to come */
         uint64_t lead;   /* silence in front */
@@ -92,8 +93,10 @@ static int append(Sound *s, float *const *p, uint64_t n, Fault *f) {
 
         s->skip -= from;
         n -= from;
-        if (n > s->samples_max - s->samples)
+        if (n > s->samples_max - s->samples && !s->cut)
                 return too_long(s, 0.0, f);
+        if (n > s->samples_max - s->samples)
+                n = s->samples_max - s->samples;
         for (int side = 0; side < 2; side++) {
                 const float *x = p[side < s->sides ? side : 0] + from;
                 float *to = s->place + (uint64_t) side * s->samples_max + s->samples;
@@ -144,9 +147,9 @@ static int begin(Sound *s, int64_t at, Fault *f) {
                 s->skip = s->before = (uint64_t) -ahead;
                 return 0;
         }
-        if ((uint64_t) ahead > s->samples_max)
+        if ((uint64_t) ahead > s->samples_max && !s->cut)
                 return too_long(s, 0.0, f);
-        s->lead = (uint64_t) ahead;
+        s->lead = (uint64_t) ahead < s->samples_max ? (uint64_t) ahead : s->samples_max;
         memset(s->place, 0, s->lead * sizeof(float));
         memset(s->place + s->samples_max, 0, s->lead * sizeof(float));
         s->samples = s->lead;
@@ -162,8 +165,11 @@ static int fill_gap(Sound *s, int64_t at, Fault *f) {
                 (double) gap * av_q2d(unit) < GAP_SEC)
                 return 0;
         gap = av_rescale_q(gap, unit, (AVRational){1, s->rate});
-        if (gap < 0 || (double) gap / s->rate > (double) s->samples_max / MEDIA_SAMPLE_RATE)
-                return too_long(s, 0.0, f);
+        if (gap < 0 || (double) gap / s->rate > (double) s->samples_max / MEDIA_SAMPLE_RATE) {
+                if (!s->cut || gap < 0)
+                        return too_long(s, 0.0, f);
+                gap = (int64_t) ((double) s->samples_max / MEDIA_SAMPLE_RATE * s->rate) + 1; /* the rest is cut anyway */
+        }
         s->taken += (uint64_t) gap;
         while (gap > 0) {
                 int n = gap > CHUNK ? CHUNK : (int) gap, r;
@@ -226,8 +232,10 @@ static int finish(Sound *s, Fault *f) {
                 if (want > end && want - end < MEDIA_SAMPLE_RATE / 4)
                         want = end;
         }
-        if (want > s->samples_max)
+        if (want > s->samples_max && !s->cut)
                 return too_long(s, 0.0, f);
+        if (want > s->samples_max)
+                want = s->samples_max;
         for (; s->samples < want; s->samples++)
                 s->place[s->samples] = s->place[s->samples_max + s->samples] = 0.0f;
         s->samples = want;
@@ -235,7 +243,7 @@ static int finish(Sound *s, Fault *f) {
 }
 
 static int run(Sound *s, uint64_t total, Fault *f) {
-        for (;;) {
+        while (!s->cut || s->samples < s->samples_max) {
                 int r = track_next(&s->track, f);
 
                 if (r < 0)
@@ -253,11 +261,12 @@ static int run(Sound *s, uint64_t total, Fault *f) {
 }
 
 int sound_decode(
-        Input *in, uint64_t samples_max, float *place, Channel *c, uint64_t *ret_samples, Fault *f) {
+        Input *in, uint64_t samples_max, bool cut, float *place, Channel *c, uint64_t *ret_samples, Fault *f) {
         CLEANUP(sound_done)
         Sound s = {.channel = c,
                 .place = place,
                 .samples_max = samples_max,
+                .cut = cut,
                 .begin = AV_NOPTS_VALUE,
                 .next = AV_NOPTS_VALUE};
         AVStream *sound, *film;
@@ -274,7 +283,7 @@ int sound_decode(
         if (!sound)
                 return input_fail(in, f, "There is no sound in this file, where sound is asked.");
         seconds = track_duration(in, sound);
-        if (seconds > (double) samples_max / MEDIA_SAMPLE_RATE + 0.5)
+        if (!cut && seconds > (double) samples_max / MEDIA_SAMPLE_RATE + 0.5)
                 return too_long(&s, seconds, f);
 
         film = track_find(in, AVMEDIA_TYPE_VIDEO);

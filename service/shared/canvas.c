@@ -8,6 +8,7 @@
 #define RATIO_MAX 4u
 #define SHORT_EDGE 768u
 #define AREA_MAX (768u * 1344u)
+#define REFERENCE_EDGE 2048u
 #define CLIP 17u /* frames that become 5 tokens */
 #define TAIL 5u
 
@@ -48,6 +49,13 @@ static uint32_t round_side(double side) {
         return steps < 1 ? CANVAS_STEP : (uint32_t) steps * CANVAS_STEP;
 }
 
+/* As Python's round(). */
+static uint32_t round_even(double side) {
+        double steps = nearbyint(side / CANVAS_STEP);
+
+        return steps < 1 ? CANVAS_STEP : (uint32_t) steps * CANVAS_STEP;
+}
+
 int canvas_size(uint64_t width, uint64_t height, uint32_t *ret_width, uint32_t *ret_height, Fault *f) {
         int r;
 
@@ -76,7 +84,49 @@ int canvas_from_picture(uint64_t width, uint64_t height, uint32_t *ret_width, ui
         if (w * scale * h * scale > AREA_MAX)
                 scale = sqrt(AREA_MAX / (w * h));
 
-        *ret_width = round_side(w * scale);
-        *ret_height = round_side(h * scale);
+        *ret_width = round_even(w * scale);
+        *ret_height = round_even(h * scale);
         return 0;
+}
+
+int canvas_of_reference(CanvasRule rule, uint64_t width, uint64_t height, uint32_t film_width, uint32_t film_height,
+        uint32_t *ret_width, uint32_t *ret_height, Fault *f) {
+        double w = (double) width, h = (double) height, scale;
+        int r;
+
+        r = check_ratio(width, height, f);
+        if (r < 0)
+                return r;
+
+        if (rule == CANVAS_REFERENCE)
+                scale = REFERENCE_EDGE / (w < h ? w : h);
+        else
+                scale = fmin(1, sqrt((double) film_width * film_height / (w * h)));
+
+        *ret_width = round_even(w * scale);
+        *ret_height = round_even(h * scale);
+        return 0;
+}
+
+int canvas_of_clip(
+        CanvasRule rule, uint64_t width, uint64_t height, uint32_t *ret_width, uint32_t *ret_height, Fault *f) {
+        uint32_t w, h;
+        int r;
+
+        r = canvas_from_picture(width, height, &w, &h, f);
+        if (r < 0)
+                return r;
+
+        if (rule == CANVAS_COMFY && width * height < (uint64_t) w * h) {
+                w = round_even((double) width);
+                h = round_even((double) height);
+        }
+
+        *ret_width = w;
+        *ret_height = h;
+        return 0;
+}
+
+uint64_t canvas_clip_frames(uint64_t frames) {
+        return frames < TAIL ? 0 : (frames - TAIL) / CLIP * CLIP + TAIL;
 }

@@ -25,6 +25,22 @@ uint32_t canvas_audio_tokens(uint32_t frames);
 #define CANVAS_DEFAULT_HEIGHT 768u
 int canvas_size(uint64_t width, uint64_t height, uint32_t *ret_width, uint32_t *ret_height, Fault *f);
 /* The film's size where none is asked: from a picture's: short edge 768, at most 768 * 1344 pixels (both
- * sides scaled alike), then each side to the nearest multiple of CANVAS_STEP. InvalidArgument beyond 4:1. */
+ * sides scaled alike), then each side to the nearest multiple of CANVAS_STEP (of two the even one).
+ * InvalidArgument beyond 4:1. */
 int canvas_from_picture(
         uint64_t width, uint64_t height, uint32_t *ret_width, uint32_t *ret_height, Fault *f);
+
+/* How references are brought in (h3.md 5.7), sides rounded as above, InvalidArgument beyond 4:1. */
+typedef enum CanvasRule {
+        CANVAS_REFERENCE, /* pictures: short edge 2048; clips: as canvas_from_picture() */
+        CANVAS_COMFY,     /* pictures: made smaller, not larger, to a film's area; clips: smaller ones keep their size */
+} CanvasRule;
+
+/* A reference picture's size in a film of film_width x film_height. */
+int canvas_of_reference(CanvasRule rule, uint64_t width, uint64_t height, uint32_t film_width, uint32_t film_height,
+        uint32_t *ret_width, uint32_t *ret_height, Fault *f);
+/* A reference clip's. */
+int canvas_of_clip(
+        CanvasRule rule, uint64_t width, uint64_t height, uint32_t *ret_width, uint32_t *ret_height, Fault *f);
+/* The frames of a clip that count: the most 17m + 5 that are not more than there are; 0 of less than 5. */
+uint64_t canvas_clip_frames(uint64_t frames);

@@ -121,6 +121,10 @@ static void normalise(MediaMessage *m) {
                 break;
         case MEDIA_DONE:
                 TERMINATE(m->done.format);
+                m->done.reserved = 0;
+                break;
+        case MEDIA_READ:
+                m->read.reserved = 0;
                 break;
         case MEDIA_ERROR:
                 TERMINATE(m->error.fault.name);

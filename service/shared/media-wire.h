@@ -65,7 +65,7 @@ typedef enum MediaWhat {
         MEDIA_PICTURE, /* one picture (of an animation or film the first), its orientation applied, over black where transparent */
         MEDIA_CLIP,    /* pictures at MEDIA_FPS by dropping and repeating whole ones: each from slot = floor(time * 24 + 0.5) to the
                         * next one's, the last until its time is over (h3.md 5.7). More than frames_max are not read */
-        MEDIA_SOUND,   /* all of it at MEDIA_SAMPLE_RATE, stereo; mono is on both sides */
+        MEDIA_SOUND,   /* all of it (but see cut) at MEDIA_SAMPLE_RATE, stereo; mono is on both sides */
         _MEDIA_WHAT_MAX,
 } MediaWhat;
 
@@ -83,6 +83,8 @@ typedef struct MediaRead {
         uint32_t width, height;
         uint64_t frames_max; /* CLIP: no more than these */
         uint64_t samples_max; /* SOUND: per channel */
+        uint32_t cut;         /* SOUND: what comes behind samples_max is left out; 0: it is an error */
+        uint32_t reserved;
         /* Place in the arena, large enough for frames_max or samples_max: U8 [frames, height, width, 3] RGB; F32 [2, samples], dense, of
          * the samples that DONE says (room behind them is undefined). */
         uint64_t offset, size;
@@ -90,8 +92,8 @@ typedef struct MediaRead {
 
 typedef enum MediaFormat {
         MEDIA_MP4,  /* H.264 (else AV1, else VP9), AAC (else Opus) */
-        MEDIA_WEBM, /* VP9 or AV1, Opus */
-        MEDIA_MKV,  /* H.264 as MP4, Opus (else AAC) */
+        MEDIA_WEBM, /* VP9 (else AV1), Opus (else Vorbis) */
+        MEDIA_MKV,  /* pictures as MP4, Opus (else FLAC) */
         MEDIA_PNG,  /* one picture */
         MEDIA_WAV,  /* sound only, 16 bit */
         MEDIA_FLAC, /* likewise, 24 bit */
@@ -109,6 +111,8 @@ typedef struct MediaWrite {
         uint64_t frames_offset, ring_frames;
         uint64_t sound_offset; /* F32 [2, samples] */
         char title[256];       /* metadata; "" none */
+        uint32_t again;        /* 1: the file holds what an earlier try left, and is emptied first */
+        uint32_t reserved;
 } MediaWrite;
 
 typedef struct MediaFrames {
@@ -132,10 +136,12 @@ typedef struct MediaDone {
         MediaHeader header;
         /* PROBE: what is in the file. READ: what is in the arena. WRITE: what was written. */
         uint32_t width, height;
-        uint64_t frames;  /* PROBE: at MEDIA_FPS; a picture: 1; 0: no picture */
-        uint64_t samples; /* at MEDIA_SAMPLE_RATE; 0: no sound */
+        uint64_t frames;  /* PROBE: at MEDIA_FPS; a picture, or a film of unknown length: 1; 0: no picture */
+        uint64_t samples; /* at MEDIA_SAMPLE_RATE; PROBE: of a sound of unknown length: 1; 0: no sound */
         uint64_t bytes;   /* WRITE: of the file */
         char format[64];  /* PROBE: "png", "mov,mp4,m4a,3gp,3g2,mj2 (h264, aac)" */
+        uint32_t still;   /* PROBE: one picture, no film */
+        uint32_t reserved;
 } MediaDone;
 
 typedef struct MediaError {

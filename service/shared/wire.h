@@ -173,6 +173,7 @@ typedef struct WireModelReady {
         WireHeader header;
         uint32_t kind; /* WireModelKind */
         uint32_t reserved;
+        float shift_video, shift_audio; /* of a denoiser: what it was made for; 0: not known */
         uint32_t layers, refiner_layers, heads, head_dim, hidden, ffn, text_dim;
         uint32_t n_tensors;
         char layout[24];     /* as H3Model: "diffusers", "original", "comfy", each also with "-sharded"; "lora" */

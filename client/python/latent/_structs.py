@@ -15,6 +15,9 @@ CLIENT_NO_RESUME = 1
 SAMPLE_KEEP_STEPS = 1
 RENDER_KEEP_LATENTS = 1
 RENDER_FILE = 2
+MEDIA_LAST = 1
+MEDIA_SOUND = 2
+MEDIA_SILENT = 4
 JOB_STATES = ("queued", "running", "cancelling", "done", "failed", "cancelled")
 VALUE_BOOL, VALUE_UINT, VALUE_INT, VALUE_DOUBLE, VALUE_STRING, VALUE_LIST, VALUE_DICT = range(1, 8)
 
@@ -180,6 +183,15 @@ class latent_picture(Struct):  # noqa: N801
     ]
 
 
+class latent_media(Struct):  # noqa: N801
+    _fields_: ClassVar = [
+        ("kind", c_char_p),
+        ("name", c_char_p),
+        ("file", c_int32),
+        ("flags", c_uint32),
+    ]
+
+
 class latent_encode_options(Struct):  # noqa: N801
     _fields_: ClassVar = [
         ("struct_size", c_uint32),
@@ -191,6 +203,11 @@ class latent_encode_options(Struct):  # noqa: N801
         ("compute", c_char_p),
         ("output_offset", c_uint64),
         ("output_bytes", c_uint64),
+        ("files", POINTER(latent_media)),
+        ("n_files", c_uint32),
+        ("width", c_uint32),
+        ("height", c_uint32),
+        ("frames", c_uint32),
     ]
 
 
@@ -246,6 +263,10 @@ class latent_render_options(Struct):  # noqa: N801
         ("compute", c_char_p),
         ("output_offset", c_uint64),
         ("output_bytes", c_uint64),
+        ("pictures", POINTER(latent_media)),
+        ("n_pictures", c_uint32),
+        ("reserved", c_uint32),
+        ("picture_rule", c_char_p),
     ]
 
 

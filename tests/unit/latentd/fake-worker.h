@@ -240,8 +240,8 @@ static inline void fake_coding_ready(const WireJobOpen *q, uint32_t committed, W
                 if (q->audio.n_dims > 0)
                         FAKE_OUTPUT(y, WIRE_OUTPUT_AUDIO, ST_F32, 32, 2, (q->audio.shape[1] + 799) / 800);
                 else
-                        FAKE_OUTPUT(y, WIRE_OUTPUT_VIDEO, ST_F32, 24, 5 * (uint64_t) y->steps, q->video.shape[1] / 16,
-                                q->video.shape[2] / 16);
+                        FAKE_OUTPUT(y, WIRE_OUTPUT_VIDEO, ST_F32, 24, q->video.shape[0] == 1 ? 1 : 5 * (uint64_t) y->steps - 3,
+                                q->video.shape[1] / 16, q->video.shape[2] / 16);
                 break;
         }
 }

@@ -20,11 +20,17 @@
 #define TIMEOUT_MSEC 120000
 #define SANITIZER_EXIT 66
 
+static const char *program = "service/media/latent-media";
+
+void peer_set_program(const char *path) {
+        program = path;
+}
+
 static void exec_media(int socket) {
         char path[4096];
 
         (void) prctl(PR_SET_PDEATHSIG, SIGKILL);
-        (void) snprintf(path, sizeof(path), "%s/service/media/latent-media", getenv("LATENT_BUILD_DIR"));
+        (void) snprintf(path, sizeof(path), "%s/%s", getenv("LATENT_BUILD_DIR"), program);
         (void) setenv("LISTEN_FDS", "1", 1);
         (void) setenv("ASAN_OPTIONS", "exitcode=66:detect_leaks=0", 1);
         (void) setenv("UBSAN_OPTIONS", "exitcode=66:halt_on_error=1:print_stacktrace=1", 1);

@@ -17,6 +17,8 @@ typedef struct Peer {
         unsigned n_progress; /* PROGRESS seen */
 } Peer;
 
+/* Another program below the build folder for peer_open(). */
+void peer_set_program(const char *path);
 /* Starts the program and takes its HELLO. */
 Peer *peer_open(void);
 Peer *peer_free(Peer *p);

@@ -221,6 +221,48 @@ static void read_longer_than_header_says_refused(void **state) {
         expect_fault(&f, FAULT_LIMIT, "more than 0.1 seconds");
 }
 
+static MediaDone read_cut(int file, uint64_t samples_max, float **ret) {
+        MediaRead m = {.what = MEDIA_SOUND, .samples_max = samples_max, .cut = 1, .size = samples_max * 8};
+        CLEANUP_CLOSE int arena = -EBADF;
+        Fault f = {};
+        MediaDone d;
+        void *map;
+
+        arena = arena_new(m.size, &map);
+        d = peer_read(&m, file, arena, &f);
+        assert_string_equal(f.text, "");
+        *ret = malloc(m.size);
+        memcpy(*ret, map, m.size);
+        return d;
+}
+
+/* What is cut is the same as what is read of all of it; and nobody reads ten hours for that. */
+static void read_cut_gives_the_beginning(void **state) {
+        CLEANUP_CLOSE int file = -EBADF, hours = -EBADF;
+        CLEANUP_FREE float *all = NULL, *cut = NULL, *silence = NULL;
+        uint8_t *p = calloc(1, 44 + 4000 * 4), head[44];
+        uint64_t n;
+
+        wav_header(p, false, 4000 * 4);
+        for (unsigned i = 0; i < 8000; i++)
+                p[44 + 2 * i + 1] = (uint8_t) (i * 7 % 251);
+        file = file_new(p, 44 + 4000 * 4);
+        free(p);
+        all = read_sound(file, 4000, &n);
+        assert_int_equal(n, 4000);
+        assert_int_equal(read_cut(file, 1234, &cut).samples, 1234);
+        assert_memory_equal(cut, all, 1234 * sizeof(float));
+        assert_memory_equal(cut + 1234, all + 4000, 1234 * sizeof(float));
+        free(cut);
+        assert_int_equal(read_cut(file, 5000, &cut).samples, 4000);
+        assert_memory_equal(cut, all, 8000 * sizeof(float));
+
+        wav_header(head, false, 4u * 32000 * 3600 * 9);
+        hours = file_new(head, sizeof(head));
+        assert_int_equal(ftruncate(hours, 44 + 4ll * 32000 * 3600 * 9), 0);
+        assert_int_equal(read_cut(hours, 32000, &silence).samples, 32000);
+}
+
 static void write_nan_refused(void **state) {
         CLEANUP_PEER Peer *p = peer_open();
         CLEANUP_CLOSE int arena = -EBADF, file = file_new(NULL, 0);
@@ -252,6 +294,7 @@ int main(void) {
                 cmocka_unit_test(read_nan_refused),
                 cmocka_unit_test(read_ten_hours_refused_at_once),
                 cmocka_unit_test(read_longer_than_header_says_refused),
+                cmocka_unit_test(read_cut_gives_the_beginning),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

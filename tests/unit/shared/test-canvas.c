@@ -94,8 +94,57 @@ static void picture_gives_short_edge_768_within_the_area(void **state) {
         refuses(canvas_from_picture, 20000, 1);
 }
 
+static CanvasRule rule;
+
+static int reference(uint64_t w, uint64_t h, uint32_t *ret_w, uint32_t *ret_h, Fault *f) {
+        return canvas_of_reference(rule, w, h, 160, 96, ret_w, ret_h, f);
+}
+
+static int clip(uint64_t w, uint64_t h, uint32_t *ret_w, uint32_t *ret_h, Fault *f) {
+        return canvas_of_clip(rule, w, h, ret_w, ret_h, f);
+}
+
+/* Numbers of the two programs' own expressions, evaluated in Python. */
+static void references_get_the_size_of_their_rule(void **state) {
+        rule = CANVAS_REFERENCE;
+        gives(reference, 128, 128, 2048, 2048);
+        gives(reference, 4096, 8192, 2048, 4096);
+        gives(reference, 1000, 400, 5120, 2048);
+        gives(reference, 1920, 1080, 3648, 2048); /* 3640.9 */
+        refuses(reference, 401, 100);
+        rule = CANVAS_COMFY;
+        gives(reference, 128, 128, 128, 128); /* 123.9 */
+        gives(reference, 4000, 4000, 128, 128);
+        gives(reference, 1920, 1080, 160, 96); /* 165.2, 92.9 */
+        gives(reference, 64, 64, 64, 64); /* never larger */
+        gives(reference, 80, 48, 64, 64); /* 2.5 and 1.5: of two the even one */
+        gives(reference, 20, 20, 32, 32);
+        refuses(reference, 100, 401);
+}
+
+static void clips_get_the_size_of_their_rule(void **state) {
+        rule = CANVAS_REFERENCE;
+        gives(clip, 1920, 1080, 1344, 768);
+        gives(clip, 256, 160, 1216, 768); /* 1228.8 is 38.4 steps */
+        rule = CANVAS_COMFY;
+        gives(clip, 1920, 1080, 1344, 768);
+        gives(clip, 256, 160, 256, 160);
+        gives(clip, 1280, 720, 1280, 704); /* 22.5 */
+        refuses(clip, 100, 401);
+}
+
+static void clips_are_cut_to_17m_and_5(void **state) {
+        const uint64_t cases[][2] = {{0, 0}, {4, 0}, {5, 5}, {21, 5}, {22, 22}, {38, 22}, {39, 39}, {362, 362}};
+
+        for (size_t i = 0; i < ELEMENTSOF(cases); i++)
+                assert_int_equal(canvas_clip_frames(cases[i][0]), cases[i][1]);
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
+                cmocka_unit_test(references_get_the_size_of_their_rule),
+                cmocka_unit_test(clips_get_the_size_of_their_rule),
+                cmocka_unit_test(clips_are_cut_to_17m_and_5),
                 cmocka_unit_test(frames_round_up_to_17k_and_5),
                 cmocka_unit_test(frames_none_or_too_many_are_refused),
                 cmocka_unit_test(tokens_are_those_of_the_table),
