@@ -57,9 +57,9 @@ int job_new_hidden(Manager *m, uid_t uid, JobKind kind, Job **ret) {
         return make(m, NULL, uid, kind, ret);
 }
 
-/* A Render, or an Encode of files, which is the beginning of one. */
+/* A Render, which is hidden when it is only planned, or an Encode of files, which is the beginning of one; not its hidden jobs. */
 static bool owns_render(const Job *j) {
-        return j->render && !j->hidden;
+        return j->render && (j->kind == JOB_RENDER || !j->hidden);
 }
 
 /* Lets go of everything that a finished job does not need. */
