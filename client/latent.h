@@ -612,7 +612,7 @@ int latent_job_preview(latent_job *job, latent_tensor *ret_tensor, const void **
  * between the phases), memory-bytes (most of it all at a time, with the weights); usec, where each phase was measured before; phases: an
  * array of dictionaries with phase, model, loaded, weight-bytes, ranks, numa, node-bytes, leave (names of the models that leave memory
  * for it), and where they are known step-bytes and usec. The conditioner counts the tokens, and is loaded for it. Errors: those of the job,
- * DoesNotFit with the numbers among them. */
+ * DoesNotFit with the numbers among them; NotSupported with pictures. */
 int latent_session_plan_render(latent_session *session, const latent_render_options *options,
         latent_value **ret_value, latent_error *error);
 

@@ -235,6 +235,8 @@ static int run_plan(CodingJob *j, Render *x, latent_value **ret, latent_error *e
         r = check_options(x, e);
         if (r >= 0)
                 r = coding_text(x->prompt, &x->text, &x->text_size, e);
+        if (r >= 0)
+                r = pictures_open(&x->pictures, e);
         if (r < 0)
                 return r;
 
