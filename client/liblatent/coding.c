@@ -47,8 +47,8 @@ static int take_pictures(const latent_media *pictures, uint32_t n, Request *q, l
                         n, pictures ? "" : " at no place", PICTURES_MAX);
         for (uint32_t i = 0; i < n; i++)
                 if (pictures[i].flags & ~known)
-                        return error_set(e, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT, "Unknown flags %#x of picture %u; expected LATENT_MEDIA_*.",
-                                pictures[i].flags, i);
+                        return error_set(e, -E2BIG, LATENT_ERROR_INVALID_ARGUMENT,
+                                "Unknown flags %#x of picture %u; expected LATENT_MEDIA_*.", pictures[i].flags, i);
 
         if (n > 0)
                 memcpy(q->pictures, pictures, n * sizeof(q->pictures[0]));

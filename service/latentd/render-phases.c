@@ -181,7 +181,8 @@ void render_make_layout(Render *r, const WireJobReady *ready) {
         r->film = take(o->file < 0 ? RENDER_CLIENT_OUTPUT : RENDER_WORK, film_bytes(o), o->file < 0 ? &output : &work);
 
         r->sizes.tokens = ready->rows;
-        r->sizes.rows = ready->rows + place_items(r, &work) + video_latent(o).shape[1] * (o->height / CANVAS_STEP) * (o->width / CANVAS_STEP) +
+        r->sizes.rows = ready->rows + place_items(r, &work) +
+                        video_latent(o).shape[1] * (o->height / CANVAS_STEP) * (o->width / CANVAS_STEP) +
                         2 * (uint64_t) canvas_audio_tokens(o->frames);
         r->sizes.work_bytes = work;
         r->sizes.output_bytes = output - o->output_offset;

@@ -136,6 +136,7 @@ static int plan_tokens(Render *r) {
         q.output_offset = 0;
         q.output_size = r->client->output_bytes;
         r->stage = RENDER_STAGE_TOKENS;
+        r->phase = RENDER_ENCODE; /* whose failure it would be */
         if (from != RENDER_CLIENT_INPUT)
                 error = alias(r, from, RENDER_CLIENT_OUTPUT, &s);
         if (error >= 0)
