@@ -231,6 +231,8 @@ static int on_hello(MediaLink *l, const MediaHello *m) {
         }
 
         r = media_send(l->process.socket, &l->request, l->fds, MEDIA_FDS_MAX);
+        if (r == -EPIPE) /* it died: the end of file tells */
+                return 0;
         if (r < 0)
                 return r;
 

@@ -452,12 +452,14 @@ static void raw_bytes_break_the_protocol(void **state) {
 static void death_is_told_in_each_state(void **state) {
         Test *t = *state;
 
-        for (unsigned i = 0; i < 5; i++) {
-                if (i == 0)
+        for (unsigned i = 0; i < 6; i++) {
+                if (i == 0 || i == 5)
                         start(t, MEDIA_WRITE);
                 else
                         greet(t, i == 1 ? MEDIA_READ : MEDIA_WRITE);
-                if (i >= 3)
+                if (i == 5)
+                        say_hello(t, LATENTD_VERSION); /* and dies before the request */
+                if (i == 3 || i == 4)
                         media_link_frames(t->link, i == 3 ? 1 : FRAMES, i == 4);
                 if (i == 3)
                         assert_int_equal(hear(t).header.type, MEDIA_FRAMES);
