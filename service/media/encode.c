@@ -555,16 +555,12 @@ static int begin_file(Encode *e, Fault *f) {
         return r < 0 || e->output.error < 0 ? output_fail(&e->output, f, "Writing the header failed", r) : 0;
 }
 
-/* Times of an MP4 may begin before 0 (it has an edit list); in Matroska the muxer would move all of the film for
- * that. Opus begins with silence before time 0, and there its times count from that silence on (CodecDelay), which
- * the muxer of FFmpeg 6 and older leaves to us. */
+/* Opus begins with silence before time 0. Matroska's times count from that silence on (CodecDelay), which the muxer
+ * of FFmpeg 6 and older leaves to us: it would move the film instead, and part it from its sound. An MP4 has an edit
+ * list. */
 static void set_start(Encode *e) {
-        if (!e->picture || e->request->format == MEDIA_MP4)
-                return;
-
-        e->format->avoid_negative_ts = AVFMT_AVOID_NEG_TS_DISABLED;
 #if LIBAVFORMAT_VERSION_MAJOR < 61
-        e->shift = e->sound && strcmp(e->sound->codec->name, "libopus") == 0;
+        e->shift = e->picture && e->sound && strcmp(e->sound->codec->name, "libopus") == 0 && e->request->format != MEDIA_MP4;
 #endif
 }
 

@@ -35,6 +35,31 @@ static void write_silent_film_read_every_frame(void **state) {
         }
 }
 
+/* Plain colours come back as they were: the matrix is the one that the file names. */
+static void write_plain_colours_read_the_same(void **state) {
+        static const uint8_t colours[][3] = {{200, 40, 30}, {30, 180, 60}, {40, 60, 190}, {128, 128, 128}, {250, 250, 250}, {4, 4, 4}};
+        CLEANUP_FREE uint8_t *frames = malloc(SIZE * ELEMENTSOF(colours));
+
+        assert_non_null(frames);
+        for (size_t i = 0; i < SIZE * ELEMENTSOF(colours); i++)
+                frames[i] = colours[i / SIZE][i % 3];
+        for (MediaFormat format = MEDIA_MP4; format <= MEDIA_MKV; format++) {
+                CLEANUP_CLOSE int file = write_file(format, WIDTH, HEIGHT, frames, ELEMENTSOF(colours), NULL, 0);
+                CLEANUP_FREE uint8_t *back = NULL;
+                uint64_t n;
+
+                back = read_clip(file, WIDTH, HEIGHT, ELEMENTSOF(colours) + 20, &n);
+                assert_int_equal(n, ELEMENTSOF(colours));
+                for (size_t i = 0; i < ELEMENTSOF(colours); i++)
+                        for (unsigned c = 0; c < 3; c++) {
+                                int got = back[i * SIZE + (HEIGHT / 2 * WIDTH + WIDTH / 2) * 3 + c];
+
+                                if (abs(got - colours[i][c]) > 5)
+                                        fail_msg("format %d, colour %zu: %d, was %d", (int) format, i, got, colours[i][c]);
+                        }
+        }
+}
+
 static double value_of(const char *text, const char *key) {
         const char *p = strstr(text, key);
 
@@ -50,7 +75,7 @@ static void check_ffprobe(MediaFormat format) {
         CLEANUP_CLOSE int file = write_file(format, WIDTH, HEIGHT, frames, FRAMES, sound, SAMPLES);
 
         video = ffprobe(path_of(file), "-count_frames -select_streams v:0 -show_entries "
-                                       "stream=r_frame_rate,avg_frame_rate,nb_read_frames,pix_fmt,color_"
+                                       "stream=start_time,r_frame_rate,avg_frame_rate,nb_read_frames,pix_fmt,color_"
                                        "space,color_range,width,height");
         if (!video)
                 skip();
@@ -62,6 +87,7 @@ static void check_ffprobe(MediaFormat format) {
         assert_non_null(strstr(video, "color_space=bt709"));
         assert_non_null(strstr(video, "color_range=tv"));
         assert_int_equal(value_of(video, "nb_read_frames="), FRAMES);
+        assert_true(fabs(value_of(video, "start_time=")) < 0.001);
         assert_int_equal(value_of(audio, "channels="), 2);
         assert_true(fabs(value_of(length, "duration=") - FRAMES / 24.0) < 1.0 / 24);
         assert_non_null(strstr(length, "A test"));
@@ -303,6 +329,7 @@ int main(void) {
                 cmocka_unit_test(write_mkv_read_same_film_in_sync),
                 cmocka_unit_test(write_webm_read_same_film_in_sync),
                 cmocka_unit_test(write_silent_film_read_every_frame),
+                cmocka_unit_test(write_plain_colours_read_the_same),
                 cmocka_unit_test(write_mp4_ffprobe_says_so),
                 cmocka_unit_test(write_mkv_ffprobe_says_so),
                 cmocka_unit_test(write_webm_ffprobe_says_so),

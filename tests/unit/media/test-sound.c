@@ -136,6 +136,21 @@ static void read_rates_and_codecs_exact_length(void **state) {
         }
 }
 
+/* A tone up to the end is one up to the end, at another rate, too. */
+static void read_resampled_to_its_last_sample(void **state) {
+        CLEANUP_FREE float *p = NULL;
+        double energy = 0.0;
+        uint64_t n;
+
+        if (!ffmpeg("-f lavfi -i \"aevalsrc=0.5*sin(2*PI*2000*t):s=44100:d=0.5\" -c:a pcm_s16le t.wav"))
+                skip();
+        p = read_ffmpeg("t.wav", 100000, &n);
+        assert_int_equal(n, 16000);
+        for (uint64_t i = n - 16; i < n; i++) /* a period */
+                energy += (double) p[i] * p[i];
+        assert_true(fabs(energy - 16 * 0.125) < 0.5);
+}
+
 static void read_film_sound_later_than_picture_has_silence(void **state) {
         CLEANUP_FREE float *p = NULL;
         uint64_t n, first = 0;
@@ -290,6 +305,7 @@ int main(void) {
                 cmocka_unit_test(read_mono_is_on_both_sides),
                 cmocka_unit_test(read_many_channels_mixed_down),
                 cmocka_unit_test(read_rates_and_codecs_exact_length),
+                cmocka_unit_test(read_resampled_to_its_last_sample),
                 cmocka_unit_test(read_film_sound_later_than_picture_has_silence),
                 cmocka_unit_test(read_nan_refused),
                 cmocka_unit_test(read_ten_hours_refused_at_once),
