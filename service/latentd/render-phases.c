@@ -51,10 +51,6 @@ Model *render_model(const Render *r, RenderPhase p) {
         }
 }
 
-static uint64_t pad(uint64_t size) {
-        return (size + WIRE_SLOT_ALIGN - 1) / WIRE_SLOT_ALIGN * WIRE_SLOT_ALIGN;
-}
-
 /* The sizes below are of films within canvas.h's limits: at most some 10^11 bytes, nothing overflows. */
 
 static WireTensor video_latent(const RenderOptions *o) {
@@ -86,7 +82,7 @@ static uint64_t sample_bytes(const RenderOptions *o) {
 static uint64_t preview_bytes(const RenderOptions *o) {
         uint64_t size = UINT64_C(3) * canvas_video_tokens(o->frames) * (o->height / SIDE) * (o->width / SIDE);
 
-        return o->sample.preview_steps > 0 ? pad(size) : 0;
+        return o->sample.preview_steps > 0 ? wire_slot_pad(size) : 0;
 }
 
 static bool latents_are_the_client_s(const RenderOptions *o) {
@@ -94,7 +90,7 @@ static bool latents_are_the_client_s(const RenderOptions *o) {
 }
 
 static uint64_t sound_bytes(const RenderOptions *o) {
-        return WIRE_SLOT_ALIGN + pad(2 * sizeof(float) * SAMPLES * canvas_audio_tokens(o->frames));
+        return WIRE_SLOT_ALIGN + wire_slot_pad(2 * sizeof(float) * SAMPLES * canvas_audio_tokens(o->frames));
 }
 
 static uint64_t ring_frames(const RenderOptions *o) {
@@ -107,19 +103,19 @@ static uint64_t ring_frames(const RenderOptions *o) {
 static uint64_t film_bytes(const RenderOptions *o) {
         uint64_t pixels = UINT64_C(3) * o->width * o->height;
 
-        return WIRE_SLOT_ALIGN + pad(ring_frames(o) * pixels * st_type_size((StType) o->frame_type)) +
-               (o->frames > CHUNK ? 2 * pad(TAIL * pixels * sizeof(float)) : 0);
+        return WIRE_SLOT_ALIGN + wire_slot_pad(ring_frames(o) * pixels * st_type_size((StType) o->frame_type)) +
+               (o->frames > CHUNK ? 2 * wire_slot_pad(TAIL * pixels * sizeof(float)) : 0);
 }
 
 void render_drop_preview(RenderOptions *o) {
-        uint64_t sound = !render_to_file(o) ? pad(sound_bytes(o)) : 0, film = !render_to_file(o) ? film_bytes(o) : 0;
+        uint64_t sound = !render_to_file(o) ? wire_slot_pad(sound_bytes(o)) : 0, film = !render_to_file(o) ? film_bytes(o) : 0;
 
-        if (pad(sample_bytes(o)) + preview_bytes(o) + sound + film > o->output_size)
+        if (wire_slot_pad(sample_bytes(o)) + preview_bytes(o) + sound + film > o->output_size)
                 o->sample.preview_steps = 0;
 }
 
 int render_check_output(const RenderOptions *o, uint64_t *ret_bytes, Fault *f) {
-        uint64_t latents = o->keep_latents ? pad(sample_bytes(o)) : 0, sound = !render_to_file(o) ? pad(sound_bytes(o)) : 0,
+        uint64_t latents = o->keep_latents ? wire_slot_pad(sample_bytes(o)) : 0, sound = !render_to_file(o) ? wire_slot_pad(sound_bytes(o)) : 0,
                  film = !render_to_file(o) ? film_bytes(o) : 0, bytes = latents + sound + film;
 
         if (bytes > o->output_size)
@@ -135,7 +131,7 @@ int render_check_output(const RenderOptions *o, uint64_t *ret_bytes, Fault *f) {
 static RenderRange take(RenderPlace place, uint64_t size, uint64_t *at) {
         RenderRange x = {.place = place, .offset = *at, .size = size};
 
-        *at += pad(size);
+        *at += wire_slot_pad(size);
         return x;
 }
 
@@ -168,13 +164,13 @@ static uint64_t place_items(Render *r, uint64_t *at) {
                 if (x->frames > 0) {
                         WireTensor t = item_video(x);
 
-                        x->to_video = take(RENDER_WORK, WIRE_SLOT_ALIGN + pad(t.size), at);
+                        x->to_video = take(RENDER_WORK, WIRE_SLOT_ALIGN + wire_slot_pad(t.size), at);
                         rows += t.shape[1] * (x->height / CANVAS_STEP) * (x->width / CANVAS_STEP);
                 }
                 if (x->has_sound) {
                         WireTensor t = item_audio(x);
 
-                        x->to_audio = take(RENDER_WORK, WIRE_SLOT_ALIGN + pad(t.size), at);
+                        x->to_audio = take(RENDER_WORK, WIRE_SLOT_ALIGN + wire_slot_pad(t.size), at);
                         rows += 2 * t.shape[2];
                 }
         }
@@ -184,13 +180,13 @@ static uint64_t place_items(Render *r, uint64_t *at) {
 
 void render_make_layout(Render *r, const WireJobReady *ready) {
         const RenderOptions *o = &r->o;
-        uint64_t video = pad(video_latent(o).size), audio = audio_latent(o).size, work = 0, output = o->output_offset;
+        uint64_t video = wire_slot_pad(video_latent(o).size), audio = audio_latent(o).size, work = 0, output = o->output_offset;
 
         r->encoded = take(RENDER_WORK, ready->output_used, &work);
-        r->sigmas = take(RENDER_WORK, pad(o->sample.sigmas_video.size) + o->sample.sigmas_audio.size, &work);
+        r->sigmas = take(RENDER_WORK, wire_slot_pad(o->sample.sigmas_video.size) + o->sample.sigmas_audio.size, &work);
         r->noise = take(RENDER_WORK, video + audio, &work);
         r->latents = latents_are_the_client_s(o) ? RENDER_CLIENT_OUTPUT : RENDER_WORK;
-        r->sampled = take(r->latents, pad(sample_bytes(o)) + preview_bytes(o), latents_are_the_client_s(o) ? &output : &work);
+        r->sampled = take(r->latents, wire_slot_pad(sample_bytes(o)) + preview_bytes(o), latents_are_the_client_s(o) ? &output : &work);
         r->sound = take(!render_to_file(o) ? RENDER_CLIENT_OUTPUT : RENDER_WORK, sound_bytes(o), !render_to_file(o) ? &output : &work);
         r->film = take(!render_to_file(o) ? RENDER_CLIENT_OUTPUT : RENDER_WORK, film_bytes(o), !render_to_file(o) ? &output : &work);
 
@@ -248,7 +244,7 @@ void render_assume_latents(Render *r) {
         r->video = video_latent(&r->o);
         r->audio = audio_latent(&r->o);
         r->video.offset = r->sampled.offset + WIRE_SLOT_ALIGN;
-        r->audio.offset = r->video.offset + pad(r->video.size);
+        r->audio.offset = r->video.offset + wire_slot_pad(r->video.size);
 }
 
 static void encode_request(const Render *r, WireJobOpen *q) {
@@ -311,11 +307,11 @@ static void sample_request(const Render *r, WireJobOpen *q) {
         q->video = video_latent(o);
         q->audio = audio_latent(o);
         q->video.offset = r->noise.offset;
-        q->audio.offset = r->noise.offset + pad(q->video.size);
+        q->audio.offset = r->noise.offset + wire_slot_pad(q->video.size);
         add_conditions(r, q);
         if (q->sigmas_video.size > 0) {
                 q->sigmas_video.offset = r->sigmas.offset;
-                q->sigmas_audio.offset = r->sigmas.offset + pad(q->sigmas_video.size);
+                q->sigmas_audio.offset = r->sigmas.offset + wire_slot_pad(q->sigmas_video.size);
         }
 }
 

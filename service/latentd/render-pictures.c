@@ -22,10 +22,6 @@
 #define VIDEOS_MAX 3u
 #define AUDIOS_MAX 3u
 
-static uint64_t pad(uint64_t size) {
-        return (size + WIRE_SLOT_ALIGN - 1) / WIRE_SLOT_ALIGN * WIRE_SLOT_ALIGN;
-}
-
 /* Which picture it was. */
 static int name_fault(const Render *r, uint32_t i, int error, const Fault *inner, Fault *f) {
         const char *name = r->o.pictures[i].name;
@@ -216,7 +212,7 @@ static int size_item(const Render *r, RenderItem *x, Fault *f) {
 }
 
 static int size_all(Render *r, uint64_t *ret_bytes, Fault *f) {
-        uint64_t at = pad(r->o.prompt.size), unused;
+        uint64_t at = wire_slot_pad(r->o.prompt.size), unused;
         int error;
 
         if (r->o.width == 0) {
@@ -239,9 +235,9 @@ static int size_all(Render *r, uint64_t *ret_bytes, Fault *f) {
                 if (error < 0)
                         return name_fault(r, i, error, &inner, f);
                 x->pixels = at;
-                at += pad(UINT64_C(3) * x->width * x->height * x->room);
+                at += wire_slot_pad(UINT64_C(3) * x->width * x->height * x->room);
                 x->wave = at;
-                at += pad(2 * sizeof(float) * x->samples);
+                at += wire_slot_pad(2 * sizeof(float) * x->samples);
         }
 
         *ret_bytes = at;

@@ -331,7 +331,7 @@ static int copy_sigmas(const Render *r) {
                         return -EIO;
                 if (n > 0 && pwrite(r->work->output_fd, bytes, n, (off_t) at) != (ssize_t) n)
                         return -EIO;
-                at += (n + WIRE_SLOT_ALIGN - 1) / WIRE_SLOT_ALIGN * WIRE_SLOT_ALIGN;
+                at += wire_slot_pad(n);
         }
 
         return 0;

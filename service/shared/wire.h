@@ -544,6 +544,11 @@ _Static_assert(sizeof(WireMessage) == WIRE_MESSAGE_MAX, "a message does not fit"
 
 #define WIRE_SLOT_ALIGN UINT64_C(64)
 
+/* Up to the next place for a tensor; of sizes that cannot overflow. */
+static inline uint64_t wire_slot_pad(uint64_t size) {
+        return (size + WIRE_SLOT_ALIGN - 1) / WIRE_SLOT_ALIGN * WIRE_SLOT_ALIGN;
+}
+
 /* Where the parts of a slot begin (WireJobReady); the video does at 0. 0: the sampler does not have it. */
 typedef struct WireSlot {
         uint64_t audio, carried, denoised_video, denoised_audio;

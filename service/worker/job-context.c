@@ -207,7 +207,7 @@ int job_check_output(const Job *j, const WireJobOpen *w, Fault *f) {
 
 /* Behind the slots, where there is room: none is no failure. */
 static void place_preview(Job *j, const WireJobOpen *w) {
-        uint64_t begin = (j->output_used + WIRE_SLOT_ALIGN - 1) / WIRE_SLOT_ALIGN * WIRE_SLOT_ALIGN;
+        uint64_t begin = wire_slot_pad(j->output_used);
         WireTensor t = {.dtype = ST_U8, .n_dims = 4, .offset = w->output_offset + begin};
 
         if (w->kind != WIRE_JOB_SAMPLE || w->preview_steps == 0 || j->video.shape[0] != H3_PREVIEW_CHANNELS)
