@@ -115,7 +115,8 @@ void render_drop_preview(RenderOptions *o) {
 }
 
 int render_check_output(const RenderOptions *o, uint64_t *ret_bytes, Fault *f) {
-        uint64_t latents = o->keep_latents ? wire_slot_pad(sample_bytes(o)) : 0, sound = !render_to_file(o) ? wire_slot_pad(sound_bytes(o)) : 0,
+        uint64_t latents = o->keep_latents ? wire_slot_pad(sample_bytes(o)) : 0,
+                 sound = !render_to_file(o) ? wire_slot_pad(sound_bytes(o)) : 0,
                  film = !render_to_file(o) ? film_bytes(o) : 0, bytes = latents + sound + film;
 
         if (bytes > o->output_size)

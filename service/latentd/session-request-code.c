@@ -130,7 +130,7 @@ static int check_picture(const Picture *p, WireCondition *ret, Fault *f) {
         return 0;
 }
 
-static int read_picture(sd_bus_message *m, WireCondition *ret, Fault *f) {
+static int read_picture(sd_bus_message *m, void *ret, Fault *f) {
         Picture p = {};
         const BusKey keys[] = {
                 {"kind", "s", &p.kind},
@@ -145,7 +145,7 @@ static int read_picture(sd_bus_message *m, WireCondition *ret, Fault *f) {
 
 /* BusKey.read: k->value is the WireJobOpen. */
 static int read_pictures(sd_bus_message *m, const BusKey *k, Fault *f) {
-        return request_read_entries(m, "pictures", k->value, read_picture, f);
+        return request_read_wire_conditions(m, "pictures", k->value, read_picture, f);
 }
 
 /* Keyframes are of the film, references are not: the prompt is presented in one way or the other (h3.md 3.2). */
@@ -162,15 +162,11 @@ static int check_pictures(const WireJobOpen *q, Fault *f) {
 }
 
 static int encode_options(Coding *c, Fault *f) {
-        static const char *const rules[] = {
-                [WIRE_PICTURE_REFERENCE] = "reference",
-                [WIRE_PICTURE_COMFY] = "comfy",
-        };
         static const char *const types[] = {"bf16", "f32"};
         uint32_t type;
         int r;
 
-        r = request_choice("picture-rule", c->picture_rule, rules, ELEMENTSOF(rules), &c->q.picture_rule, f);
+        r = request_picture_rule(c->picture_rule, &c->q.picture_rule, f);
         if (r >= 0)
                 r = request_choice("type", c->type, types, ELEMENTSOF(types), &type, f);
         if (r < 0)

@@ -56,10 +56,27 @@ int request_check_tensor(
         const char *key, const WireTensor *t, bool seen, bool required, const TensorRule *rule, Fault *f);
 /* A schedule, where one of its two tensors was given. */
 int request_check_sigmas(const WireJobOpen *q, bool video, bool audio, Fault *f);
+/* An array of dictionaries, into `entries` of `size` bytes each, `*n` so far; read() makes one of a dictionary. Faults get its number
+ * in `key`; limit: whose the most is that `max` is, in words. */
+typedef int (*RequestReadEntry)(sd_bus_message *m, void *ret, Fault *f);
+
+typedef struct RequestEntries {
+        const char *key, *limit;
+        void *entries;
+        size_t size;
+        uint32_t max, *n;
+        RequestReadEntry read;
+} RequestEntries;
+
+int request_read_entries(sd_bus_message *m, const RequestEntries *e, Fault *f);
 /* The index of value among the names. */
 int request_choice(
         const char *key, const char *value, const char *const *names, size_t n, uint32_t *ret, Fault *f);
 int request_compute(const char *value, uint32_t *ret, Fault *f);
+/* A WirePictureRule. */
+int request_picture_rule(const char *value, uint32_t *ret, Fault *f);
+/* The message's descriptor becomes ours; -EBADF: there is none, and *ret is that, too. */
+int request_own_file(int fd, int *ret);
 
 /* session-request-sample.c: the names of noise, sampler and schedule, steps and shifts into q, as Sample has them. Sigmas are
  * GIVEN where one of the two tensors was; shifts that were not given stay 0: session_request_shifts(). */
@@ -121,8 +138,7 @@ int request_own_pictures(const RequestPictures *p, RenderOptions *o);
 /* BusKey.read: k->value is the WireJobOpen. */
 int request_read_conditions(sd_bus_message *m, const BusKey *k, Fault *f);
 int request_condition_kind(const char *name, uint32_t *ret, Fault *f);
-/* An array of dictionaries into q->conditions, which read() fills one by one; faults get the entry's number in `key`. */
-int request_read_entries(sd_bus_message *m, const char *key, WireJobOpen *q,
-        int (*read)(sd_bus_message *m, WireCondition *ret, Fault *f), Fault *f);
+/* Entries into q->conditions. */
+int request_read_wire_conditions(sd_bus_message *m, const char *key, WireJobOpen *q, RequestReadEntry read, Fault *f);
 /* What of them depends on the request's video. */
 int request_check_conditions(const WireJobOpen *q, Fault *f);

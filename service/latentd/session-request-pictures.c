@@ -63,7 +63,7 @@ static int check_entry(const Entry *e, RenderPicture *ret, Fault *f) {
         return 0;
 }
 
-static int read_entry(sd_bus_message *m, RenderPicture *ret, Fault *f) {
+static int read_entry(sd_bus_message *m, void *ret, Fault *f) {
         Entry e = {.file = -EBADF};
         const BusKey keys[] = {
                 {"kind", "s", &e.kind},
@@ -80,31 +80,17 @@ static int read_entry(sd_bus_message *m, RenderPicture *ret, Fault *f) {
 
 int request_read_pictures(sd_bus_message *m, const BusKey *k, Fault *f) {
         RequestPictures *p = k->value;
-        int r;
+        const RequestEntries e = {
+                .key = k->key,
+                .limit = "that the model takes",
+                .entries = p->items,
+                .size = sizeof(p->items[0]),
+                .max = RENDER_PICTURES_MAX,
+                .n = &p->n,
+                .read = read_entry,
+        };
 
-        r = sd_bus_message_enter_container(m, 'a', "a{sv}");
-        if (r < 0)
-                return r;
-
-        while ((r = sd_bus_message_at_end(m, false)) == 0) {
-                Fault inner = {};
-
-                if (p->n == RENDER_PICTURES_MAX)
-                        return fault_set(f, -E2BIG, FAULT_INVALID_ARGUMENT,
-                                "\"%s\" has more than %u entries, the most that the model takes.", k->key, RENDER_PICTURES_MAX);
-
-                r = read_entry(m, &p->items[p->n], &inner);
-                if (r < 0 && inner.name[0] != '\0')
-                        return fault_set(f, r, inner.name, "\"%s\"[%" PRIu32 "]: %s", k->key, p->n, inner.text);
-                if (r < 0)
-                        return r;
-
-                p->n++;
-        }
-        if (r < 0)
-                return r;
-
-        return sd_bus_message_exit_container(m);
+        return request_read_entries(m, &e, f);
 }
 
 /* One for each end. The first one comes first. */
@@ -164,13 +150,12 @@ int request_read_canvas(const RequestCanvas *c, const RequestPictures *p, Render
 
 /* The message's descriptors become ours. */
 int request_own_pictures(const RequestPictures *p, RenderOptions *o) {
-        o->n_pictures = 0;
-        for (uint32_t i = 0; i < p->n; i++) {
-                o->pictures[i].file = fcntl(p->items[i].file, F_DUPFD_CLOEXEC, 3);
-                if (o->pictures[i].file < 0)
-                        return -errno; /* those before are o's */
-                o->n_pictures = i + 1;
-        }
+        int r = 0;
 
-        return 0;
+        o->n_pictures = 0;
+        for (uint32_t i = 0; r >= 0 && i < p->n; i++) {
+                r = request_own_file(p->items[i].file, &o->pictures[i].file);
+                o->n_pictures += r >= 0; /* what failed is not o's */
+        }
+        return r;
 }

@@ -179,11 +179,6 @@ static int read_trajectory(Asked *a, RenderOptions *o, const Session *s, Fault *
 
 /* As the program has them whose noise it is, unless asked otherwise. */
 static int read_picture_rule(const Asked *a, RenderOptions *o, Fault *f) {
-        static const char *const rules[] = {
-                [WIRE_PICTURE_REFERENCE] = "reference",
-                [WIRE_PICTURE_COMFY] = "comfy",
-        };
-
         o->picture_rule = a->q.noise == WIRE_NOISE_COMFY ? WIRE_PICTURE_COMFY : WIRE_PICTURE_REFERENCE;
         if (!a->picture_rule)
                 return 0;
@@ -191,7 +186,7 @@ static int read_picture_rule(const Asked *a, RenderOptions *o, Fault *f) {
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"picture-rule\" is for \"pictures\": give these too, or leave it out.");
 
-        return request_choice("picture-rule", a->picture_rule, rules, ELEMENTSOF(rules), &o->picture_rule, f);
+        return request_picture_rule(a->picture_rule, &o->picture_rule, f);
 }
 
 static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
@@ -235,25 +230,6 @@ static int finish(Asked *a, const Session *s, RenderOptions *o, Fault *f) {
         o->sample = a->q;
         o->sample.flags = 0;
         o->sample.text = (WireTensor){};
-        return 0;
-}
-
-static int keep_files(const Asked *a, RenderOptions *o) {
-        CLEANUP_CLOSE int file = -EBADF, sheet = -EBADF;
-
-        if (a->file >= 0) {
-                file = fcntl(a->file, F_DUPFD_CLOEXEC, 3);
-                if (file < 0)
-                        return -errno;
-        }
-        if (a->sheet >= 0) {
-                sheet = fcntl(a->sheet, F_DUPFD_CLOEXEC, 3);
-                if (sheet < 0)
-                        return -errno;
-        }
-
-        o->file = STEAL_FD(file);
-        o->sheet = STEAL_FD(sheet);
         return 0;
 }
 
@@ -305,7 +281,9 @@ int session_request_render(
         if (r < 0)
                 return r;
 
-        r = keep_files(&a, &o);
+        r = request_own_file(a.file, &o.file);
+        if (r >= 0)
+                r = request_own_file(a.sheet, &o.sheet);
         if (r >= 0)
                 r = request_own_pictures(&a.pictures, &o);
         if (r < 0) {

@@ -2,6 +2,7 @@
 #include "service/latentd/session-request-internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -52,6 +53,53 @@ int request_choice(
 
 int request_compute(const char *value, uint32_t *ret, Fault *f) {
         return request_choice("compute", value, compute_names, ELEMENTSOF(compute_names), ret, f);
+}
+
+int request_picture_rule(const char *value, uint32_t *ret, Fault *f) {
+        static const char *const rules[] = {
+                [WIRE_PICTURE_REFERENCE] = "reference",
+                [WIRE_PICTURE_COMFY] = "comfy",
+        };
+
+        return request_choice("picture-rule", value, rules, ELEMENTSOF(rules), ret, f);
+}
+
+int request_own_file(int fd, int *ret) {
+        int own = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : -EBADF;
+
+        if (fd >= 0 && own < 0)
+                return -errno;
+
+        *ret = own;
+        return 0;
+}
+
+int request_read_entries(sd_bus_message *m, const RequestEntries *e, Fault *f) {
+        int r;
+
+        r = sd_bus_message_enter_container(m, 'a', "a{sv}");
+        if (r < 0)
+                return r;
+
+        while ((r = sd_bus_message_at_end(m, false)) == 0) {
+                Fault inner = {};
+
+                if (*e->n == e->max)
+                        return fault_set(f, -E2BIG, FAULT_INVALID_ARGUMENT, "\"%s\" has more than %" PRIu32 " entries, the most %s.",
+                                e->key, e->max, e->limit);
+
+                r = e->read(m, (uint8_t *) e->entries + *e->n * e->size, &inner);
+                if (r < 0 && inner.name[0] != '\0')
+                        return fault_set(f, r, inner.name, "\"%s\"[%" PRIu32 "]: %s", e->key, *e->n, inner.text);
+                if (r < 0)
+                        return r;
+
+                (*e->n)++;
+        }
+        if (r < 0)
+                return r;
+
+        return sd_bus_message_exit_container(m);
 }
 
 int request_missing(const char *key, const char *what, Fault *f) {
