@@ -179,20 +179,29 @@ static PixelsTurn turn_of_track(const AVStream *s) {
         return pixels_turn_from_matrix(matrix);
 }
 
-static int open_film(Input *in, Track *t, Fault *f) {
-        AVStream *s;
+static int find_film(Input *in, AVStream **ret, Fault *f) {
         int r;
 
         r = input_open_streams(in, f);
         if (r < 0)
                 return r;
-        s = track_find(in, AVMEDIA_TYPE_VIDEO);
-        if (!s)
-                return input_fail(in, f, "There is no picture in this file, only sound or other data.");
+        *ret = track_find(in, AVMEDIA_TYPE_VIDEO);
+        return *ret ? 0 : input_fail(in, f, "There is no picture in this file, only sound or other data.");
+}
+
+static int open_film_track(Input *in, AVStream *s, Track *t, Fault *f) {
+        int r;
+
         r = check_sides(in->kind->name, (uint64_t) s->codecpar->width, (uint64_t) s->codecpar->height, f);
-        if (r < 0)
-                return r;
-        return track_open(t, in, s, f);
+        return r < 0 ? r : track_open(t, in, s, f);
+}
+
+static int open_film(Input *in, Track *t, Fault *f) {
+        AVStream *s;
+        int r;
+
+        r = find_film(in, &s, f);
+        return r < 0 ? r : open_film_track(in, s, t, f);
 }
 
 static int take_frame(Pixels *p, const Track *t, const AVFrame *frame, Fault *f) {
@@ -202,15 +211,11 @@ static int take_frame(Pixels *p, const Track *t, const AVFrame *frame, Fault *f)
         return pixels_take(p, frame, turn_of_track(t->stream), aspect, f);
 }
 
-/* The file's first picture. */
-static int decode_first(Input *in, Pixels *p, Fault *f) {
+static int first_picture(Input *in, AVStream *s, Pixels *p, Fault *f) {
         CLEANUP(track_done) Track t = {};
         int r;
 
-        if (!in->kind->demuxer)
-                return decode_still(in, p, f);
-
-        r = open_film(in, &t, f);
+        r = open_film_track(in, s, &t, f);
         if (r < 0)
                 return r;
         r = track_next(&t, f);
@@ -219,6 +224,18 @@ static int decode_first(Input *in, Pixels *p, Fault *f) {
         if (r == 0)
                 return input_fail(in, f, "Its film has no picture.");
         return take_frame(p, &t, t.frame, f);
+}
+
+/* The file's first picture. */
+static int decode_first(Input *in, Pixels *p, Fault *f) {
+        AVStream *s;
+        int r;
+
+        if (!in->kind->demuxer)
+                return decode_still(in, p, f);
+
+        r = find_film(in, &s, f);
+        return r < 0 ? r : first_picture(in, s, p, f);
 }
 
 static int decode_picture(const MediaRead *m, Input *in, uint8_t *place, MediaDone *ret, Fault *f) {
@@ -372,57 +389,45 @@ static uint64_t count_of(double seconds, AVRational unit) {
         return n >= 1e18 ? UINT64_C(1000000000000000000) : n < 0.0 ? 0 : (uint64_t) (n + 0.5);
 }
 
-static int probe(Input *in, MediaDone *ret, Fault *f) {
-        CLEANUP(pixels_done) Pixels p = {};
-        const AVStream *film, *sound;
+static int probe_streams(Input *in, Pixels *p, MediaDone *ret, Fault *f) {
+        const AVStream *sound;
+        AVStream *film;
         int r;
 
-        if (!in->kind->demuxer) {
-                r = decode_still(in, &p, f);
-                if (r < 0)
-                        return r;
-                ret->frames = ret->still = 1;
-        } else {
-                r = input_open_streams(in, f);
-                if (r < 0)
-                        return r;
-                film = track_find(in, AVMEDIA_TYPE_VIDEO);
-                sound = track_find(in, AVMEDIA_TYPE_AUDIO);
-                if (!film && !sound)
-                        return input_fail(in, f, "There is neither a picture nor sound in this file.");
-                (void) snprintf(ret->format, sizeof(ret->format), "%s (%s%s%s)", in->format->iformat->name,
-                        film ? avcodec_get_name(film->codecpar->codec_id) : "", film && sound ? ", " : "",
-                        sound ? avcodec_get_name(sound->codecpar->codec_id) : "");
-                if (sound) {
-                        ret->samples = count_of(track_duration(in, sound), sound_time);
-                        ret->samples += ret->samples == 0;
-                }
-                if (film) {
-                        CLEANUP(track_done) Track t = {};
-
-                        ret->frames = count_of(track_duration(in, film), film_time);
-                        ret->frames += ret->frames == 0;
-                        ret->still = ret->frames == 1 && strcmp(in->kind->demuxer, "gif") == 0;
-                        r = check_sides(in->kind->name, (uint64_t) film->codecpar->width,
-                                (uint64_t) film->codecpar->height, f);
-                        if (r < 0)
-                                return r;
-                        /* The first picture knows how it is turned. */
-                        r = track_open(&t, in, (AVStream *) film, f);
-                        if (r < 0)
-                                return r;
-                        r = track_next(&t, f);
-                        if (r < 0)
-                                return r;
-                        if (r == 0)
-                                return input_fail(in, f, "Its film has no picture.");
-                        r = take_frame(&p, &t, t.frame, f);
-                        if (r < 0)
-                                return r;
-                }
+        r = input_open_streams(in, f);
+        if (r < 0)
+                return r;
+        film = track_find(in, AVMEDIA_TYPE_VIDEO);
+        sound = track_find(in, AVMEDIA_TYPE_AUDIO);
+        if (!film && !sound)
+                return input_fail(in, f, "There is neither a picture nor sound in this file.");
+        (void) snprintf(ret->format, sizeof(ret->format), "%s (%s%s%s)", in->format->iformat->name,
+                film ? avcodec_get_name(film->codecpar->codec_id) : "", film && sound ? ", " : "",
+                sound ? avcodec_get_name(sound->codecpar->codec_id) : "");
+        if (sound) {
+                ret->samples = count_of(track_duration(in, sound), sound_time);
+                ret->samples += ret->samples == 0;
         }
-        if (!in->kind->demuxer)
+        if (!film)
+                return 0;
+
+        ret->frames = count_of(track_duration(in, film), film_time);
+        ret->frames += ret->frames == 0;
+        ret->still = ret->frames == 1 && strcmp(in->kind->demuxer, "gif") == 0;
+        return first_picture(in, film, p, f); /* it knows how it is turned */
+}
+
+static int probe(Input *in, MediaDone *ret, Fault *f) {
+        CLEANUP(pixels_done) Pixels p = {};
+        int r;
+
+        r = in->kind->demuxer ? probe_streams(in, &p, ret, f) : decode_still(in, &p, f);
+        if (r < 0)
+                return r;
+        if (!in->kind->demuxer) {
+                ret->frames = ret->still = 1;
                 (void) snprintf(ret->format, sizeof(ret->format), "%s", avcodec_get_name(in->kind->codec));
+        }
         ret->width = p.shown_width;
         ret->height = p.height;
         return 0;

@@ -282,26 +282,8 @@ static int on_read(void *userdata, uint8_t *p, int n) {
 
 static int64_t on_seek(void *userdata, int64_t offset, int whence) {
         Input *in = userdata;
-        int64_t base = 0;
 
-        switch (whence & ~AVSEEK_FORCE) {
-        case AVSEEK_SIZE:
-                return (int64_t) in->size;
-        case SEEK_CUR:
-                base = (int64_t) in->position;
-                break;
-        case SEEK_END:
-                base = (int64_t) in->size;
-                break;
-        case SEEK_SET:
-                break;
-        default:
-                return AVERROR(EINVAL);
-        }
-        if (__builtin_add_overflow(base, offset, &base) || base < 0)
-                return AVERROR(EINVAL);
-        in->position = (uint64_t) base;
-        return base;
+        return libraries_seek(&in->position, in->size, offset, whence);
 }
 
 static int on_interrupt(void *userdata) {

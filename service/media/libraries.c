@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/media/libraries.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,29 @@ const char *libraries_error(int error, char buffer[static 128]) {
         if (av_strerror(error, buffer, 128) < 0)
                 (void) snprintf(buffer, 128, "error %d", error);
         return buffer;
+}
+
+int64_t libraries_seek(uint64_t *position, uint64_t size, int64_t offset, int whence) {
+        int64_t base = 0;
+
+        switch (whence & ~AVSEEK_FORCE) {
+        case AVSEEK_SIZE:
+                return (int64_t) size;
+        case SEEK_CUR:
+                base = (int64_t) *position;
+                break;
+        case SEEK_END:
+                base = (int64_t) size;
+                break;
+        case SEEK_SET:
+                break;
+        default:
+                return AVERROR(EINVAL);
+        }
+        if (__builtin_add_overflow(base, offset, &base) || base < 0)
+                return AVERROR(EINVAL);
+        *position = (uint64_t) base;
+        return base;
 }
 
 int libraries_threads(void) {

@@ -19,5 +19,7 @@ void libraries_describe(char *ret, size_t size);
 void libraries_init(void);
 /* Words for an error of libav. */
 const char *libraries_error(int error, char buffer[static 128]);
+/* What a file of ours does for AVIOContext.seek: moves *position (AVSEEK_SIZE only says `size`). */
+int64_t libraries_seek(uint64_t *position, uint64_t size, int64_t offset, int whence);
 /* Threads of a codec: as many as there are processors, at most 8. */
 int libraries_threads(void);

@@ -42,26 +42,8 @@ static int on_write(void *userdata, uint8_t *p, int n) {
 
 static int64_t on_seek(void *userdata, int64_t offset, int whence) {
         Output *o = userdata;
-        int64_t base = 0;
 
-        switch (whence & ~AVSEEK_FORCE) {
-        case AVSEEK_SIZE:
-                return (int64_t) o->size;
-        case SEEK_CUR:
-                base = (int64_t) o->position;
-                break;
-        case SEEK_END:
-                base = (int64_t) o->size;
-                break;
-        case SEEK_SET:
-                break;
-        default:
-                return AVERROR(EINVAL);
-        }
-        if (__builtin_add_overflow(base, offset, &base) || base < 0)
-                return AVERROR(EINVAL);
-        o->position = (uint64_t) base;
-        return base;
+        return libraries_seek(&o->position, o->size, offset, whence);
 }
 
 int output_open(Output *o, int fd, bool again, Fault *f) {
