@@ -98,6 +98,60 @@ void call_filter_kill(CallFilter *c, const int *calls, size_t n) {
                 on_call(c, calls[i], SECCOMP_RET_KILL_PROCESS);
 }
 
+/* Calls that are fine with any arguments and that every program of ours makes after its start. */
+static const int usual[] = {
+        /* memory */
+        SYS_brk,
+        SYS_madvise,
+        SYS_mremap,
+        SYS_munmap,
+        SYS_membarrier,
+        /* files that are open, the log */
+        SYS_close,
+        SYS_fstat,
+        SYS_lseek,
+        SYS_newfstatat,
+        SYS_pread64,
+        SYS_write,
+        SYS_writev,
+        /* the socket */
+        SYS_ppoll,
+        SYS_recvmsg,
+        SYS_sendmsg,
+        /* threads, signals, time */
+        SYS_clock_getres,
+        SYS_clock_gettime,
+        SYS_clock_nanosleep,
+        SYS_exit,
+        SYS_exit_group,
+        SYS_futex,
+        SYS_get_robust_list,
+        SYS_getcpu,
+        SYS_getpid,
+        SYS_getrandom,
+        SYS_gettid,
+        SYS_gettimeofday,
+        SYS_nanosleep,
+        SYS_restart_syscall,
+        SYS_rseq,
+        SYS_rt_sigaction,
+        SYS_rt_sigprocmask,
+        SYS_rt_sigreturn,
+        SYS_sched_getaffinity,
+        SYS_sched_yield,
+        SYS_set_robust_list,
+        SYS_sigaltstack,
+#ifdef __x86_64__
+        SYS_pause,
+        SYS_poll,
+        SYS_time,
+#endif
+};
+
+void call_filter_allow_usual(CallFilter *c) {
+        call_filter_allow(c, usual, ELEMENTSOF(usual));
+}
+
 void call_filter_kill_hostile(CallFilter *c) {
         static const int hostile[] = {
                 SYS_execve,

@@ -24,6 +24,8 @@ int call_filter_init(CallFilter *c);
 void call_filter_done(CallFilter *c);
 
 void call_filter_allow(CallFilter *c, const int *calls, size_t n);
+/* What any program of ours needs after its start. */
+void call_filter_allow_usual(CallFilter *c);
 /* Ends the process: for calls that nothing of ours makes and that an intruder would. */
 void call_filter_kill(CallFilter *c, const int *calls, size_t n);
 /* The same for what no program of ours may do at any time: to start programs, to look into processes, to

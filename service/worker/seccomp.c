@@ -13,61 +13,15 @@
 #define PR_SET_VMA 0x53564d41
 #endif
 
-/* Calls that are fine with any arguments. */
+/* Beside the usual ones: */
 static const int allowed[] = {
-        /* memory */
-        SYS_brk,
-        SYS_madvise,
-        SYS_mremap,
-        SYS_munmap,
-        SYS_membarrier,
-        /* files that are open */
-        SYS_close,
         SYS_fcntl,
-        SYS_fstat,
         SYS_fstatfs,
-        SYS_lseek,
-        SYS_newfstatat,
-        SYS_pread64,
         SYS_read,
         SYS_readv,
         SYS_statx,
-        SYS_write,
-        SYS_writev,
-        /* the socket */
-        SYS_ppoll,
-        SYS_recvmsg,
-        SYS_sendmsg,
-        /* threads, signals, time */
-        SYS_clock_getres,
-        SYS_clock_gettime,
-        SYS_clock_nanosleep,
-        SYS_exit,
-        SYS_exit_group,
-        SYS_futex,
-        SYS_get_robust_list,
-        SYS_getcpu,
-        SYS_getpid,
-        SYS_getrandom,
-        SYS_gettid,
-        SYS_gettimeofday,
-        SYS_nanosleep,
-        SYS_restart_syscall,
-        SYS_rseq,
-        SYS_rt_sigaction,
-        SYS_rt_sigprocmask,
-        SYS_rt_sigreturn,
-        SYS_sched_getaffinity,
-        SYS_sched_yield,
-        SYS_set_robust_list,
-        SYS_sigaltstack,
         SYS_sysinfo,
         SYS_uname,
-#ifdef __x86_64__
-        SYS_pause,
-        SYS_poll,
-        SYS_time,
-#endif
 };
 
 bool seccomp_is_supported(void) {
@@ -84,6 +38,7 @@ int seccomp_apply(void) {
         if (r < 0)
                 return r;
 
+        call_filter_allow_usual(&c);
         call_filter_allow(&c, allowed, ELEMENTSOF(allowed));
         call_filter_kill_hostile(&c);
         call_filter_allow_threads(&c);
