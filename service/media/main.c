@@ -203,18 +203,15 @@ static int serve(Fault *f) {
 }
 
 int main(int argc, char **argv) {
-        const char *level_name;
         Fault f = {};
-        int r, level;
+        int r;
 
         r = parse_arguments(argc, argv);
         if (r <= 0)
                 return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 
         log_open("latent-media");
-        level_name = getenv("LATENT_LOG_LEVEL");
-        if (level_name && log_level_from_string(level_name, &level) >= 0)
-                log_set_max_level(level);
+        log_set_level_from_environment();
 
         r = serve(&f);
         if (r < 0)

@@ -113,9 +113,8 @@ static int serve(const Backend *b, Fault *f) {
 
 int main(int argc, char **argv) {
         const Backend *b;
-        const char *level_name;
         Fault f = {};
-        int r, level;
+        int r;
 
         b = backend_get(&f);
         if (!b) {
@@ -128,9 +127,7 @@ int main(int argc, char **argv) {
                 return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 
         log_open(b->program);
-        level_name = getenv("LATENT_LOG_LEVEL");
-        if (level_name && log_level_from_string(level_name, &level) >= 0)
-                log_set_max_level(level);
+        log_set_level_from_environment();
 
         r = serve(b, &f);
         if (r == 0) /* end of file, which the reaper sees too: one end for both */
