@@ -1,21 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scheduler_config.json and audio_scheduler_config.json: the shifts that a checkpoint was made for. */
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "service/h3/config-json.h"
 #include "service/h3/schedule.h"
 #include "service/shared/cleanup.h"
-
-/* A JSON tree takes up to 75 bytes for a byte of text; a published file has 100. */
-#define FILE_MAX (UINT64_C(1) << 16)
-
-static void json_unref(json_t **j) {
-        json_decref(*j);
-}
 
 static int fail(const H3File *file, const char *what, Fault *f) {
         return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
@@ -23,37 +14,17 @@ static int fail(const H3File *file, const char *what, Fault *f) {
                 strcmp(file->name, H3_SCHEDULER_AUDIO) == 0 ? "audio_scheduler" : "scheduler");
 }
 
-static int load(const H3File *file, json_t **ret, Fault *f) {
-        CLEANUP(json_unref) json_t *root = NULL;
-        CLEANUP_FREE char *copy = NULL; /* somebody may write to the bytes meanwhile */
-        json_error_t error = {};
-        char what[300];
-
-        if (file->size > FILE_MAX)
-                return fail(file, "it has more than 65536 bytes", f);
-        copy = malloc((size_t) file->size + 1);
-        if (!copy)
-                return -ENOMEM;
-        memcpy(copy, file->bytes, (size_t) file->size);
-        root = json_loadb(copy, (size_t) file->size, JSON_REJECT_DUPLICATES, &error);
-        if (!root) {
-                (void) snprintf(what, sizeof(what), "it is not JSON: %s (line %d)", error.text, error.line);
-                return fail(file, what, f);
-        }
-        if (!json_is_object(root))
-                return fail(file, "it is not a JSON object", f);
-        *ret = STEAL_PTR(root);
-        return 0;
-}
-
 /* What is absent or null is as it was released. */
 static int read_shift(const H3File *file, float *ret, Fault *f) {
-        CLEANUP(json_unref) json_t *root = NULL;
+        CLEANUP(config_json_unref) json_t *root = NULL;
         const json_t *v;
+        char what[300];
         float narrow;
         int r;
 
-        r = load(file, &root, f);
+        r = config_json_load(file, &root, what);
+        if (r == -EBADMSG)
+                return fail(file, what, f);
         if (r < 0)
                 return r;
 
