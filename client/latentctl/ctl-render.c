@@ -226,17 +226,31 @@ static int start(CodingJob *j, const Render *x, int fd, int sheet, latent_error 
         return latent_session_render(j->session, &o, &j->job, e);
 }
 
+/* What can be found wrong without the service. */
+static int prepare(Render *x, latent_error *e) {
+        int r;
+
+        r = check_options(x, e);
+        if (r >= 0)
+                r = coding_text(x->prompt, &x->text, &x->text_size, e);
+        return r < 0 ? r : pictures_open(&x->pictures, e);
+}
+
+static int open_pipeline(CodingJob *j, Render *x, latent_error *e) {
+        int r;
+
+        run_catch_signals();
+        r = open_parts(j, x, e);
+        return r < 0 ? r : open_session(j, x, e);
+}
+
 /* Nothing is run or written. The film counts as one for a file, which it will be. */
 static int run_plan(CodingJob *j, Render *x, latent_value **ret, latent_error *e) {
         CLEANUP_CLOSE int fd = -EBADF;
         latent_render_options o;
         int r;
 
-        r = check_options(x, e);
-        if (r >= 0)
-                r = coding_text(x->prompt, &x->text, &x->text_size, e);
-        if (r >= 0)
-                r = pictures_open(&x->pictures, e);
+        r = prepare(x, e);
         if (r < 0)
                 return r;
 
@@ -244,10 +258,7 @@ static int run_plan(CodingJob *j, Render *x, latent_value **ret, latent_error *e
         if (fd < 0)
                 return ctl_error(e, -errno, LATENT_ERROR_INTERNAL, "A file in memory cannot be made: %s.", strerror(errno));
 
-        run_catch_signals();
-        r = open_parts(j, x, e);
-        if (r >= 0)
-                r = open_session(j, x, e);
+        r = open_pipeline(j, x, e);
         if (r < 0)
                 return r;
 
@@ -278,11 +289,7 @@ static int run(CodingJob *j, Render *x, latent_error *e) {
         const char *compute = x->coding.compute;
         int r;
 
-        r = check_options(x, e);
-        if (r >= 0)
-                r = coding_text(x->prompt, &x->text, &x->text_size, e);
-        if (r >= 0)
-                r = pictures_open(&x->pictures, e);
+        r = prepare(x, e);
         if (r >= 0)
                 r = output_open(x->coding.output, &film, e);
         if (r >= 0 && x->keep_latents)
@@ -292,10 +299,7 @@ static int run(CodingJob *j, Render *x, latent_error *e) {
         if (r < 0)
                 return r;
 
-        run_catch_signals();
-        r = open_parts(j, x, e);
-        if (r >= 0)
-                r = open_session(j, x, e);
+        r = open_pipeline(j, x, e);
         if (r >= 0)
                 r = start(j, x, film.fd, sheet.fd, e);
         if (r >= 0)

@@ -404,11 +404,11 @@ static int encode_only(Render *r) {
         return start_phase(r);
 }
 
-/* Without a prompt: what does not fit so will not fit with it. */
+/* Without a prompt: what does not fit so will not fit with it. Behind others nothing can be said yet. */
 static int check_memory(Render *r, Fault *f) {
         render_make_layout(r, &(WireJobReady){});
         render_weigh(r);
-        return render_check_memory(r, f);
+        return r->waiting ? 0 : render_check_memory(r, f);
 }
 
 /* Pictures are being read. */
@@ -715,18 +715,13 @@ static int check(const Session *s, const RenderOptions *o, bool plan, Fault *f) 
         return r;
 }
 
-/* Nothing of it has failed so far. Without a prompt: what does not fit so will not fit with it. Behind others nothing can be said yet,
- * nor of pictures that nobody has looked at. */
+/* Nothing of it has failed so far. Of pictures that nobody has looked at no sizes are known. */
 static int start(Render *r, Fault *f) {
         int error = 0;
 
         r->waiting = must_wait(r);
-        if (r->o.n_pictures == 0) {
-                render_make_layout(r, &(WireJobReady){});
-                render_weigh(r);
-                error = r->waiting ? 0 : render_check_memory(r, f);
-        }
-
+        if (r->o.n_pictures == 0)
+                error = check_memory(r, f);
         return error < 0 || r->waiting ? error : first(r, f);
 }
 
