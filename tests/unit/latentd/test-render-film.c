@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A Render to a file: the test plays the worker and latent-media. What each hears, a death of latent-media anywhere, and that no end is
  * told while the file may be written to. */
-#include "service/latentd/render.h"
 #include "service/shared/media-wire.h"
-#include "tests/unit/latentd/fake-bus.h"
+#include "tests/unit/latentd/fake-render.h"
 
-#define SIDE 32
-#define FRAME (SIDE * SIDE * 3)
 #define FRAMES 56 /* more than the ring between the two */
 
 typedef struct Film {
@@ -63,32 +60,16 @@ static int teardown(void **state) {
 }
 
 static Job *start(Film *x, uint32_t frames) {
-        const SessionOptions so = { .model = x->f->model,
-                .conditioner = x->f->conditioner,
-                .video_vae = x->f->vae,
-                .audio_vae = x->f->audio_vae,
-                .input_bytes = ARENA_BYTES,
-                .output_bytes = ARENA_BYTES,
-                .job_class = "normal" };
-        RenderOptions o = {
-                .prompt = { .offset = 1, .size = FAKE_TEXT, .dtype = ST_U8, .n_dims = 1, .shape = { FAKE_TEXT } },
-                .width = SIDE,
-                .height = SIDE,
-                .frames = frames,
-                .sample = { .kind = WIRE_JOB_SAMPLE, .steps = 2, .schedule = WIRE_SCHEDULE_SIMPLE, .noise = WIRE_NOISE_COMFY, .seed = 7 },
-                .frame_type = ST_U8,
-                .file = fcntl(x->file, F_DUPFD_CLOEXEC, 3),
-                .sheet = x->sheet ? fcntl(x->file, F_DUPFD_CLOEXEC, 3) : -EBADF,
-                .sheet_columns = 2,
-                .sheet_rows = 2,
-                .format = MEDIA_MKV,
-        };
-        Fault fault = {};
+        RenderOptions o = fake_film(frames);
 
+        o.output_size = 0;
+        o.file = fcntl(x->file, F_DUPFD_CLOEXEC, 3);
+        o.sheet = x->sheet ? fcntl(x->file, F_DUPFD_CLOEXEC, 3) : -EBADF;
+        o.sheet_columns = o.sheet_rows = 2;
+        o.format = MEDIA_MKV;
         if (!x->session)
-                x->session = fake_session_with(x->f, &so, 1);
-        if (render_new(x->session, x->f->peer, &o, &x->job, &fault) < 0)
-                fail_msg("%s", fault.text);
+                x->session = fake_pipeline(x->f, ARENA_BYTES);
+        x->job = fake_render(x->f, x->session, &o);
         return x->job;
 }
 

@@ -2,12 +2,9 @@
 /* A Render with pictures, over a worker and a latent-media that the test plays. A file holds the answer to its PROBE. */
 #include <dirent.h>
 
-#include "service/latentd/render.h"
 #include "service/shared/media-wire.h"
-#include "tests/unit/latentd/fake-bus.h"
+#include "tests/unit/latentd/fake-render.h"
 
-#define SIDE 32
-#define FILM_ARENA (UINT64_C(1) << 20)
 #define CONNECTIONS 16
 
 typedef struct Reader {
@@ -125,34 +122,12 @@ static int teardown(void **state) {
 
 /* ---- requests ---- */
 
-static Session *pipeline(Fake *f) {
-        const SessionOptions o = { .model = f->model,
-                .conditioner = f->conditioner,
-                .video_vae = f->vae,
-                .audio_vae = f->audio_vae,
-                .input_bytes = ARENA_BYTES,
-                .output_bytes = FILM_ARENA,
-                .job_class = "normal" };
-
-        return fake_session_with(f, &o, 1);
-}
-
 /* What the film needs of the arena, whatever its size. */
 static RenderOptions film(uint32_t frames, WirePictureRule rule) {
-        return (RenderOptions){
-                .prompt = { .offset = 1, .size = FAKE_TEXT, .dtype = ST_U8, .n_dims = 1, .shape = { FAKE_TEXT } },
-                .width = SIDE,
-                .height = SIDE,
-                .frames = frames,
-                .picture_rule = rule,
-                .sample = { .kind = WIRE_JOB_SAMPLE, .steps = 3, .schedule = WIRE_SCHEDULE_SIMPLE, .noise = WIRE_NOISE_COMFY,
-                        .seed = 7 },
-                .frame_type = ST_U8,
-                .output_size = FILM_ARENA,
-                .file = -EBADF,
-                .sheet = -EBADF,
-                .format = _MEDIA_FORMAT_MAX,
-        };
+        RenderOptions o = fake_film(frames);
+
+        o.picture_rule = rule;
+        return o;
 }
 
 /* Clips without a length have 1 frame. */
@@ -181,16 +156,8 @@ static unsigned count_files(void) {
         return n;
 }
 
-static Job *render(Fake *f, Session *s, const RenderOptions *o) {
-        Fault fault = {};
-        Job *j;
-
-        assert_int_equal(render_new(s, f->peer, o, &j, &fault), 0);
-        return j;
-}
-
 static Job *run(Fake *f, Session *s, const RenderOptions *o) {
-        Job *j = render(f, s, o);
+        Job *j = fake_render(f, s, o);
 
         RUN_UNTIL(f, job_is_finished(j));
         return j;
@@ -252,7 +219,7 @@ static unsigned settled_files(Fake *f, Session *s) {
 
 static void keyframes_are_stretched_and_stand_at_the_ends(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
         RenderOptions o = film(22, WIRE_PICTURE_REFERENCE);
         const WireJobOpen *q;
         unsigned files = settled_files(f, s);
@@ -298,7 +265,7 @@ static void keyframes_are_stretched_and_stand_at_the_ends(void **state) {
 
 static void last_keyframe_alone_is_the_geometry(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
 
         for (WirePictureRule rule = 0; rule < _WIRE_PICTURE_RULE_MAX; rule++) {
                 RenderOptions o = film(22, rule);
@@ -314,7 +281,7 @@ static void last_keyframe_alone_is_the_geometry(void **state) {
 static void references_come_in_comfys_order(void **state) {
         const uint32_t want[] = { WIRE_CONDITION_IMAGE, WIRE_CONDITION_VIDEO, WIRE_CONDITION_AUDIO };
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
         RenderOptions o = film(39, WIRE_PICTURE_COMFY);
         const WireJobOpen *q;
 
@@ -351,7 +318,7 @@ static void references_come_in_comfys_order(void **state) {
 
 static void references_keep_their_order_by_the_reference(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
         RenderOptions o = film(22, WIRE_PICTURE_REFERENCE);
         const WireJobOpen *q;
 
@@ -376,7 +343,7 @@ static void sound_of_a_clip_is_a_wish(void **state) {
         } cases[] = { { RENDER_SOUND_AS_IT_HAS, 800, true }, { RENDER_SOUND_AS_IT_HAS, 0, false }, { RENDER_SOUND_NONE, 800, false },
                 { RENDER_SOUND_NEEDED, 800, true } };
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
 
         f->hook = record;
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
@@ -393,7 +360,7 @@ static void sound_of_a_clip_is_a_wish(void **state) {
 
 static void film_is_as_its_first_picture(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
         RenderOptions o = film(22, WIRE_PICTURE_COMFY);
 
         o.width = o.height = 0;
@@ -430,7 +397,7 @@ static void files_that_are_no_good_are_named(void **state) {
                 { ANY, 0, 0, 0, UINT64_C(32000) * 36000, 0, FAULT_LIMIT, "36000 seconds" },
         };
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
         unsigned files = count_files();
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
@@ -448,7 +415,7 @@ static void files_that_are_no_good_are_named(void **state) {
 
 static void reference_shows_thirteen_frames(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
         RenderOptions o = film(22, WIRE_PICTURE_REFERENCE);
 
         add(&o, ANY, 64, 64, 12, 0);
@@ -461,7 +428,7 @@ static void too_many_of_a_kind_are_refused(void **state) {
                 const char *word;
         } cases[] = { { 10, 0, 0, "at most 9" }, { 0, 4, 0, "at most 3" }, { 1, 0, 4, "at most 3" }, { 9, 3, 0, NULL } };
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 RenderOptions o = film(22, WIRE_PICTURE_COMFY);
@@ -487,7 +454,7 @@ static void partition_of_the_model_decides(void **state) {
         } cases[] = { { "fl2va", "fl2va partition", ANY }, { "fl2va", NULL, WIRE_CONDITION_KEYFRAME }, { "ref2va", NULL, ANY },
                 { "ref2va", "ref2va partition", WIRE_CONDITION_KEYFRAME }, { "", NULL, ANY } };
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 RenderOptions o = film(22, WIRE_PICTURE_COMFY);
@@ -519,7 +486,7 @@ static bool die(const MediaRead *q, MediaMessage *m) {
 static void reader_that_dies_is_asked_once_more(void **state) {
         const uint32_t whats[] = { MEDIA_PROBE, MEDIA_PICTURE, MEDIA_CLIP, MEDIA_SOUND };
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
 
         reader.hook = die;
         for (deaths = 2; deaths > 0; deaths--)
@@ -582,7 +549,7 @@ static void numbers_that_cannot_be_are_not_used(void **state) {
                 { MEDIA_SOUND, lie_samples, FAULT_INVALID_FILE }, { MEDIA_PROBE, lie_size, FAULT_IO },
                 { MEDIA_PROBE, lie_flat, FAULT_IO } };
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
 
         reader.hook = tell;
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
@@ -604,7 +571,7 @@ static bool say_no(const MediaRead *q, MediaMessage *m) {
 
 static void errors_of_the_reader_keep_their_name(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
         RenderOptions o = film(22, WIRE_PICTURE_COMFY);
 
         reader.hook = say_no;
@@ -624,7 +591,7 @@ static bool worker_dies(Fake *f, const WireMessage *m) {
 
 static void worker_that_dies_costs_a_clip(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
 
         f->hook = worker_dies;
         for (died = 0; died < 5; died++) { /* a picture, three clips of a film, its sound */
@@ -658,7 +625,7 @@ static bool be_silent_on_read(const MediaRead *q, MediaMessage *m) {
 
 static void cancel_is_answered_at_once(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
         unsigned files = settled_files(f, s);
 
         for (unsigned when = 0; when < 4; when++) {
@@ -670,7 +637,7 @@ static void cancel_is_answered_at_once(void **state) {
                 reader.hook = when == 2 ? be_silent_on_read : NULL;
                 f->hook = when == 3 ? hold_media : NULL;
                 add(&o, ANY, 64, 64, 22, 800);
-                j = render(f, s, &o);
+                j = fake_render(f, s, &o);
                 if (when == 1)
                         RUN_UNTIL(f, reader.n_reads == 1);
                 if (when == 2)
@@ -700,7 +667,7 @@ static bool is_measured(const Fake *f, RenderPhase phase) {
 
 static void phases_have_their_share(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
+        Session *s = fake_pipeline(f, FILM_ARENA);
 
         for (int i = 0; i < 2; i++) {
                 RenderOptions o = film(22, WIRE_PICTURE_COMFY);

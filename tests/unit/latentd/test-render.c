@@ -6,50 +6,9 @@
 #include "service/latentd/quota.h"
 #include "service/latentd/model.h"
 #include "service/latentd/render-internal.h"
-#include "tests/unit/latentd/fake-bus.h"
-
-#define SIDE 32
-#define FRAME (SIDE * SIDE * 3)
-#define FILM_ARENA (UINT64_C(1) << 20)
-#define STEPS 3
+#include "tests/unit/latentd/fake-render.h"
 
 static const WireJobKind kinds[] = { WIRE_JOB_ENCODE, WIRE_JOB_SAMPLE, WIRE_JOB_DECODE, WIRE_JOB_DECODE };
-
-static Session *pipeline(Fake *f) {
-        const SessionOptions o = { .model = f->model,
-                .conditioner = f->conditioner,
-                .video_vae = f->vae,
-                .audio_vae = f->audio_vae,
-                .input_bytes = ARENA_BYTES,
-                .output_bytes = FILM_ARENA,
-                .job_class = "normal" };
-
-        return fake_session_with(f, &o, 1);
-}
-
-static RenderOptions film(uint32_t frames) {
-        return (RenderOptions){
-                .prompt = { .offset = 1, .size = FAKE_TEXT, .dtype = ST_U8, .n_dims = 1, .shape = { FAKE_TEXT } },
-                .width = SIDE,
-                .height = SIDE,
-                .frames = frames,
-                .sample = { .kind = WIRE_JOB_SAMPLE, .steps = STEPS, .schedule = WIRE_SCHEDULE_SIMPLE, .noise = WIRE_NOISE_COMFY,
-                        .seed = 7 },
-                .frame_type = ST_U8,
-                .output_size = FILM_ARENA,
-                .file = -EBADF,
-                .sheet = -EBADF,
-                .format = _MEDIA_FORMAT_MAX,
-        };
-}
-
-static Job *render(Fake *f, Session *s, const RenderOptions *o) {
-        Fault fault = {};
-        Job *j;
-
-        assert_int_equal(render_new(s, f->peer, o, &j, &fault), 0);
-        return j;
-}
 
 /* All of it is gone but the session that the client has. */
 static void assert_clean(Fake *f, const Session *s, const Job *j) {
@@ -102,14 +61,14 @@ static bool record(Fake *f, const WireMessage *m) {
 
 static void phases_come_in_order_and_read_what_was_made(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(39);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(39);
         const uint64_t models[] = { f->conditioner->id, f->model->id, f->audio_vae->id, f->vae->id };
         Job *j;
 
         f->hook = record;
         n_opened = 0;
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         assert_string_equal(job_kind_to_string(j->kind), "render");
         RUN_UNTIL(f, job_is_finished(j));
         assert_film(s, j, 39);
@@ -133,8 +92,8 @@ static void phases_come_in_order_and_read_what_was_made(void **state) {
 /* What the worker's steps make of zeros. */
 static void kept_latents_are_those_that_are_decoded(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
         float want = 0;
         WireTensor t;
         const float *x;
@@ -143,7 +102,7 @@ static void kept_latents_are_those_that_are_decoded(void **state) {
         o.keep_latents = true;
         o.output_offset = 4096;
         o.output_size -= 4096;
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         RUN_UNTIL(f, job_is_finished(j));
         for (int i = 0; i < STEPS; i++)
                 want = want / 2 + 1;
@@ -159,13 +118,13 @@ static void kept_latents_are_those_that_are_decoded(void **state) {
 
 static void ring_waits_for_its_reader(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(56);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(56);
         Fault fault = {};
         Job *j;
 
         o.ring_frames = 22;
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         RUN_UNTIL(f, j->frames_ready == 17);
         RUN_UNTIL(f, strcmp(j->phase, "frames-wait") == 0);
         assert_true(job_has_result(j));
@@ -202,13 +161,13 @@ static unsigned n_measured(const Fake *f) {
 /* Measured phases weigh what they took. */
 static void fraction_never_falls(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(39);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(39);
 
         f->hook = watch;
         for (int i = 0; i < 2; i++) {
                 n_fractions = 0;
-                watched = render(f, s, &o);
+                watched = fake_render(f, s, &o);
                 RUN_UNTIL(f, job_is_finished(watched));
                 for (unsigned k = 1; k < n_fractions; k++)
                         assert_true(fractions[k] >= fractions[k - 1] && fractions[k] <= 1);
@@ -219,7 +178,7 @@ static void fraction_never_falls(void **state) {
 }
 
 static Job *render_that_is_done(Fake *f, Session *s, const RenderOptions *o) {
-        Job *j = render(f, s, o);
+        Job *j = fake_render(f, s, o);
 
         RUN_UNTIL(f, job_is_finished(j));
         return j;
@@ -231,7 +190,7 @@ static double units_of(Fake *f, Session *s, const RenderOptions *o) {
         Job *j;
 
         f->m->paces = (PaceTable){};
-        j = render(f, s, o);
+        j = fake_render(f, s, o);
         RUN_UNTIL(f, j->render->stage >= RENDER_STAGE_MEMORY);
         job_cancel(j);
         f->m->paces = kept;
@@ -241,8 +200,8 @@ static double units_of(Fake *f, Session *s, const RenderOptions *o) {
 /* Rows meet each other: four times the rows are more than four times the work. Steps count once each, and for nothing else. */
 static void weights_follow_the_shape(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions small = film(22), wide = film(22), longer = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions small = fake_film(22), wide = fake_film(22), longer = fake_film(22);
         const Render *a, *b, *c;
         double ratio;
 
@@ -266,15 +225,15 @@ static void weights_follow_the_shape(void **state) {
 
 static void previews_are_told_of_and_have_a_place(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
         WireTensor t, sound;
         uint32_t i = 0;
         char name[32];
         Job *j;
 
         o.sample.preview_steps = 2;
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         RUN_UNTIL(f, j->preview_step == 2);
         assert_true(job_has_result(j));
         (void) bytes_of(s, j, 0, "preview", &t); /* frames are not known yet */
@@ -292,8 +251,8 @@ static void previews_are_told_of_and_have_a_place(void **state) {
 /* The film has the room, and is the same. */
 static void previews_without_room_are_left_out(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
         uint64_t bytes;
         Fault fault = {};
         char name[32];
@@ -346,8 +305,8 @@ static bool misplace(Fake *f, const WireMessage *m) {
 
 static void previews_elsewhere_drop_the_worker(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
 
         o.sample.preview_steps = 1;
         (void) render_that_is_done(f, s, &o); /* the first worker is there */
@@ -393,18 +352,18 @@ static bool hold(Fake *f, const WireMessage *m) {
 /* Those that load take their turns; those that do not wait for nobody. */
 static void renders_that_load_wait_for_each_other(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22), behind = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22), behind = fake_film(22);
         Job *a, *b, *c;
 
         o.output_size = behind.output_size = behind.output_offset = FILM_ARENA / 2;
         f->vae->defer = true;
-        a = render(f, s, &o);
-        b = render(f, s, &behind);
+        a = fake_render(f, s, &o);
+        b = fake_render(f, s, &behind);
         assert_false(a->render->waiting);
         assert_true(b->render->waiting);
         job_cancel(b);
-        c = render(f, s, &behind);
+        c = fake_render(f, s, &behind);
         assert_true(c->render->waiting);
         RUN_UNTIL(f, a->frames_ready == 22);
         assert_true(c->render->waiting);
@@ -414,16 +373,16 @@ static void renders_that_load_wait_for_each_other(void **state) {
         assert_int_equal(c->state, JOB_DONE);
         assert_int_equal(f->vae->n_wanted, 0);
         f->vae->defer = false;
-        a = render(f, s, &o);
-        b = render(f, s, &behind);
+        a = fake_render(f, s, &o);
+        b = fake_render(f, s, &behind);
         assert_false(a->render->waiting || b->render->waiting);
         RUN_UNTIL(f, job_is_finished(a) && job_is_finished(b));
 }
 
 static void weights_rest_only_when_nobody_wants_them(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
         Model *m = f->vae;
         Job *j;
 
@@ -442,7 +401,7 @@ static void weights_rest_only_when_nobody_wants_them(void **state) {
         f->hook = hold;
         phase = 3;
         seen = 0;
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         RUN_UNTIL(f, seen > 0);
         assert_false(model_can_rest(m));
         job_cancel(j);
@@ -457,15 +416,15 @@ static void weights_rest_only_when_nobody_wants_them(void **state) {
 /* A worker's death takes its phase a step back, and not the bar. */
 static void fraction_stays_when_a_phase_goes_back(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
         double before;
         Job *j;
 
         f->hook = hold;
         phase = 1;
         seen = 0;
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         RUN_UNTIL(f, seen > 0);
         j->render->child->fraction = 0.9;
         render_on_progress(j->render, j->render->child);
@@ -493,12 +452,12 @@ static bool refuse(Fake *f, const WireMessage *m) {
 static void failure_of_a_phase_is_the_job_s(void **state) {
         static const char *const names[] = { "\"encode\"", "\"sample\"", "\"decode-sound\"", "\"decode\"" };
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
 
         f->hook = refuse;
         for (phase = 0; phase < 4; phase++) {
-                Job *j = render(f, s, &o);
+                Job *j = fake_render(f, s, &o);
 
                 RUN_UNTIL(f, job_is_finished(j));
                 assert_int_equal(j->state, JOB_FAILED);
@@ -523,8 +482,8 @@ static bool die(Fake *f, const WireMessage *m) {
 
 static void death_in_a_phase_costs_a_step(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(39);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(39);
 
         f->hook = die;
         deaths = 1;
@@ -532,7 +491,7 @@ static void death_in_a_phase_costs_a_step(void **state) {
                 Job *j;
 
                 seen = 0;
-                j = render(f, s, &o);
+                j = fake_render(f, s, &o);
                 RUN_UNTIL(f, job_is_finished(j));
                 assert_true(seen >= 2);
                 assert_film(s, j, 39);
@@ -541,15 +500,15 @@ static void death_in_a_phase_costs_a_step(void **state) {
 
 static void two_deaths_in_a_step_end_it(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
         Job *j;
 
         f->hook = die;
         deaths = 2;
         seen = 0;
         phase = 1;
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         RUN_UNTIL(f, job_is_finished(j));
         assert_int_equal(j->state, JOB_FAILED);
         assert_string_equal(j->fault.name, FAULT_WORKER_CRASHED);
@@ -558,15 +517,15 @@ static void two_deaths_in_a_step_end_it(void **state) {
 
 static void cancel_is_answered_at_once_in_each_phase(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
 
         for (phase = 0; phase < 4; phase++) {
                 Job *j;
 
                 f->hook = hold;
                 seen = 0;
-                j = render(f, s, &o);
+                j = fake_render(f, s, &o);
                 RUN_UNTIL(f, seen > 0);
                 job_cancel(j);
                 assert_int_equal(j->state, JOB_CANCELLED);
@@ -579,9 +538,9 @@ static void cancel_is_answered_at_once_in_each_phase(void **state) {
 
 static void cancel_before_anything_runs(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
-        Job *j = render(f, s, &o);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
+        Job *j = fake_render(f, s, &o);
 
         job_cancel(j); /* its plan is queued */
         assert_int_equal(j->state, JOB_CANCELLED);
@@ -590,9 +549,9 @@ static void cancel_before_anything_runs(void **state) {
 
 static void cancel_while_memory_is_made(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
-        Job *j = render(f, s, &o);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
+        Job *j = fake_render(f, s, &o);
 
         RUN_UNTIL(f, TAILQ_NEXT(s, entry)); /* its work arena */
         job_cancel(j);
@@ -602,14 +561,14 @@ static void cancel_while_memory_is_made(void **state) {
 
 static void closing_the_session_ends_its_renders(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
         Job *j;
 
         f->hook = hold;
         phase = 1;
         seen = 0;
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         RUN_UNTIL(f, seen > 0);
         session_close(s);
         assert_int_equal(j->state, JOB_CANCELLED);
@@ -618,14 +577,14 @@ static void closing_the_session_ends_its_renders(void **state) {
 
 static void client_that_leaves_takes_its_renders_along(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
 
         f->hook = hold;
         phase = 3;
         seen = 0;
-        (void) render(f, s, &o);
-        (void) render(f, s, &o);
+        (void) fake_render(f, s, &o);
+        (void) fake_render(f, s, &o);
         RUN_UNTIL(f, seen > 0);
         peer_gone(STEAL_PTR(f->peer));
         RUN_UNTIL(f, TAILQ_EMPTY(&f->m->sessions) && TAILQ_EMPTY(&f->m->jobs) && f->m->arena_bytes == 0);
@@ -636,7 +595,7 @@ static void client_that_leaves_takes_its_renders_along(void **state) {
 static void missing_models_are_named(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, 1);
-        RenderOptions o = film(22);
+        RenderOptions o = fake_film(22);
         Fault fault = {};
         Job *j;
 
@@ -647,8 +606,8 @@ static void missing_models_are_named(void **state) {
 
 static void small_output_is_refused_with_the_numbers(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
         uint64_t bytes;
         Fault fault = {};
         Job *j;
@@ -659,7 +618,7 @@ static void small_output_is_refused_with_the_numbers(void **state) {
         assert_int_equal(render_new(s, f->peer, &o, &j, &fault), -ENOSPC);
         assert_string_equal(fault.name, FAULT_DOES_NOT_FIT);
         o.output_size = bytes; /* and so much is enough */
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         RUN_UNTIL(f, job_is_finished(j));
         assert_film(s, j, 22);
 }
@@ -667,8 +626,8 @@ static void small_output_is_refused_with_the_numbers(void **state) {
 /* Before anything is begun, with the numbers. */
 static void what_does_not_fit_is_refused_at_once(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
         Fault fault = {};
         char need[32], have[32];
         Job *j;
@@ -688,12 +647,12 @@ static void what_does_not_fit_is_refused_at_once(void **state) {
 
 static void memory_between_phases_counts(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
         Job *j;
 
         f->m->config->arena_bytes_per_user = ARENA_BYTES + FILM_ARENA + 100; /* not a page more */
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         RUN_UNTIL(f, job_is_finished(j));
         assert_int_equal(j->state, JOB_FAILED);
         assert_string_equal(j->fault.name, FAULT_LIMIT);
@@ -703,8 +662,8 @@ static void memory_between_phases_counts(void **state) {
 
 static void hidden_jobs_count_for_no_limit(void **state) {
         Fake *f = *state;
-        Session *s = pipeline(f);
-        RenderOptions o = film(22);
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
         Fault fault = {};
         Job *j, *unused;
 
@@ -713,13 +672,13 @@ static void hidden_jobs_count_for_no_limit(void **state) {
         f->hook = hold;
         phase = 2;
         seen = 0;
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         RUN_UNTIL(f, seen > 0);
         assert_int_equal(render_new(s, f->peer, &o, &unused, &fault), -EDQUOT);
         job_cancel(j);
         RUN_UNTIL(f, TAILQ_EMPTY(&f->m->unfinished));
         f->hook = NULL;
-        j = render(f, s, &o);
+        j = fake_render(f, s, &o);
         RUN_UNTIL(f, job_is_finished(j));
         assert_film(s, j, 22);
 }
