@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -15,10 +14,9 @@
 
 #include "service/shared/cleanup.h"
 #include "service/shared/memfd.h"
-#include "tests/unit/shared/cmocka-all.h"
+#include "tests/unit/shared/child.h"
 
 #define TIMEOUT_MSEC 120000
-#define SANITIZER_EXIT 66
 
 static const char *program = "service/media/latent-media";
 
@@ -26,36 +24,13 @@ void peer_set_program(const char *path) {
         program = path;
 }
 
-static void exec_media(int socket) {
-        char path[4096];
-
-        (void) prctl(PR_SET_PDEATHSIG, SIGKILL);
-        (void) snprintf(path, sizeof(path), "%s/%s", getenv("LATENT_BUILD_DIR"), program);
-        (void) setenv("LISTEN_FDS", "1", 1);
-        (void) setenv("ASAN_OPTIONS", "exitcode=66:detect_leaks=0", 1);
-        (void) setenv("UBSAN_OPTIONS", "exitcode=66:halt_on_error=1:print_stacktrace=1", 1);
-        if (socket == 3)
-                (void) fcntl(3, F_SETFD, 0);
-        else if (dup2(socket, 3) < 0)
-                _exit(126);
-        execl(path, path, (char *) NULL);
-        _exit(127);
-}
-
 Peer *peer_open(void) {
         MediaMessage m;
-        int pair[2];
         Peer *p;
 
         p = calloc(1, sizeof(*p));
         assert_non_null(p);
-        assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-        p->pid = fork();
-        assert_true(p->pid >= 0);
-        if (p->pid == 0)
-                exec_media(pair[1]);
-        (void) close(pair[1]);
-        p->socket = pair[0];
+        p->pid = child_spawn(program, SOCK_SEQPACKET, &p->socket);
 
         assert_true(peer_receive(p, &m));
         assert_string_equal(media_type_name(m.header.type), "HELLO");
@@ -64,20 +39,7 @@ Peer *peer_open(void) {
 }
 
 int peer_wait(Peer *p, unsigned timeout_msec) {
-        for (unsigned i = 0;; i++) {
-                const struct timespec pause = {.tv_nsec = 2000000};
-                int status;
-                pid_t pid = waitpid(p->pid, &status, WNOHANG);
-
-                assert_true(pid >= 0);
-                if (pid > 0) {
-                        p->pid = 0;
-                        return status;
-                }
-                if (i >= timeout_msec / 2)
-                        fail_msg("latent-media lives on after %u ms", timeout_msec);
-                (void) nanosleep(&pause, NULL);
-        }
+        return child_wait(&p->pid, timeout_msec);
 }
 
 Peer *peer_free(Peer *p) {
@@ -85,12 +47,8 @@ Peer *peer_free(Peer *p) {
                 return NULL;
 
         (void) close(p->socket);
-        if (p->pid > 0) {
-                int status = peer_wait(p, 20000);
-
-                if (WIFEXITED(status) && WEXITSTATUS(status) == SANITIZER_EXIT)
-                        fail_msg("a sanitizer stopped latent-media");
-        }
+        if (p->pid > 0)
+                child_end(&p->pid, 20000);
         free(p);
         return NULL;
 }
