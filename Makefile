@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A thin front for meson. `make check` is what a change must pass; `make demo` shows the service at work.
+# A thin front for meson. `make check` is what a change must pass; `make demo` shows the service at work, `make demo PROMPT="..."` makes a film.
 
 BUILD ?= build
 MESON ?= meson
@@ -19,8 +19,13 @@ check: deps
 check-slow: build
 	@tests/check-slow
 
+# PROMPT="..." makes a film of it, demo.mp4; IMAGE=FILE is its first picture.
 demo: build
+ifeq ($(origin PROMPT),command line)
+	@tests/demo-film "$$PROMPT" $(if $(IMAGE),--image "$$IMAGE")
+else
 	@tests/demo
+endif
 
 bench: deps
 	@packaging/build-deps --bench

@@ -211,9 +211,15 @@ int latent_client_cancel_job(latent_client *client, const char *path, latent_err
 
 /* ---- models ---- */
 
+enum {
+        /* The files are opened, nothing is read: latent_session_render() has the model loaded when it needs it, and its weights leave
+         * memory when others need the room. No other job runs on it as long as it is deferred. One that is loaded already stays so. */
+        LATENT_LOAD_DEFER = 1
+};
+
 typedef struct latent_load_options {
         uint32_t struct_size;
-        uint32_t reserved;
+        uint32_t flags;   /* LATENT_LOAD_* */
         const char *name; /* latent_model_load_path() only: for people; default: the last part of the path */
         const char *qkv_order; /* of files with original names: "auto" (default), "interleaved", "stacked" */
         const char *partition; /* "fl2va", "ref2va"; default: from the name */
@@ -295,6 +301,10 @@ typedef struct latent_session_options {
         const char *const *gpus;
         uint32_t n_gpus;
         uint32_t reserved;
+        /* The other parts of a pipeline, for latent_session_render(); `model` is its denoiser then. NULL: none. */
+        latent_model *conditioner;
+        latent_model *video_vae;
+        latent_model *audio_vae;
 } latent_session_options;
 
 /* Opens a session and maps its arenas. options may be NULL. *ret_session: latent_session_free(). Errors:
@@ -413,8 +423,8 @@ typedef struct latent_sample_options {
         uint32_t steps; /* 1 .. 1000: required without sigmas */
         uint32_t reserved;
         const char *schedule; /* "simple" (default), "reference" */
-        double shift_video;   /* > 0; 0: 12 */
-        double shift_audio;   /* > 0; 0: 3 */
+        double shift_video;   /* > 0; 0: the checkpoint's (its scheduler_config.json), or else 12 */
+        double shift_audio;   /* > 0; 0: likewise, or else 3 */
         const char *sampler;  /* "euler" (default), "res_multistep", "res_multistep_perstream" */
         const char *compute;  /* as in latent_step_options, and so on */
         uint64_t output_offset;
@@ -460,6 +470,21 @@ typedef struct latent_tokenize_options {
 int latent_session_tokenize(latent_session *session, const latent_tokenize_options *options, latent_job **ret_job,
         latent_error *error);
 
+enum {
+        LATENT_MEDIA_LAST = 1,   /* keyframe: it is the film's last frame, else the first */
+        LATENT_MEDIA_SOUND = 2,  /* video: its sound is needed; else it is taken if there is any */
+        LATENT_MEDIA_SILENT = 4  /* video: without its sound */
+};
+
+/* A file with a picture, clip or sound that a film goes by: PNG, JPEG, WebP, GIF, BMP, MP4, Matroska, WebM, AVI, WAV, FLAC, MP3, Ogg,
+ * AAC. Of fixed size. */
+typedef struct latent_media {
+        const char *kind; /* "keyframe"; or a reference: "image", "video", "audio", NULL: what is in the file. The two do not go together */
+        const char *name; /* of the file, for messages; NULL: none */
+        int file;         /* a regular file, open for reading; the library keeps a duplicate until the job is freed */
+        uint32_t flags;   /* LATENT_MEDIA_* */
+} latent_media;
+
 /* What the conditioner sees beside the prompt. Of fixed size. */
 typedef struct latent_picture {
         const char *kind; /* "keyframe"; or "image", "video", "audio": references. The two do not go together */
@@ -478,6 +503,10 @@ typedef struct latent_encode_options {
         const char *compute; /* as in latent_step_options */
         uint64_t output_offset;
         uint64_t output_bytes;
+        /* Instead of pictures: files, as in latent_render_options, of a film of this size and length. Not for a plan. */
+        const latent_media *files;
+        uint32_t n_files;
+        uint32_t width, height, frames;
 } latent_encode_options;
 
 /* A prompt and pictures, as the denoiser reads them. Results: "text" [L, text_dim], "text_tags" U8 [L], "ids" I32 [L]. */
@@ -517,6 +546,76 @@ typedef struct latent_encode_media_options {
 int latent_session_encode_media(latent_session *session, const latent_encode_media_options *options,
         latent_job **ret_job, latent_error *error);
 
+enum {
+        LATENT_RENDER_KEEP_LATENTS = 1, /* the latents are results, too: "video", "audio" */
+        LATENT_RENDER_FILE = 2,         /* `file` counts */
+        LATENT_RENDER_SHEET = 4         /* `sheet` counts */
+};
+
+typedef struct latent_render_options {
+        uint32_t struct_size;
+        uint32_t flags;              /* LATENT_RENDER_* */
+        const latent_tensor *prompt; /* U8 [bytes] of UTF-8; NULL: empty */
+        uint32_t width, height;      /* pixels, rounded to multiples of 32; 0, both: as the first keyframe, else 1344, 768 */
+        uint32_t frames;             /* 1 .. 362, rounded up to 17k + 5; 0: 124 */
+        uint32_t steps;              /* as in latent_sample_options, and so on; 0: 20 */
+        const latent_tensor *sigmas_video;
+        const latent_tensor *sigmas_audio;
+        const char *schedule;
+        double shift_video;
+        double shift_audio;
+        const char *sampler;
+        const char *noise; /* "comfy" (default), "diffusers" */
+        uint64_t seed;     /* with has_seed; default 42 */
+        uint32_t has_seed;
+        /* With LATENT_RENDER_FILE: a regular, empty file, open for writing; the library keeps a duplicate until the job is
+         * freed. The film is written there while it is made, and the output arena has the kept latents alone. */
+        int file;
+        const char *format; /* of it: "mp4" (default), "webm", "mkv" */
+        const char *type;   /* of frames in the output arena: "u8" (default), "f32" */
+        uint64_t ring;      /* likewise, as frames in latent_decode_options */
+        const char *compute;
+        uint64_t output_offset;
+        uint64_t output_bytes;
+        /* At most 12; of references 9 images, 3 clips, 3 sounds, which come in this order with "comfy", and not sounds alone. */
+        const latent_media *pictures;
+        uint32_t n_pictures;
+        uint32_t reserved;
+        const char *picture_rule; /* "comfy", "reference": how they are brought in; NULL: as the program whose noise it is */
+        /* With LATENT_RENDER_SHEET and a file: likewise a file, which gets a contact sheet (PNG): frames of the film, evenly from the first
+         * to the last, in so many columns and rows (0: 4, 3), at most 64. One that cannot be written costs no film: the result has
+         * sheet-error (name, text) then, else sheet-bytes. */
+        int sheet;
+        uint32_t sheet_columns;
+        uint32_t sheet_rows;
+        /* Pictures of the film while it is sampled, after every so many steps and the last: result "preview", U8 [T, H/16, W/16, 3], and
+         * latent_progress.preview says when there is a new one. They are written to the output arena with the latents; if it has no room
+         * for both (latent_output_bytes() and 3 * T * H/16 * W/16) there are none, and the film is the same. 0: none. */
+        uint32_t preview_steps;
+        /* With it: what a latent looks like: RGB from 0 to 1 is the sum of each channel times its row, and the last row, [25][3]. Differs
+         * from VAE to VAE. */
+        const double *preview_map;
+} latent_render_options;
+
+/* A film of a prompt, in a session with the parts of a pipeline. Results: "frames" and "sound" as latent_session_decode() has
+ * them, but with a file; "video" and "audio" as asked for. The job's result has frames, width, height, samples, with a file bytes, and
+ * phases (pairs of name and microseconds). After a restart of the service it is made again from the start; what was written of the file
+ * is cut off. */
+int latent_session_render(latent_session *session, const latent_render_options *options, latent_job **ret_job,
+        latent_error *error);
+
+/* The last preview of a render, as latent_job_tensor(); also while it runs: from a latent_progress_fn, or after latent_job_wait(). The
+ * next one may be written over it at any time. NotFound: there is none yet. */
+int latent_job_preview(latent_job *job, latent_tensor *ret_tensor, const void **ret_data, latent_error *error);
+
+/* What it would take, before it is started: rows, tokens, steps, ranks, frames, width, height; output-bytes, work-bytes (what lies
+ * between the phases), memory-bytes (most of it all at a time, with the weights); usec, where each phase was measured before; phases: an
+ * array of dictionaries with phase, model, loaded, weight-bytes, ranks, numa, node-bytes, leave (names of the models that leave memory
+ * for it), and where they are known step-bytes and usec. The conditioner counts the tokens, and is loaded for it. Errors: those of the job,
+ * DoesNotFit with the numbers among them; NotSupported with pictures. */
+int latent_session_plan_render(latent_session *session, const latent_render_options *options,
+        latent_value **ret_value, latent_error *error);
+
 /* What such a job would take: as latent_session_plan_step(), and memory-bytes: what a step takes beside arenas and weights. */
 int latent_session_plan_tokenize(latent_session *session, const latent_tokenize_options *options,
         latent_value **ret_value, latent_error *error);
@@ -540,13 +639,16 @@ enum {
 typedef struct latent_progress {
         uint32_t struct_size;
         uint32_t state;         /* LATENT_JOB_* */
-        char phase[32];         /* "read", "check" (load); "queue", "sample", "merge", "tokenize", "encode", "decode", "encode-media";
+        char phase[32];         /* "read", "check" (load; a render's parts); "queue", "sample", "merge", "tokenize", "encode", "decode",
+                                 "encode-media", "decode-sound", "write" (a render's file);
                                  "frames-wait" (latent_job_release_frames()); "crash-wait" (CrashBudget= of the service); "restart" (the
                                  service went away) */
         uint32_t step, steps;   /* finished, of; 0: not known yet */
         uint32_t block, blocks; /* of the current step; MiB read for a load */
         double fraction;        /* 0 .. 1 of the whole job */
         uint64_t eta_usec;      /* until the end; 0: unknown */
+        uint32_t preview;       /* of a render: steps before its last preview; 0: none yet */
+        uint32_t reserved;
 } latent_progress;
 
 typedef void (*latent_progress_fn)(const latent_progress *progress, void *userdata);

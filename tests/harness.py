@@ -153,7 +153,7 @@ class Service:
         self.process = None
         self.own_bus = bus is None
         self.bus = bus or Bus(self.folder, open_to_all=open_to_all)
-        values = {"WorkerDirectory": str(BUILD / "service/worker"), "WorkerStart": "spawn"}
+        values = {"WorkerDirectory": str(BUILD / "service/worker"), "WorkerStart": "spawn", "MediaDirectory": str(BUILD / "service/media")}
         self.socket = self.folder / "private"
         self.prefix, self.popen = list(prefix), popen or {}
         if socket:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 HEADER_MAX = 100_000_000
 PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 MARKS = ("video_patch_proj.weight", "audio_patch_proj.weight")
+DIFFUSERS_MARKS = ("audio_proj_in.weight", "context_embedder.weight")
 ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
@@ -46,6 +47,8 @@ def read_header(path: str) -> dict[str, tuple[str, tuple[int, ...]]]:
         size = f.seek(0, 2)
         f.seek(0)
         start = f.read(8)
+        if size == 0:
+            raise BadCheckpoint(f"{path} is no safetensors file: it is empty, as after a download that failed")
         n = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= n <= min(HEADER_MAX, size - 8):
             raise BadCheckpoint(f"{path} is no safetensors file: its first eight bytes give a header of {n} bytes, and the file has {size}")
@@ -61,6 +64,8 @@ def read_header(path: str) -> dict[str, tuple[str, tuple[int, ...]]]:
 def read_checkpoint(path: str) -> Checkpoint:
     header = read_header(path)
     prefix = next((p for p in (*PREFIXES, "") if all(p + m in header for m in MARKS)), None)
+    if prefix is None and all(m in header for m in DIFFUSERS_MARKS):
+        raise BadCheckpoint(f"{path} has the names of diffusers, which latentctl can use and ComfyUI cannot")
     if prefix is None:
         raise BadCheckpoint(f"{path} is no MiniMax H3 diffusion model in ComfyUI's names: it has no {' and '.join(MARKS)}")
     shapes = {name[len(prefix):]: shape for name, (_, shape) in header.items()

@@ -103,7 +103,7 @@ class LatentdSplit(io.ComfyNode):
                                tooltip="What the devices exchange."),
                 io.Combo.Input("exchange", options=["auto", "host", "p2p", "nccl"], default="auto",
                                tooltip="How they exchange it: through main memory, from card to card, or with NCCL. CPUs have main memory only."),
-                io.Int.Input("chunks", default=0, min=0, max=64, tooltip="In how many pieces, so that sending and computing overlap. 0: automatic."),
+                io.Int.Input("chunks", default=0, min=0, max=32, tooltip="In how many pieces, so that sending and computing overlap. 0: automatic."),
                 io.String.Input("gpus", default="", tooltip="Which GPUs of the service to use: UUIDs or PCI addresses as `latentctl devices` shows them, "
                                                             "with commas between. Empty: all. A service that computes on the CPU has none to choose."),
             ],

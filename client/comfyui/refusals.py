@@ -54,6 +54,10 @@ def check_patcher(patcher: Any) -> None:
     inside = sorted(k for k in patcher.object_patches if k.split(".")[0] == "diffusion_model")
     if inside:
         raise Refused(f"parts of the model are replaced in this process (object_patches: {', '.join(inside[:3])})")
+    sampling = patcher.object_patches.get("model_sampling")
+    if sampling is not None and not hasattr(sampling, "audio_scale"):
+        raise Refused("the schedule is that of another kind of model, without sound (model_sampling)",
+                      "Take the node that sets it, such as ModelSamplingSD3, out of the workflow; MiniMaxH3SigmaShift shifts the schedule of H3")
     if patcher.weight_wrapper_patches:
         raise Refused(f"weights are wrapped (weight_wrapper_patches: {', '.join(sorted(patcher.weight_wrapper_patches)[:3])})")
     injections = _names(patcher.injections)

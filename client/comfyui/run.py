@@ -25,6 +25,10 @@ CANCEL_SEC = 0.02        # how long an interrupted run waits for the service's w
 RESTART_SEC = 20         # how long a step waits for a service that went away; then a new connection starts it, where the bus can
 ALIGNMENT = 64
 SHARE_MAX = 1_000_000    # of the service
+ARENA_MIN = 4096         # of the service
+WAITS = {                # phases of a job in which nothing is computed and a user would wonder
+    "crash-wait": "the process that computes died too often; the service lets your steps wait for up to a minute (CrashBudget= of latentd.conf(5))",
+    "restart": f"the service is away; waiting {RESTART_SEC} s for it to come back"}
 T = TypeVar("T")
 Key = tuple[str, int, int, int, int]  # of a file as it is now
 Loras = tuple[object, Callable[[], list[tuple[str, float, object]]]]
@@ -259,8 +263,12 @@ class Run:
         session.reset()
         job = session.step(**self._arguments(session, inputs))
         at, steps = inputs.position
+        said: set[str] = set()
 
         def report(p: Any) -> None:
+            if p.phase in WAITS and p.phase not in said:
+                said.add(p.phase)
+                log.warning("latentd: %s.", WAITS[p.phase])
             # The bar never goes back: with CFG a step has two evaluations.
             done = at + (p.block / p.blocks if p.blocks else 0.0)
             if done > self._shown:
@@ -276,7 +284,8 @@ class Run:
                 job.close()
 
     def _open(self, inputs: StepInputs, ui: Interface) -> Any:
-        need = self._input_bytes(inputs), 2 * (_aligned(4 * _count(inputs.video)) + _aligned(4 * _count(inputs.audio)))
+        need = (max(ARENA_MIN, self._input_bytes(inputs)),
+                max(ARENA_MIN, 2 * (_aligned(4 * _count(inputs.video)) + _aligned(4 * _count(inputs.audio)))))
         if self._session is not None and (need[0] > self._room[0] or need[1] > self._room[1]):
             self.close()
         if self._session is None:

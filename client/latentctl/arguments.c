@@ -76,6 +76,7 @@ static int add_string(Parser *p, const Option *o, const char *value) {
                 return ctl_error(p->error, -EINVAL, CTL_ERROR_USAGE, "--%s may be given at most %u times", o->name,
                         STRINGS_MAX);
 
+        l->tags[l->n] = o->tag;
         l->items[l->n++] = value;
         return 0;
 }

@@ -18,6 +18,7 @@ typedef enum OptionType {
 
 typedef struct StringList {
         const char *items[STRINGS_MAX];
+        uint8_t tags[STRINGS_MAX]; /* of the option that each came with */
         uint32_t n;
 } StringList;
 
@@ -27,6 +28,7 @@ typedef struct Option {
         void *value;
         bool *seen;  /* may be NULL */
         char letter; /* '\0': none */
+        uint8_t tag; /* STRINGS: for options that share a list */
 } Option;
 
 /* Parses argv[1..] against the verb's options and the global ones (c). Operands go to ret_operands,

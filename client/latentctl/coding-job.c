@@ -69,7 +69,8 @@ static bool is_pipeline(const char *name) {
 }
 
 static int open_part(CodingJob *j, const char *part, latent_error *e) {
-        latent_load_options load = {.struct_size = sizeof(load), .tokenizer = j->options->tokenizer};
+        latent_load_options load = {.struct_size = sizeof(load), .flags = j->options->defer ? LATENT_LOAD_DEFER : 0,
+                .tokenizer = j->options->tokenizer};
         CLEANUP_FREE char *inside = NULL;
 
         if (asprintf(&inside, "%s/%s", j->options->model, part) < 0) {
@@ -81,7 +82,8 @@ static int open_part(CodingJob *j, const char *part, latent_error *e) {
 }
 
 static int open_itself(CodingJob *j, latent_error *e) {
-        latent_load_options load = {.struct_size = sizeof(load), .tokenizer = j->options->tokenizer};
+        latent_load_options load = {.struct_size = sizeof(load), .flags = j->options->defer ? LATENT_LOAD_DEFER : 0,
+                .tokenizer = j->options->tokenizer};
 
         return run_open_model(j->ctl, j->client, j->options->model, &load, &j->model, NULL, e);
 }

@@ -10,6 +10,7 @@
 typedef struct CodingOptions {
         const char *model, *output, *compute;
         const char *tokenizer;
+        bool defer; /* LATENT_LOAD_DEFER */
         uint64_t restart_sec; /* how long to wait for a service that went away; 0: not */
         bool has_restart;     /* else RESTART_SEC */
 } CodingOptions;

@@ -8,11 +8,16 @@
 #include <string.h>
 
 #include "client/latentctl/coding-job.h"
+#include "client/latentctl/pictures.h"
 #include "client/latentctl/report.h"
 #include "client/latentctl/results.h"
 #include "client/latentctl/run.h"
+#include "service/shared/canvas.h"
 
 #define REFERENCE_AUDIO "audio"
+/* Both more than canvas_from_picture() gives, at once. */
+#define STAND_IN_WIDTH 1440u
+#define STAND_IN_HEIGHT 832u
 #define WITH_SOUND "+sound"
 
 /* A picture: a tensor of a file. Of a sound only that it is there. */
@@ -27,8 +32,11 @@ typedef struct EncodePicture {
 
 typedef struct Encode {
         CodingOptions coding;
-        const char *prompt, *type, *picture_rule;
-        StringList images, keyframes, references;
+        const char *prompt, *type, *picture_rule, *size;
+        StringList keyframes, references;
+        Pictures files;
+        latent_tensor stand_ins[2]; /* of the files, for the plan */
+        uint32_t width, height;
         char *text;
         size_t text_size;
         latent_tensor text_tensor;
@@ -41,6 +49,7 @@ static void encode_done(Encode *x) {
                 tensor_file_done(&x->pictures[i].file);
                 free(x->pictures[i].path);
         }
+        pictures_done(&x->files);
         free(x->text);
 }
 
@@ -95,11 +104,15 @@ static int open_pictures(Encode *x, latent_error *e) {
         const StringList *list = x->keyframes.n > 0 ? &x->keyframes : &x->references;
         int r;
 
-        if (x->images.n > 0)
-                return ctl_error(e, -EOPNOTSUPP, LATENT_ERROR_NOT_SUPPORTED,
-                        "--image %s: image files are of a later version. Give the pixels as a tensor, U8 [H, W, 3]: --keyframe or "
-                        "--reference FILE.safetensors:TENSOR.",
-                        x->images.items[0]);
+        if ((x->files.image || x->files.last_image) && (x->keyframes.n > 0 || x->references.n > 0))
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--image and --last-image do not go together with tensors");
+        if (x->size && !x->files.image && !x->files.last_image)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--size is for --image and --last-image");
+        r = parse_size(x->size, &x->width, &x->height, e);
+        if (r >= 0)
+                r = pictures_open(&x->files, e);
+        if (r < 0)
+                return r;
         if (x->keyframes.n > 0 && x->references.n > 0)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--keyframe and --reference do not go together");
 
@@ -119,9 +132,26 @@ static int open_pictures(Encode *x, latent_error *e) {
         return 0;
 }
 
+/* How many tokens a picture has follows from its size alone; without one it is at most that of the largest film. */
+static int place_stand_in(const Encode *x, latent_tensor *t, latent_session *s, latent_error *e) {
+        void *unused;
+
+        *t = (latent_tensor){.dtype = "U8", .n_dims = 3, .shape = {STAND_IN_HEIGHT, STAND_IN_WIDTH, 3}};
+        if (x->width > 0) {
+                t->shape[0] = x->height + CANVAS_STEP;
+                t->shape[1] = x->width + CANVAS_STEP;
+        }
+        return latent_session_allocate(s, t, &unused, e);
+}
+
 static int encode_place(void *userdata, latent_session *s, latent_error *e) {
         Encode *x = userdata;
         int r = 0;
+
+        for (uint32_t i = 0; r >= 0 && i < x->files.n; i++)
+                r = place_stand_in(x, &x->stand_ins[i], s, e);
+        if (r < 0)
+                return r;
 
         if (x->text_size > 0)
                 r = coding_place_text(x->text, x->text_size, &x->text_tensor, s, e);
@@ -152,6 +182,14 @@ static latent_encode_options encode_options(const Encode *x, latent_picture pict
 static int encode_plan(void *userdata, latent_session *s, latent_value **ret, latent_error *e) {
         latent_picture pictures[STRINGS_MAX];
         latent_encode_options o = encode_options(userdata, pictures);
+        const Encode *x = userdata;
+
+        for (uint32_t i = 0; i < x->files.n; i++)
+                pictures[i] = (latent_picture){.kind = "keyframe", .picture = &x->stand_ins[i]};
+        if (x->files.n > 0) {
+                o.pictures = pictures;
+                o.n_pictures = x->files.n;
+        }
 
         return latent_session_plan_encode(s, &o, ret, e);
 }
@@ -159,6 +197,12 @@ static int encode_plan(void *userdata, latent_session *s, latent_value **ret, la
 static int encode_start(void *userdata, latent_session *s, latent_job **ret, latent_error *e) {
         latent_picture pictures[STRINGS_MAX];
         latent_encode_options o = encode_options(userdata, pictures);
+        const Encode *x = userdata;
+
+        o.files = x->files.items;
+        o.n_files = x->files.n;
+        o.width = x->width;
+        o.height = x->height;
 
         return latent_session_encode(s, &o, ret, e);
 }
@@ -184,6 +228,8 @@ static int run(CodingJob *j, Encode *x, latent_error *e) {
         w.input_bytes = x->text_size + LATENT_ALIGNMENT;
         for (uint32_t i = 0; i < x->n_pictures; i++)
                 w.input_bytes += x->pictures[i].tensor.size + LATENT_ALIGNMENT;
+        w.input_bytes += x->files.n * (UINT64_C(3) * ((x->width > 0 ? x->width : STAND_IN_WIDTH) + CANVAS_STEP) *
+                                                      ((x->width > 0 ? x->height : STAND_IN_HEIGHT) + CANVAS_STEP) + LATENT_ALIGNMENT);
         r = coding_start(j, &w, e);
         if (r >= 0)
                 r = run_wait(j->ctl, j->job, "encoding", e);
@@ -197,7 +243,9 @@ int verb_encode(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         const Option options[] = {
                 CODING_OPTIONS(x.coding),
                 {"prompt", OPTION_STRING, &x.prompt, NULL, 'p'},
-                {"image", OPTION_STRINGS, &x.images, NULL, '\0'},
+                {"image", OPTION_STRING, &x.files.image, NULL, '\0'},
+                {"last-image", OPTION_STRING, &x.files.last_image, NULL, '\0'},
+                {"size", OPTION_STRING, &x.size, NULL, '\0'},
                 {"keyframe", OPTION_STRINGS, &x.keyframes, NULL, '\0'},
                 {"reference", OPTION_STRINGS, &x.references, NULL, '\0'},
                 {"picture-rule", OPTION_STRING, &x.picture_rule, NULL, '\0'},

@@ -61,5 +61,6 @@ int verb_tokenize(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_encode(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_decode(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_encode_media(Ctl *c, const Verb *verb, int argc, char *argv[]);
+int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_parity(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_doctor(Ctl *c, const Verb *verb, int argc, char *argv[]);

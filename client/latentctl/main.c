@@ -60,7 +60,7 @@ static const Verb verbs[] = {
                 "  --steps N                              evaluations, 1 to 1000; needed without sigmas in "
                 "IN\n"
                 "  --schedule simple|reference            default: simple\n"
-                "  --shift-video S, --shift-audio S       default: from IN's metadata, else 12, 3\n"
+                "  --shift-video S, --shift-audio S       default: from IN's metadata, else the model's\n"
                 "  --sampler euler|res_multistep|res_multistep_perstream  default: euler\n"
                 "  --keep-steps                           OUT also has step.I.video, step.I.audio, and for res_multistep "
                 "step.I.audio_carried\n"
@@ -79,7 +79,8 @@ static const Verb verbs[] = {
                 "  --reference FILE.safetensors:TENSOR    U8 [H, W, 3], or a clip [F, H, W, 3]; at most 30 times, in this order\n"
                 "  --reference FILE.safetensors:TENSOR+sound   a clip that has sound\n"
                 "  --reference audio                      a sound\n"
-                "  --image FILE                           image files: of a later version\n"
+                "  --image FILE, --last-image FILE        first and last picture of the film, from image files\n"
+                "  --size WIDTHxHEIGHT                    of that film; default: as the image\n"
                 "  --picture-rule reference|comfy         how pictures get their size; default: reference\n"
                 "  --type bf16|f32                        of text in the file; default: bf16\n"
                 "  --compute auto|f32|bf16\n" TOKENIZER_HELP RESTART_HELP,
@@ -96,6 +97,32 @@ static const Verb verbs[] = {
                 "  --posterior mean|sampled               which latent of the distribution; default: mean\n"
                 "  --seed N                               of sampled; default: 42\n" RESTART_HELP,
                 verb_encode_media},
+        {"render", "MODEL --prompt TEXT|- -o FILM.mp4|--plan [OPTION]...",
+                "Makes a film of a prompt. MODEL: a pipeline with transformer/, text_encoder/, vae/ and audio_vae/; FILM: .mp4, .webm or\n"
+                ".mkv.",
+                "  -o, --output FILE\n"
+                "  -p, --prompt TEXT                      -: standard input\n"
+                "  --image FILE, --last-image FILE        what the film begins and ends with\n"
+                "  --reference FILE                       a picture, clip or sound that it goes by; at most 12 times: 9 pictures,\n"
+                "                                         3 clips and 3 sounds; not together with --image and --last-image\n"
+                "  --reference-sound FILE                 only the sound of a file\n"
+                "  --picture-rule comfy|reference         how pictures are brought in; default: as the program whose noise it is\n"
+                "  --size WIDTHxHEIGHT                    rounded to multiples of 32; default: as the image, else 1344x768\n"
+                "  --seconds S, --frames N                rounded up to 17k+5 frames at 24 a second, at most 362; default: 124\n"
+                "  --steps N                              evaluations, 1 to 1000; default: 20\n"
+                "  --seed N                               of the noise; default: 42\n"
+                "  --noise comfy|diffusers                as this program draws it; default: comfy\n"
+                "  --schedule simple|reference            default: simple\n"
+                "  --shift-video S, --shift-audio S       default: the model's\n"
+                "  --sampler euler|res_multistep|res_multistep_perstream  default: euler\n"
+                "  --lora FILE[:STRENGTH]                 an adapter, merged for this work only; at most 16 times\n"
+                "  --plan                                 says what memory and time it would take, and runs nothing\n"
+                "  --keep-latents FILE.safetensors        gets the latents video and audio\n"
+                "  --contact-sheet FILE.png               gets frames of the film, 4 by 3, in one picture\n"
+                "  --preview K                            after every K steps a picture, FILM.step-NNNN.ppm\n"
+                "  --preview-map FILE                     how latents look; default: vae/latent_rgb.txt of MODEL\n"
+                "  --compute auto|f32|bf16\n" TOKENIZER_HELP RESTART_HELP,
+                verb_render},
         {"parity", "MODEL [OPTION]...",
                 "Runs a short step on one rank and on every number of ranks, plan and exchange that the service "
                 "offers, and compares the\n"

@@ -15,7 +15,7 @@
 
 void progress_init(Progress *p, const Ctl *c, const char *label) {
         *p = (Progress){.label = label, .bar = isatty(STDERR_FILENO) == 1};
-        p->json = c->json && !p->bar;
+        p->json = c->json && (!p->bar || isatty(STDOUT_FILENO) == 0);
 }
 
 static size_t terminal_columns(void) {
@@ -40,6 +40,8 @@ static void format_where(const latent_progress *n, char *buf, size_t size) {
                 (void) snprintf(buf, size, "waiting");
         else if (is_load && n->blocks > 0)
                 (void) snprintf(buf, size, "%s %u/%u MiB", n->phase, n->block, n->blocks);
+        else if (strcmp(n->phase, "write") == 0)
+                (void) snprintf(buf, size, "frame %u/%u", n->step, n->steps);
         else if (is_load)
                 (void) snprintf(buf, size, "%s", n->phase);
         else if (n->steps > 0)
@@ -51,19 +53,22 @@ static void format_where(const latent_progress *n, char *buf, size_t size) {
 
 void progress_format(const Progress *p, const latent_progress *n, size_t columns, char *buf, size_t size) {
         char where[64], eta[FORMAT_MAX], time[FORMAT_MAX + 8] = "", bar[COLUMNS_MAX];
+        const char *label = p->label;
         size_t room, width, full;
 
         format_where(n, where, sizeof(where));
+        if (strcmp(label, PROGRESS_PHASES) == 0 && n->phase[0] != '\0' && strncmp(where, n->phase, strlen(n->phase)) != 0)
+                label = n->phase;
         if (n->eta_usec > 0)
                 (void) snprintf(time, sizeof(time), "  ETA %s", format_usec(n->eta_usec, eta));
 
         /* The bar takes what the words leave; a narrow terminal gets none, and then the words are cut. */
-        room = strlen(p->label) + strlen(where) + ETA_WIDTH + 14;
+        room = strlen(label) + strlen(where) + ETA_WIDTH + 14;
         width = columns > room ? columns - room : 0;
         if (width > 40)
                 width = 40;
         if (width < BAR_MIN) {
-                (void) snprintf(buf, size < columns ? size : columns, "%s  %s  %3.0f%%%s", p->label, where,
+                (void) snprintf(buf, size < columns ? size : columns, "%s  %s  %3.0f%%%s", label, where,
                         n->fraction * 100, time);
                 return;
         }
@@ -72,7 +77,7 @@ void progress_format(const Progress *p, const latent_progress *n, size_t columns
         memset(bar, '#', full);
         memset(bar + full, '.', width - full);
         bar[width] = '\0';
-        (void) snprintf(buf, size < columns ? size : columns, "%s  %s  [%s] %3.0f%%%s", p->label, where, bar,
+        (void) snprintf(buf, size < columns ? size : columns, "%s  %s  [%s] %3.0f%%%s", label, where, bar,
                 n->fraction * 100, time);
 }
 
@@ -123,7 +128,8 @@ void progress_show(const latent_progress *news, void *userdata) {
                 (void) fprintf(stderr, "\r%s\033[K", line);
                 (void) fflush(stderr);
                 p->drawn = true;
-        } else if (p->json)
+        }
+        if (p->json)
                 write_json(p, news);
 }
 

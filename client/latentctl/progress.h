@@ -2,9 +2,12 @@
 #pragma once
 
 /* How far a job is: a line on a terminal's stderr that is redrawn, or with --json (and no terminal) an
- * object per line on stdout. */
+ * object per line on stdout. With both a terminal on stderr and a pipe on stdout, both. */
 
 #include "client/latentctl/ctl.h"
+
+/* The label of a job whose phases stand in its place. */
+#define PROGRESS_PHASES "rendering"
 
 typedef struct Progress {
         const char *label; /* "loading", "sampling" */

@@ -35,6 +35,8 @@ int results_write(Output *o, const latent_job *job, const char *compute, latent_
         int r;
 
         n = latent_value_count(latent_value_get(latent_job_result(job), "tensors"));
+        if (n > 0 && strcmp(latent_job_tensor_name(job, n - 1), "preview") == 0)
+                n--; /* the last one, which is no result */
         if (n == 0)
                 return ctl_error(e, -EPROTO, LATENT_ERROR_INTERNAL, "The service gave no results.");
         tensors = calloc(n, sizeof(*tensors));

@@ -44,13 +44,32 @@ int run_outcome(int r, latent_error *e) {
         return r < 0 && n_signals > 0 ? error_interrupted(e) : r;
 }
 
+/* Who hears of news. */
+typedef struct Listener {
+        Progress progress;
+        latent_progress_fn also;
+        void *userdata;
+} Listener;
+
+static void on_news(const latent_progress *news, void *userdata) {
+        Listener *l = userdata;
+
+        progress_show(news, &l->progress);
+        if (l->also)
+                l->also(news, l->userdata);
+}
+
 int run_wait(const Ctl *c, latent_job *job, const char *label, latent_error *e) {
+        return run_wait_and(c, job, label, NULL, NULL, e);
+}
+
+int run_wait_and(const Ctl *c, latent_job *job, const char *label, latent_progress_fn also, void *userdata, latent_error *e) {
+        Listener l = {.also = also, .userdata = userdata};
         bool cancelled = false;
-        Progress p;
         int r;
 
-        progress_init(&p, c, label);
-        while ((r = latent_job_wait(job, SLICE_USEC, progress_show, &p, e)) == 1) {
+        progress_init(&l.progress, c, label);
+        while ((r = latent_job_wait(job, SLICE_USEC, on_news, &l, e)) == 1) {
                 if (n_signals > 1)
                         break;
                 if (n_signals > 0 && !cancelled) {
@@ -60,7 +79,7 @@ int run_wait(const Ctl *c, latent_job *job, const char *label, latent_error *e) 
                         cancelled = true;
                 }
         }
-        progress_done(&p);
+        progress_done(&l.progress);
 
         /* A job that came to its end before it noticed counts as interrupted too: its user wanted it
          * stopped. */

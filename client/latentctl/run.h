@@ -17,6 +17,8 @@ bool run_interrupted(void);
 /* Waits for the job's end. After a signal the job is cancelled and its end waited for; a second one does not
  * wait. -EINTR with CTL_ERROR_INTERRUPTED. */
 int run_wait(const Ctl *c, latent_job *job, const char *label, latent_error *e);
+/* Likewise, and news go to this function, too. */
+int run_wait_and(const Ctl *c, latent_job *job, const char *label, latent_progress_fn also, void *userdata, latent_error *e);
 
 /* The model that an argument means: a path that exists here, else a model in use by its name, number or
  * path, else a name below the service's ModelPath=. Loads it and waits. ret_load may be NULL; else set to

@@ -108,6 +108,27 @@ static int checkpoint_add_at(Checkpoint *c, int directory, const char *name, Fau
         return checkpoint_add(c, name, fd, f);
 }
 
+/* Beside a directory "transformer". The shifts of the schedules are the denoiser's business; both files have the same name
+ * where they lie. */
+static int checkpoint_add_schedulers(Checkpoint *c, int transformer, Fault *f) {
+        static const char *const files[][2] = {
+                {"../scheduler/scheduler_config.json", "scheduler_config.json"},
+                {"../audio_scheduler/scheduler_config.json", "audio_scheduler_config.json"},
+        };
+        int r, fd = -EBADF;
+
+        for (size_t i = 0; i < ELEMENTSOF(files); i++) {
+                if (faccessat(transformer, files[i][0], F_OK, 0) < 0 && (errno == ENOENT || errno == ENOTDIR))
+                        continue;
+                r = open_regular(transformer, files[i][0], &fd, f);
+                if (r >= 0)
+                        r = checkpoint_add(c, files[i][1], fd, f);
+                if (r < 0)
+                        return r;
+        }
+        return 0;
+}
+
 static int compare_files(const void *a, const void *b) {
         return strcmp(((const CheckpointFile *) a)->name, ((const CheckpointFile *) b)->name);
 }
@@ -277,7 +298,8 @@ static int checkpoint_open_directory(
                 below = openat(directory, "transformer", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
                 if (below < 0)
                         return fault_open(f, -errno, "transformer");
-                return checkpoint_open_directory(path, below, false, c, f);
+                r = checkpoint_open_directory(path, below, false, c, f);
+                return r < 0 ? r : checkpoint_add_schedulers(c, below, f);
         }
         if (l.n_indexes > 1)
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
@@ -358,12 +380,14 @@ static int open_beside(int directory, const char *path, int *ret_fd, Fault *f) {
         return 0;
 }
 
-/* Of a text_encoder; a pipeline without them is none of our business. */
+/* Of a transformer or a text_encoder; a pipeline without them is none of our business. */
 static int add_beside(Checkpoint *c, int directory, bool with_tokenizer, Fault *f) {
         CLEANUP_CLOSE int processor = -EBADF, tokenizer = -EBADF;
         size_t n;
         int r;
 
+        if (strcmp(c->name, "transformer") == 0)
+                return checkpoint_add_schedulers(c, directory, f);
         if (strcmp(c->name, "text_encoder") != 0)
                 return 0;
 

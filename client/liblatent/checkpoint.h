@@ -24,7 +24,9 @@ typedef struct Checkpoint {
 
 /* path: a .safetensors file, or a directory: config.json if there, and the *.safetensors.index.json and the
  * shards that it names, or without an index all .safetensors files (usually one). A directory without either
- * but with transformer/ in it means that. A directory text_encoder brings the files of tokenizer/ beside it, and of
+ * but with transformer/ in it means that. A directory transformer brings scheduler_config.json of scheduler/ and
+ * audio_scheduler/ beside it, the second one as audio_scheduler_config.json. A directory text_encoder brings the
+ * files of tokenizer/ beside it, and of
  * processor/ or else of tokenizer/ those that say how large pictures are shown; tokenizer: another
  * directory that has them, for any path; NULL: none. -ENOENT NotFound, -EACCES AccessDenied, -EBADMSG InvalidFile
  * (absent shards are listed), -EIO IOError. */

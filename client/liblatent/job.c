@@ -12,7 +12,7 @@
 #include "client/liblatent/value.h"
 #include "service/shared/clock.h"
 
-_Static_assert(sizeof(latent_progress) == 72, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_progress) == 80, "public layout changed: add fields, never alter");
 #define PROGRESS_SIZE_V1 72u
 
 /* Without news for this long we ask for the state: a signal may have been lost. */
@@ -51,6 +51,7 @@ LATENT_PUBLIC void latent_job_free(latent_job *job) {
         object_done(&job->object);
         latent_value_free(job->result);
         latent_value_free(job->places);
+        latent_value_free(job->preview);
         (void) request_free(job->request);
         (void) source_unref(job->source);
         (void) output_unref(job->output);
@@ -142,6 +143,16 @@ static void job_on_progress(latent_job *j, sd_bus_message *m) {
         j->is_news = true;
 }
 
+static void job_on_preview(latent_job *j, sd_bus_message *m) {
+        uint32_t step;
+
+        if (sd_bus_message_read(m, "u", &step) < 0)
+                return;
+
+        j->progress.preview = step;
+        j->is_news = true;
+}
+
 /* In order; those that were told of twice count once. */
 static void job_on_frames(latent_job *j, sd_bus_message *m) {
         uint64_t first, count, end;
@@ -168,6 +179,8 @@ void job_taken_up(latent_job *j) {
         job_set_phase(j, "queue");
         j->frames = 0;
         latent_value_free(STEAL_PTR(j->places));
+        latent_value_free(STEAL_PTR(j->preview));
+        j->progress.preview = 0;
         j->progress.state = LATENT_JOB_QUEUED;
         j->heard_usec = clock_usec();
         j->is_news = true;
@@ -229,6 +242,8 @@ void job_on_signal(latent_client *c, sd_bus_message *m) {
                         job_on_progress(j, m);
                 else if (strcmp(sd_bus_message_get_member(m), "FramesReady") == 0)
                         job_on_frames(j, m);
+                else if (strcmp(sd_bus_message_get_member(m), "PreviewReady") == 0)
+                        job_on_preview(j, m);
                 else if (strcmp(sd_bus_message_get_member(m), "Finished") == 0)
                         job_on_finished(j, m);
         }
@@ -430,8 +445,8 @@ LATENT_PUBLIC int latent_job_frames_ready(latent_job *job, uint64_t known, uint6
         void *userdata, uint64_t *ret_frames, latent_error *error) {
         int r;
 
-        if (!job->request || job->request->kind != REQUEST_DECODE)
-                return error_set(error, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "The job makes no frames: expected a decode.");
+        if (!job->request || !request_makes_frames(job->request))
+                return error_set(error, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "The job makes no frames: expected a decode or render.");
 
         r = job_wait(job, known, timeout_usec, progress, userdata, error);
         if (r != 0)
@@ -451,7 +466,7 @@ LATENT_PUBLIC int latent_job_release_frames(latent_job *job, uint64_t up_to, lat
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
         int r;
 
-        if (!job->request || job->request->kind != REQUEST_DECODE || up_to > job->frames)
+        if (!job->request || !request_makes_frames(job->request) || up_to > job->frames)
                 return error_set(error, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT,
                         "%llu frames cannot be released: the job has made %llu of them so far.", (unsigned long long) up_to,
                         (unsigned long long) job->frames);
@@ -552,9 +567,8 @@ static int tensor_from_value(const latent_value *v, latent_tensor *ret) {
         return 0;
 }
 
-LATENT_PUBLIC int latent_job_tensor(const latent_job *job, const char *name, latent_tensor *ret_tensor,
+static int find_tensor(const latent_job *job, const latent_value *list, const char *name, latent_tensor *ret_tensor,
         const void **ret_data, latent_error *error) {
-        const latent_value *list = job_tensors(job);
         const void *data;
         latent_tensor t;
 
@@ -578,4 +592,25 @@ LATENT_PUBLIC int latent_job_tensor(const latent_job *job, const char *name, lat
 
         return error_set(error, -ENOENT, LATENT_ERROR_NOT_FOUND, "The job has no result called %s%s.", name,
                 job->progress.state == LATENT_JOB_DONE ? "" : ": it is not done");
+}
+
+LATENT_PUBLIC int latent_job_tensor(const latent_job *job, const char *name, latent_tensor *ret_tensor,
+        const void **ret_data, latent_error *error) {
+        return find_tensor(job, job_tensors(job), name, ret_tensor, ret_data, error);
+}
+
+LATENT_PUBLIC int latent_job_preview(
+        latent_job *job, latent_tensor *ret_tensor, const void **ret_data, latent_error *error) {
+        int r;
+
+        if (job->result)
+                return latent_job_tensor(job, "preview", ret_tensor, ret_data, error);
+
+        if (!job->preview && job->progress.preview > 0 && !job->lost) {
+                r = job_read_result(job, &job->preview, error);
+                if (r < 0)
+                        return r;
+        }
+
+        return find_tensor(job, latent_value_get(job->preview, "tensors"), "preview", ret_tensor, ret_data, error);
 }

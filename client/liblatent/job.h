@@ -18,6 +18,7 @@ struct latent_job {
         latent_value *result;     /* DONE */
         latent_value *places;     /* of a decode that runs: its result so far; NULL: not known */
         uint64_t frames;          /* of a decode: final so far */
+        latent_value *preview;    /* the result as it was when there was a preview */
 
         /* recover.c */
         Request *request; /* NULL: a load */

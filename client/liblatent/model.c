@@ -10,6 +10,7 @@
 
 _Static_assert(sizeof(latent_load_options) == 48, "public layout changed: add fields, never alter");
 #define LOAD_OPTIONS_SIZE_V1 40u
+#define DEFERRED "deferred" /* as an identity */
 
 DEFINE_CLEANUP(latent_model *, latent_model_free)
 
@@ -68,6 +69,9 @@ static int check_options(const latent_load_options *o, bool by_name, latent_erro
                 {"tokenizer", by_name ? o->tokenizer : NULL},
         };
         int r;
+
+        if (o->flags & ~(uint32_t) LATENT_LOAD_DEFER)
+                return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "Unknown flags %#x; expected LATENT_LOAD_*.", o->flags);
 
         for (size_t i = 0; i < ELEMENTSOF(strings); i++) {
                 r = check_text(strings[i].what, strings[i].value, e);
@@ -192,6 +196,8 @@ int model_ask_identity(latent_model *m, latent_error *e) {
         if (r < 0)
                 return client_error_message(r, doing, e);
 
+        if (s[0] == '\0' && m->source && m->source->defer)
+                s = DEFERRED; /* nothing was read of it that could have changed since */
         if (strlen(s) < sizeof(m->identity))
                 memcpy(m->identity, s, strlen(s) + 1);
         return 0;
@@ -205,6 +211,8 @@ int model_check_identity(latent_model *m, const char *identity, const char *what
                 return r;
         if (m->identity[0] != '\0' && strcmp(m->identity, identity) == 0)
                 return 0;
+        if (strcmp(m->identity, DEFERRED) == 0 || strcmp(identity, DEFERRED) == 0)
+                return 0; /* only Render runs on those, which begins anew */
 
         return error_set(e, -ESTALE, LATENT_ERROR_FILE_CHANGED,
                 "The service was restarted, and the files of the %s \"%.128s\" are not those any more that the job began with: they were "

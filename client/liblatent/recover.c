@@ -58,18 +58,22 @@ static void ask_numerics(latent_client *c, const char *owner, char ret[static 12
 }
 
 static bool can_be_taken_up(const latent_session *s) {
+        for (size_t i = 0; i < SESSION_PARTS; i++)
+                if (s->parts[i].given && (!s->parts[i].source || s->parts[i].identity[0] == '\0'))
+                        return false;
+
         return s->source && s->identity[0] != '\0' && adapters_known(s->adapters) && !s->closed && !s->client->no_resume;
 }
 
 int recover_before(latent_session *s, const Request *q, Before *ret, latent_error *e) {
         *ret = (Before){.word = read_word(s->output, q)};
-        if ((q->kind == REQUEST_SAMPLE || q->kind == REQUEST_DECODE) && can_be_taken_up(s))
+        if ((q->kind == REQUEST_SAMPLE || request_makes_frames(q)) && can_be_taken_up(s))
                 ask_numerics(s->client, s->object.owner, ret->numerics);
         return 0;
 }
 
 int recover_adapters(latent_session *s, const Request *q, latent_error *e) {
-        if (q->kind > REQUEST_MERGE)
+        if (q->kind > REQUEST_MERGE && q->kind != REQUEST_RENDER)
                 return 0;
         return adapters_same(s->in_force, q->adapters) ? 0 : session_send_adapters(s, q->adapters, NULL, e);
 }
@@ -136,7 +140,7 @@ static void choose_states(latent_job *j, const char *numerics) {
         uint32_t step = same ? committed(j) : 0, known = same && j->states ? j->resume.step : 0;
 
         /* Frames that were read are final. */
-        if (j->request->kind == REQUEST_DECODE && j->frames > 0 && !same) {
+        if (request_makes_frames(j->request) && j->frames > 0 && !same) {
                 job_fail_restarted(j);
                 return;
         }
@@ -241,13 +245,13 @@ static int open_again(latent_session *s, const latent_model *model, latent_error
         return 0;
 }
 
-/* 0: the session is open again; 1: the model is being loaded. */
-static int reopen(latent_session *s, latent_error *e) {
+/* 0: *ret is loaded; 1: it is being loaded. */
+static int load_again(latent_session *s, ModelSource *source, const char *identity, latent_model **ret, latent_error *e) {
         CLEANUP(latent_model_freep) latent_model *model = NULL;
         int r;
 
         if (!s->load) {
-                r = source_load(s->client, s->source, &s->load, e);
+                r = source_load(s->client, source, &s->load, e);
                 return r < 0 ? r : 1;
         }
 
@@ -258,11 +262,44 @@ static int reopen(latent_session *s, latent_error *e) {
                 r = latent_job_model(s->load, &model, e);
         latent_job_free(STEAL_PTR(s->load));
         if (r >= 0)
-                r = model_check_identity(model, s->identity, "model", e);
+                r = model_check_identity(model, identity, "model", e);
         if (r < 0)
                 return r;
 
-        return open_again(s, model, e);
+        *ret = STEAL_PTR(model);
+        return 0;
+}
+
+static void forget_parts(latent_session *s) {
+        for (size_t i = 0; i < SESSION_PARTS; i++)
+                latent_model_free(STEAL_PTR(s->parts[i].model));
+}
+
+/* 0: the session is open again; 1: its models are being loaded, one after the other. */
+static int reopen(latent_session *s, latent_error *e) {
+        CLEANUP(latent_model_freep) latent_model *model = NULL;
+        int r;
+
+        for (size_t i = 0; i < SESSION_PARTS; i++) {
+                SessionPart *p = &s->parts[i];
+
+                if (!p->given)
+                        continue;
+                /* gone with another service */
+                if (p->model && (!s->client->owner || strcmp(p->model->object.owner, s->client->owner) != 0))
+                        latent_model_free(STEAL_PTR(p->model));
+                r = p->model ? 0 : load_again(s, p->source, p->identity, &p->model, e);
+                if (r != 0)
+                        return r;
+        }
+
+        r = load_again(s, s->source, s->identity, &model, e);
+        if (r != 0)
+                return r;
+
+        r = open_again(s, model, e);
+        forget_parts(s);
+        return r;
 }
 
 /* The job's adapters, and those that the session has by now. 0: all are in the service that has the session; 1: not yet. */
@@ -285,6 +322,9 @@ static int send_again(latent_job *j, latent_error *e) {
         Object object;
         int r;
 
+        r = request_rewind(j->request);
+        if (r < 0)
+                return error_errno(e, r, request_doing(j->request));
         r = recover_send(s, j->request, &j->resume, &reply, e);
         if (r < 0)
                 return r;

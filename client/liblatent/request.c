@@ -2,8 +2,10 @@
 #include "client/liblatent/request.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 int append_string(sd_bus_message *m, const char *key, const char *value) {
         return value ? sd_bus_message_append(m, "{sv}", key, "s", value) : 0;
@@ -196,6 +198,127 @@ static int append_pictures(sd_bus_message *m, const Request *q) {
         return r;
 }
 
+static int append_file(sd_bus_message *m, const latent_media *p) {
+        int r;
+
+        r = sd_bus_message_open_container(m, 'a', "{sv}");
+        if (r >= 0)
+                r = append_string(m, "kind", p->kind);
+        if (r >= 0)
+                r = append_string(m, "name", p->name);
+        if (r >= 0)
+                r = sd_bus_message_append(m, "{sv}", "file", "h", p->file);
+        if (r >= 0 && (p->flags & LATENT_MEDIA_LAST))
+                r = sd_bus_message_append(m, "{sv}", "last", "b", (int) true);
+        if (r >= 0 && (p->flags & (LATENT_MEDIA_SOUND | LATENT_MEDIA_SILENT)))
+                r = sd_bus_message_append(m, "{sv}", "sound", "b", (p->flags & LATENT_MEDIA_SILENT) == 0);
+        if (r >= 0)
+                r = sd_bus_message_close_container(m);
+
+        return r;
+}
+
+static int append_files(sd_bus_message *m, const char *key, const Request *q) {
+        int r;
+
+        if (q->n_pictures == 0)
+                return 0;
+
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", key);
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "aa{sv}");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'a', "a{sv}");
+        for (uint32_t i = 0; r >= 0 && i < q->n_pictures; i++)
+                r = append_file(m, &q->pictures[i]);
+        for (unsigned i = 0; r >= 0 && i < 3; i++)
+                r = sd_bus_message_close_container(m);
+
+        return r;
+}
+
+static int append_map(sd_bus_message *m, const Request *q) {
+        int r;
+
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", "preview-map");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "ad");
+        if (r >= 0)
+                r = sd_bus_message_append_array(m, 'd', q->preview_map, sizeof(q->preview_map));
+        for (unsigned i = 0; r >= 0 && i < 2; i++)
+                r = sd_bus_message_close_container(m);
+        return r;
+}
+
+/* What goes there, and how films look meanwhile. */
+static int append_outputs(sd_bus_message *m, const Request *q) {
+        int r = 0;
+
+        if (q->has_file)
+                r = sd_bus_message_append(m, "{sv}", "output", "h", q->file);
+        if (r >= 0 && q->has_sheet)
+                r = sd_bus_message_append(m, "{sv}", "contact-sheet", "h", q->sheet);
+        if (r >= 0 && q->sheet_columns > 0)
+                r = sd_bus_message_append(m, "{sv}", "sheet-columns", "u", q->sheet_columns);
+        if (r >= 0 && q->sheet_rows > 0)
+                r = sd_bus_message_append(m, "{sv}", "sheet-rows", "u", q->sheet_rows);
+        if (r >= 0 && q->preview_steps > 0)
+                r = sd_bus_message_append(m, "{sv}", "preview", "u", q->preview_steps);
+        if (r >= 0 && q->has_map)
+                r = append_map(m, q);
+        if (r >= 0)
+                r = append_string(m, "format", q->format);
+        return r;
+}
+
+static int append_canvas(sd_bus_message *m, const Request *q) {
+        const struct {
+                const char *key;
+                uint32_t value;
+        } numbers[] = {{"width", q->width}, {"height", q->height}, {"frames", q->frames}};
+        int r = 0;
+
+        for (size_t i = 0; r >= 0 && i < ELEMENTSOF(numbers); i++)
+                if (numbers[i].value > 0)
+                        r = sd_bus_message_append(m, "{sv}", numbers[i].key, "u", numbers[i].value);
+        return r;
+}
+
+static int append_render(sd_bus_message *m, const Request *q) {
+        const latent_sample_options *o = &q->sample;
+        int r;
+
+        r = append_tensor(m, "prompt", o->text);
+        if (r >= 0)
+                r = append_canvas(m, q);
+        if (r >= 0)
+                r = append_schedule(m, o);
+        if (r >= 0)
+                r = append_string(m, "sampler", o->sampler);
+        if (r >= 0)
+                r = append_string(m, "noise", o->noise);
+        if (r >= 0 && o->has_seed)
+                r = sd_bus_message_append(m, "{sv}", "seed", "t", o->seed);
+        if (r >= 0)
+                r = append_outputs(m, q);
+        if (r >= 0)
+                r = append_string(m, "type", q->type);
+        if (r >= 0 && q->ring_frames > 0)
+                r = sd_bus_message_append(m, "{sv}", "ring", "t", q->ring_frames);
+        if (r >= 0 && q->keep_latents)
+                r = sd_bus_message_append(m, "{sv}", "keep-latents", "b", (int) true);
+        if (r >= 0)
+                r = append_files(m, "pictures", q);
+        if (r >= 0)
+                r = append_string(m, "picture-rule", q->picture_rule);
+
+        return r;
+}
+
 /* What a kind does not have is not set. */
 static int append_coding(sd_bus_message *m, const Request *q) {
         const latent_sample_options *o = &q->sample;
@@ -204,6 +327,10 @@ static int append_coding(sd_bus_message *m, const Request *q) {
         r = append_tensor(m, "text", o->text);
         if (r >= 0)
                 r = append_pictures(m, q);
+        if (r >= 0)
+                r = append_files(m, "files", q);
+        if (r >= 0)
+                r = append_canvas(m, q);
         if (r >= 0)
                 r = append_string(m, "picture-rule", q->picture_rule);
         if (r >= 0)
@@ -246,7 +373,16 @@ static const struct {
         [REQUEST_ENCODE] = {"Encode", "encode", "Encoding a prompt"},
         [REQUEST_DECODE] = {"Decode", "decode", "Decoding latents"},
         [REQUEST_ENCODE_MEDIA] = {"EncodeMedia", "encode-media", "Encoding frames or sound"},
+        [REQUEST_RENDER] = {"Render", "render", "Rendering a film"},
 };
+
+bool request_makes_frames(const Request *q) {
+        return q->kind == REQUEST_DECODE || (q->kind == REQUEST_RENDER && !q->has_file);
+}
+
+int request_rewind(const Request *q) {
+        return (q->has_file && ftruncate(q->file, 0) < 0) || (q->has_sheet && ftruncate(q->sheet, 0) < 0) ? -errno : 0;
+}
 
 const char *request_method(const Request *q) {
         return request_names[q->kind].method;
@@ -262,12 +398,13 @@ const char *request_doing(const Request *q) {
 
 int request_append(sd_bus_message *m, const Request *q, const Resume *resume) {
         const latent_sample_options *o = &q->sample;
-        bool coding = q->kind > REQUEST_MERGE;
         int r;
 
         r = sd_bus_message_open_container(m, 'a', "{sv}");
         if (r >= 0)
-                r = coding ? append_coding(m, q) : append_inputs(m, o);
+                r = q->kind == REQUEST_RENDER  ? append_render(m, q)
+                    : q->kind > REQUEST_MERGE ? append_coding(m, q)
+                                              : append_inputs(m, o);
         if (r >= 0 && q->kind == REQUEST_STEP)
                 r = sd_bus_message_append(m, "{sv}", "sigma-video", "d", q->sigma_video);
         if (r >= 0 && q->kind == REQUEST_STEP)
@@ -308,6 +445,15 @@ Request *request_free(Request *r) {
         for (size_t i = 0; i < ELEMENTSOF(r->condition_kinds); i++)
                 free(r->condition_kinds[i]);
         (void) adapters_unref(r->adapters);
+        if (r->has_file)
+                (void) close(r->file);
+        for (uint32_t i = 0; i < r->n_pictures; i++) {
+                (void) close(r->pictures[i].file);
+                free(r->picture_kinds[i]);
+                free(r->picture_names[i]);
+        }
+        if (r->has_sheet)
+                (void) close(r->sheet);
         free(r);
         return NULL;
 }
@@ -387,7 +533,7 @@ static int own_all(Request *q) {
         const latent_tensor **tensors[REQUEST_TENSORS] = {&o->text, &o->text_tags, &o->video, &o->audio, &o->sigmas_video,
                 &o->sigmas_audio, &o->mask_video, &o->mask_audio, &o->clean_video, &o->clean_audio};
         const char **strings[REQUEST_STRINGS] = {&o->compute, &o->schedule, &o->sampler, &o->noise, &o->condition_noise, &q->type,
-                &q->picture_rule, &q->posterior};
+                &q->picture_rule, &q->posterior, &q->format};
 
         for (size_t i = 0; i < REQUEST_TENSORS; i++)
                 own_tensor(tensors[i], &q->tensors[i]);
@@ -426,6 +572,24 @@ int request_new(const latent_step_options *step, const latent_sample_options *sa
         return 0;
 }
 
+/* Duplicates of the files, and copies of the texts. */
+static int own_pictures(const Request *q, Request *copy, latent_error *e) {
+        copy->n_pictures = 0;
+        for (uint32_t i = 0; i < q->n_pictures; i++) {
+                latent_media *p = &copy->pictures[i];
+
+                p->file = fcntl(q->pictures[i].file, F_DUPFD_CLOEXEC, 3);
+                if (p->file < 0)
+                        return error_set(e, -EINVAL, LATENT_ERROR_INVALID_ARGUMENT, "The file of picture %u cannot be used: %s.", i,
+                                strerror(errno));
+                copy->n_pictures = i + 1; /* from here on it is freed with the request */
+                if (own_string(&p->kind, &copy->picture_kinds[i]) < 0 || own_string(&p->name, &copy->picture_names[i]) < 0)
+                        return error_errno(e, -ENOMEM, request_doing(q));
+        }
+
+        return 0;
+}
+
 int request_new_coding(const Request *q, Request **ret, latent_error *e) {
         CLEANUP(request_freep) Request *copy = NULL;
         int r;
@@ -439,6 +603,25 @@ int request_new_coding(const Request *q, Request **ret, latent_error *e) {
                 return error_errno(e, -ENOMEM, request_doing(q));
 
         *copy = *q;
+        copy->adapters = adapters_ref(q->adapters);
+        copy->has_file = copy->has_sheet = false; /* until they are ours */
+        copy->n_pictures = 0;
+        if (q->has_file) {
+                copy->file = fcntl(q->file, F_DUPFD_CLOEXEC, 3);
+                if (copy->file < 0)
+                        return error_set(e, -errno, LATENT_ERROR_INVALID_ARGUMENT, "The file cannot be used: %s.", strerror(errno));
+                copy->has_file = true;
+        }
+        if (q->has_sheet) {
+                copy->sheet = fcntl(q->sheet, F_DUPFD_CLOEXEC, 3);
+                if (copy->sheet < 0)
+                        return error_set(e, -errno, LATENT_ERROR_INVALID_ARGUMENT,
+                                "The file of the contact sheet cannot be used: %s.", strerror(errno));
+                copy->has_sheet = true;
+        }
+        r = own_pictures(q, copy, e);
+        if (r < 0)
+                return r;
         r = own_all(copy);
         if (r < 0)
                 return error_errno(e, r, request_doing(q));

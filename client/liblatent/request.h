@@ -31,11 +31,13 @@ typedef enum RequestKind {
         REQUEST_ENCODE,
         REQUEST_DECODE,
         REQUEST_ENCODE_MEDIA,
+        REQUEST_RENDER, /* `adapters` does; its prompt is sample.text */
 } RequestKind;
 
 #define CONDITIONS_MAX 30u
+#define PICTURES_MAX 12u /* files of a render */
 #define REQUEST_TENSORS 10u
-#define REQUEST_STRINGS 8u
+#define REQUEST_STRINGS 9u
 
 /* A request as the caller made it, with copies of all that it points to: it may be sent again much later. */
 typedef struct Request {
@@ -48,11 +50,24 @@ typedef struct Request {
         const char *type, *picture_rule, *posterior;
         uint64_t ring_frames;
         bool sound[CONDITIONS_MAX];
+        uint32_t width, height, frames; /* RENDER */
+        bool keep_latents, has_file;
+        int file;           /* with has_file: ours, open for writing */
+        const char *format;
+        latent_media pictures[PICTURES_MAX]; /* likewise, open for reading */
+        uint32_t n_pictures;
+        bool has_sheet;
+        int sheet; /* likewise */
+        uint32_t sheet_columns, sheet_rows;
+        uint32_t preview_steps;
+        bool has_map;
+        double preview_map[75];
 
         latent_tensor tensors[REQUEST_TENSORS];
         latent_condition conditions[CONDITIONS_MAX];
         latent_tensor condition_video[CONDITIONS_MAX], condition_audio[CONDITIONS_MAX];
         char *strings[REQUEST_STRINGS], *condition_kinds[CONDITIONS_MAX];
+        char *picture_kinds[PICTURES_MAX], *picture_names[PICTURES_MAX];
 } Request;
 
 /* One of step and sample is NULL. adapters may be NULL. InvalidArgument: what cannot even be sent. */
@@ -62,6 +77,11 @@ int request_new(const latent_step_options *step, const latent_sample_options *sa
 int request_new_coding(const Request *q, Request **ret, latent_error *e);
 int request_new_merge(AdapterSet *adapters, Request **ret, latent_error *e);
 Request *request_free(Request *r);
+
+/* Frames become ready one after the other. */
+bool request_makes_frames(const Request *q);
+/* Before it is sent again: what was written of its files goes. */
+int request_rewind(const Request *q);
 
 /* The method of the Session interface, the kind of Plan() and what an error says was tried; of a MERGE none. */
 const char *request_method(const Request *q);

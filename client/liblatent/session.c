@@ -16,7 +16,7 @@
 #include "client/liblatent/value.h"
 #include "service/shared/memfd.h"
 
-_Static_assert(sizeof(latent_session_options) == 88, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_session_options) == 112, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_step_options) == 144, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_sample_options) == 192, "public layout changed: add fields, never alter");
 #define SESSION_OPTIONS_SIZE_V1 40u
@@ -39,6 +39,10 @@ latent_session *session_unref(latent_session *s) {
         (void) output_unref(s->output);
         latent_job_free(s->load);
         (void) source_unref(s->source);
+        for (size_t i = 0; i < SESSION_PARTS; i++) {
+                (void) source_unref(s->parts[i].source);
+                latent_model_free(s->parts[i].model);
+        }
         (void) adapters_unref(s->adapters);
         (void) adapters_unref(s->in_force);
         free(s->compute);
@@ -195,6 +199,12 @@ static int append_session_options(
         r = sd_bus_message_open_container(m, 'a', "{sv}");
         if (r >= 0)
                 r = sd_bus_message_append(m, "{sv}", "model", "o", model->object.path);
+        if (r >= 0 && o->conditioner)
+                r = sd_bus_message_append(m, "{sv}", "conditioner", "o", o->conditioner->object.path);
+        if (r >= 0 && o->video_vae)
+                r = sd_bus_message_append(m, "{sv}", "video-vae", "o", o->video_vae->object.path);
+        if (r >= 0 && o->audio_vae)
+                r = sd_bus_message_append(m, "{sv}", "audio-vae", "o", o->audio_vae->object.path);
         if (r >= 0 && o->input_bytes > 0)
                 r = sd_bus_message_append(m, "{sv}", "input-bytes", "t", o->input_bytes);
         if (r >= 0 && o->output_bytes > 0)
@@ -261,6 +271,7 @@ static int keep_options(latent_session *s, const latent_session_options *o) {
                 if (copy_string(o->gpus[i], &s->gpus[i]) < 0)
                         return -ENOMEM;
 
+        s->options.conditioner = s->options.video_vae = s->options.audio_vae = NULL; /* the caller's */
         s->options.compute = s->compute;
         s->options.job_class = s->job_class;
         s->options.plan = s->plan;
@@ -290,6 +301,21 @@ static int check_options(const latent_session_options *o, latent_error *e) {
 static void keep_identity(latent_session *s, latent_model *model) {
         if (s->source && !s->client->no_resume && model_ask_identity(model, NULL) >= 0)
                 memcpy(s->identity, model->identity, sizeof(s->identity));
+}
+
+/* Likewise of the other parts. */
+static void keep_parts(latent_session *s, const latent_session_options *o) {
+        latent_model *const models[SESSION_PARTS] = {o->conditioner, o->video_vae, o->audio_vae};
+
+        for (size_t i = 0; i < SESSION_PARTS; i++) {
+                SessionPart *p = &s->parts[i];
+
+                p->given = models[i] != NULL;
+                if (!p->given || !models[i]->source || s->client->no_resume || model_ask_identity(models[i], NULL) < 0)
+                        continue;
+                p->source = source_ref(models[i]->source);
+                memcpy(p->identity, models[i]->identity, sizeof(p->identity));
+        }
 }
 
 LATENT_PUBLIC int latent_session_open(latent_client *client, latent_model *model,
@@ -329,6 +355,7 @@ LATENT_PUBLIC int latent_session_open(latent_client *client, latent_model *model
         s->output_bytes = s->output->size;
         s->arena = (Arena){.size = s->input_bytes};
         keep_identity(s, model);
+        keep_parts(s, &o);
 
         *ret_session = STEAL_PTR(s);
         return 0;
@@ -345,6 +372,9 @@ int session_reopen(
         if (__builtin_add_overflow(s->input_bytes, spare, &o.input_bytes))
                 return error_errno(e, -EOVERFLOW, "Opening a session again");
         o.output_bytes = s->output_bytes;
+        o.conditioner = s->parts[0].model;
+        o.video_vae = s->parts[1].model;
+        o.audio_vae = s->parts[2].model;
         r = session_call_open(s->client, model, &o, &x, &reply, e);
         if (r < 0)
                 return r;

@@ -13,6 +13,15 @@ typedef struct Output {
         uint64_t size;
 } Output;
 
+/* Of a pipeline beside the session's model: conditioner, video VAE, audio VAE. */
+#define SESSION_PARTS 3u
+typedef struct SessionPart {
+        bool given;
+        ModelSource *source; /* reference; NULL: not known */
+        char identity[MODEL_IDENTITY_MAX];
+        latent_model *model; /* while the session is being opened again, in the service as it is now */
+} SessionPart;
+
 struct latent_session {
         unsigned n_ref;        /* the user's handle and its jobs */
         latent_client *client; /* reference */
@@ -26,6 +35,7 @@ struct latent_session {
         /* for opening it again */
         ModelSource *source; /* reference; NULL: not known */
         char identity[MODEL_IDENTITY_MAX]; /* of the model; "": not known */
+        SessionPart parts[SESSION_PARTS];
         latent_session_options options;
         char *compute, *job_class, *plan, *exchange;
         uint32_t *shares;

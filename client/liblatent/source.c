@@ -43,6 +43,7 @@ int source_new(const char *name, const latent_load_options *o, Checkpoint *check
                 return -ENOMEM;
 
         s->n_ref = 1;
+        s->defer = o->flags & LATENT_LOAD_DEFER;
         if (copy_string(name, &s->name) < 0 || copy_string(o->qkv_order, &s->qkv_order) < 0 ||
                 copy_string(o->partition, &s->partition) < 0 || copy_string(o->numa, &s->numa) < 0 ||
                 (!checkpoint && copy_string(o->tokenizer, &s->tokenizer) < 0))
@@ -70,6 +71,8 @@ static int append_load_options(sd_bus_message *m, const ModelSource *s, const ch
                 r = append_string(m, "numa", s->numa);
         if (r >= 0)
                 r = append_string(m, "tokenizer", s->tokenizer);
+        if (r >= 0 && s->defer)
+                r = sd_bus_message_append(m, "{sv}", "defer", "b", (int) true);
         if (r >= 0)
                 r = sd_bus_message_close_container(m);
 

@@ -15,6 +15,7 @@ typedef struct ModelSource {
         char *name;                         /* of the service; of files: for people */
         char *qkv_order, *partition, *numa; /* NULL: default */
         char *tokenizer;                    /* of a name; NULL: default */
+        bool defer;
         Checkpoint checkpoint;              /* without files: a name */
 } ModelSource;
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "service/h3/model-private.h"
+#include "service/h3/schedule.h"
 #include "service/shared/cleanup.h"
 
 DEFINE_CLEANUP(H3Model *, h3_model_free)
@@ -225,6 +226,9 @@ int h3_model_open(
         }
         describe(s, order, m);
         m->partition = options ? options->partition : H3_PARTITION_UNKNOWN;
+        r = h3_shifts_read(files, n_files, &m->shift_video, &m->shift_audio, f);
+        if (r < 0)
+                return r;
         if (options && options->ops) {
                 r = h3_model_support(m, options->ops, m->support, sizeof(m->support), f);
                 if (r < 0)

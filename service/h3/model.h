@@ -26,7 +26,7 @@ typedef enum H3QkvOrder {
 } H3QkvOrder;
 
 /* One file of the checkpoint, in memory. Name decides the kind: "*.safetensors", "*.index.json",
- * "config.json"; others are ignored. bytes may be changed by a hostile writer at any time: headers are
+ * "config.json", those of h3_shifts_read(); others are ignored. bytes may be changed by a hostile writer at any time: headers are
  * copied before they are parsed. */
 typedef struct H3File {
         const char *name;
@@ -106,6 +106,7 @@ typedef struct H3Model {
         uint32_t matrix_types; /* bit per LkType */
         uint32_t int8_cols;    /* columns of the widest int8 matrix; 0: none */
         H3Partition partition;
+        float shift_video, shift_audio; /* schedule.h; 0: no file says */
         uint64_t weight_bytes;
         uint32_t n_tensors;
         uint64_t private_bytes; /* of merged matrices */

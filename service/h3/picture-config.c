@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* preprocessor_config.json and video_preprocessor_config.json: how large the conditioner sees pictures. */
 #include <errno.h>
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "service/h3/config-json.h"
 #include "service/h3/picture.h"
 #include "service/shared/cleanup.h"
-
-/* A JSON tree takes up to 75 bytes for a byte of text; a published file has 800. */
-#define FILE_MAX (UINT64_C(1) << 16)
 
 typedef struct Reader {
         const char *file;
@@ -19,36 +15,9 @@ typedef struct Reader {
         Fault *fault;
 } Reader;
 
-static void json_unref(json_t **j) {
-        json_decref(*j);
-}
-
 static int fail(const Reader *x, const char *what) {
         return fault_set(x->fault, -EBADMSG, FAULT_INVALID_FILE, "'%.100s': %s. Use the file of this model, or "
                 "leave it out for the released model's numbers.", x->file, what);
-}
-
-static int load(const Reader *x, const H3File *file, json_t **ret) {
-        CLEANUP(json_unref) json_t *root = NULL;
-        CLEANUP_FREE char *copy = NULL; /* somebody may write to the bytes meanwhile */
-        json_error_t error = {};
-        char what[300];
-
-        if (file->size > FILE_MAX)
-                return fail(x, "it has more than 65536 bytes");
-        copy = malloc((size_t) file->size + 1);
-        if (!copy)
-                return -ENOMEM;
-        memcpy(copy, file->bytes, (size_t) file->size);
-        root = json_loadb(copy, (size_t) file->size, JSON_REJECT_DUPLICATES, &error);
-        if (!root) {
-                (void) snprintf(what, sizeof(what), "it is not JSON: %s (line %d)", error.text, error.line);
-                return fail(x, what);
-        }
-        if (!json_is_object(root))
-                return fail(x, "it is not a JSON object");
-        *ret = STEAL_PTR(root);
-        return 0;
 }
 
 /* What is absent or null is as it was released. */
@@ -152,10 +121,13 @@ static int read_limits(const Reader *x, uint64_t *least, uint64_t *most) {
 
 static int read_file(const H3File *file, uint64_t *least, uint64_t *most, Fault *f) {
         Reader x = {.file = file->name, .fault = f};
-        CLEANUP(json_unref) json_t *root = NULL;
+        CLEANUP(config_json_unref) json_t *root = NULL;
+        char what[300];
         int r;
 
-        r = load(&x, file, &root);
+        r = config_json_load(file, &root, what);
+        if (r == -EBADMSG)
+                return fail(&x, what);
         if (r < 0)
                 return r;
         x.root = root;

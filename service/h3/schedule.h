@@ -3,8 +3,10 @@
 
 /* Sigma schedules (h3.md 4.2), to the bit as the published ones. */
 
+#include <stddef.h>
 #include <stdint.h>
 
+#include "service/h3/model.h"
 #include "service/shared/fault.h"
 
 #define H3_STEPS_MAX 1000
@@ -26,3 +28,11 @@ void h3_schedule_audio(float shift_video, float shift_audio, const float *sigmas
 
 /* A list that a client gives: 2 .. H3_STEPS_MAX + 1 values, finite, in [0, 1], strictly descending. */
 int h3_schedule_check(const char *what, const float *sigmas, uint64_t n, Fault *f);
+
+/* Of a pipeline's folders scheduler/ and audio_scheduler/, whose files have one name: these in a model. */
+#define H3_SCHEDULER_VIDEO "scheduler_config.json"
+#define H3_SCHEDULER_AUDIO "audio_scheduler_config.json"
+
+/* The shifts that these files of a checkpoint give, 0 where none does: the released model's then, 12 and 3. -EBADMSG (InvalidFile),
+ * -ENOMEM. */
+int h3_shifts_read(const H3File *files, size_t n_files, float *ret_video, float *ret_audio, Fault *f);

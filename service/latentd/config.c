@@ -430,6 +430,9 @@ static const ConfigKey keys[] = {
                 "an absolute path of at most 107 bytes"},
         {"WorkerDirectory", parse_path, offsetof(Config, worker_directory), 0, 0,
                 "an absolute directory without \"..\""},
+        {"MediaSocket", parse_path, offsetof(Config, media_socket), 0, sizeof(((struct sockaddr_un *) NULL)->sun_path) - 1,
+                "an absolute path of at most 107 bytes"},
+        {"MediaDirectory", parse_path, offsetof(Config, media_directory), 0, 0, "an absolute directory without \"..\""},
         {"WorkerRanks", parse_u32, offsetof(Config, worker_ranks), 0, 64,
                 "a number from 0 (one per device) to 64"},
         {"WorkerThreads", parse_u32, offsetof(Config, worker_threads), 0, 1024, /* kernels/cpu/threads.h */
@@ -468,7 +471,9 @@ int config_new(Config **ret) {
         c->worker_socket = strdup("/run/latentd/worker.sock");
         c->worker_cuda_socket = strdup("/run/latentd/worker-cuda.sock");
         c->worker_directory = strdup(LATENTD_LIBEXECDIR);
-        if (!c->worker_socket || !c->worker_cuda_socket || !c->worker_directory)
+        c->media_socket = strdup("/run/latentd/media.sock");
+        c->media_directory = strdup(LATENTD_LIBEXECDIR);
+        if (!c->worker_socket || !c->worker_cuda_socket || !c->worker_directory || !c->media_socket || !c->media_directory)
                 return -ENOMEM;
 
         c->cache_ram_reserve = percent_of(memory_total(), 10);
@@ -501,6 +506,8 @@ Config *config_free(Config *c) {
         free(c->worker_socket);
         free(c->worker_cuda_socket);
         free(c->worker_directory);
+        free(c->media_socket);
+        free(c->media_directory);
         free(c);
         return NULL;
 }

@@ -47,6 +47,8 @@ typedef struct Config {
         char *private_socket; /* PrivateSocket=; NULL: the usual place of the mode; "": none */
         WorkerBackend worker;       /* Worker=auto|cpu|cuda */
         WorkerStart worker_start;   /* WorkerStart=auto|socket|spawn */
+        char *media_socket;         /* MediaSocket=, default /run/latentd/media.sock */
+        char *media_directory;      /* MediaDirectory=: where latent-media is */
         char *worker_socket;        /* WorkerSocket=, default /run/latentd/worker.sock */
         char *worker_cuda_socket;   /* WorkerCudaSocket=, default /run/latentd/worker-cuda.sock */
         char *worker_directory;     /* WorkerDirectory=: where latent-worker-* are; default: libexecdir */

@@ -11,6 +11,7 @@
 #include "service/latentd/peer.h"
 #include "service/latentd/plan.h"
 #include "service/latentd/queue.h"
+#include "service/latentd/render.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/safetensors.h"
 
@@ -86,6 +87,8 @@ static int append_plan(sd_bus_message *m, const Job *j) {
 }
 
 static int append_coding(sd_bus_message *m, const Job *j) {
+        if (j->kind == JOB_RENDER)
+                return render_append_result(m, j->render);
         if (j->kind == JOB_DECODE && j->ready.frames > 0)
                 return sd_bus_message_append(m, "{sv}", "frames", "t", j->ready.frames);
         if (j->kind == JOB_ENCODE)
@@ -171,6 +174,21 @@ int job_bus_send_progress(Job *j) {
                 return r;
 
         r = sd_bus_message_append(m, "suuuudt", j->phase, j->step, j->steps, j->block, j->blocks, j->fraction, j->eta_usec);
+        if (r < 0)
+                return r;
+
+        return peer_send(j->owner, STEAL_PTR(m), true);
+}
+
+int job_bus_send_preview(Job *j) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        int r;
+
+        r = new_signal(j, "PreviewReady", &m);
+        if (r < 0)
+                return r;
+
+        r = sd_bus_message_append(m, "u", j->preview_step);
         if (r < 0)
                 return r;
 
@@ -292,6 +310,7 @@ static const sd_bus_vtable job_vtable[] = {
         SD_BUS_SIGNAL_WITH_ARGS("Progress",
                                 SD_BUS_ARGS("s", phase, "u", step, "u", steps, "u", block, "u", blocks, "d", fraction, "t", eta_usec),
                                 0),
+        SD_BUS_SIGNAL_WITH_ARGS("PreviewReady", SD_BUS_ARGS("u", step), 0),
         SD_BUS_SIGNAL_WITH_ARGS("FramesReady", SD_BUS_ARGS("t", first, "t", count), 0),
         SD_BUS_SIGNAL_WITH_ARGS("Finished", SD_BUS_ARGS("s", state, "s", error_name, "s", error_text, "a{sv}", result), 0),
         SD_BUS_VTABLE_END
@@ -309,7 +328,7 @@ static int find_job(sd_bus *bus, const char *path, const char *interface, void *
 
         p = peer_of_call(m, bus);
         j = p ? job_find(m, id) : NULL;
-        if (!j || j->uid != p->uid || j->kind == JOB_PLAN)
+        if (!j || j->uid != p->uid || j->hidden)
                 return 0;
 
         *ret_found = j;

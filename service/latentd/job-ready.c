@@ -3,6 +3,8 @@
 
 #include <errno.h>
 
+#include "service/shared/safetensors.h"
+
 static uint32_t steps_of(const WireJobOpen *q) {
         if (q->kind == WIRE_JOB_STEP)
                 return 1;
@@ -74,6 +76,21 @@ static const char *check_slots(const WireJobOpen *q, const WireJobReady *m) {
         return NULL;
 }
 
+/* Of the slots it is known that they are inside of the range. */
+static const char *check_preview(const WireJobOpen *q, const WireJobReady *m) {
+        const WireTensor *t = &m->outputs[0].tensor, *v = &q->video;
+        uint64_t size = v->size / sizeof(float) / v->shape[0] * 3;
+
+        if (m->outputs[0].name != WIRE_OUTPUT_PREVIEW || t->dtype != ST_U8 || t->n_dims != 4 || t->shape[0] != v->shape[1] ||
+                t->shape[1] != v->shape[2] || t->shape[2] != v->shape[3] || t->shape[3] != 3 || t->size != size)
+                return "JOB_READY with a preview of another shape";
+        if (!in_range(q, t->offset, size) || overlap(t->offset, size, m->slot_offset, m->slot_stride * m->n_slots) ||
+                overlap(t->offset, size, m->commit_offset, sizeof(uint64_t)))
+                return "JOB_READY with a preview outside the output range or over its slots";
+
+        return NULL;
+}
+
 const char *job_ready_check(const Job *j, const WireJobReady *m) {
         const WireJobOpen *q = &j->request;
         const char *why;
@@ -86,8 +103,11 @@ const char *job_ready_check(const Job *j, const WireJobReady *m) {
         if (wire_job_is_coding(q->kind))
                 return job_ready_check_coding(j, m);
 
-        if (m->n_outputs != 0 || m->frames != 0)
+        if (m->n_outputs > (q->preview_steps > 0) || m->frames != 0)
                 return "JOB_READY of a sampler with results of coding";
+
+        if (m->memory_bytes > JOB_MEMORY_MAX)
+                return "JOB_READY with more memory than there can be";
 
         if (m->rows == 0 || m->rows > JOB_ROWS_MAX || m->blocks == 0 || m->blocks > JOB_BLOCKS_MAX)
                 return "JOB_READY with impossible rows or blocks";
@@ -101,8 +121,9 @@ const char *job_ready_check(const Job *j, const WireJobReady *m) {
                 return "JOB_READY with another number of committed steps than the commit word";
 
         why = check_slots(q, m);
-        if (why)
-                return why;
-
-        return check_slot(q, m);
+        if (!why)
+                why = check_slot(q, m);
+        if (!why && m->n_outputs > 0)
+                why = check_preview(q, m);
+        return why;
 }

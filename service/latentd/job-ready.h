@@ -11,6 +11,7 @@
 #define JOB_CHUNKS_MAX (1u << 20) /* steps of a Decode or EncodeMedia: chunks of 17 frames, films of days */
 #define JOB_BLOCKS_MAX 4096
 #define JOB_ROWS_MAX (UINT64_C(1) << 32)
+#define JOB_MEMORY_MAX (UINT64_C(1) << 50)
 
 /* How a slot of the job is laid out; of a STEP: as of a sampler without more than the streams. -EOVERFLOW. */
 int job_slot_place(const WireJobOpen *q, WireSlot *ret);

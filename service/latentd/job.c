@@ -9,6 +9,7 @@
 #include "service/latentd/peer.h"
 #include "service/latentd/queue.h"
 #include "service/latentd/quota.h"
+#include "service/latentd/render.h"
 #include "service/latentd/session.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
@@ -17,13 +18,8 @@
 #define PROGRESS_INTERVAL_USEC (UINT64_C(100) * 1000)
 #define FINISHED_MAX 256
 
-int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f) {
+static int make(Manager *m, Peer *owner, uid_t uid, JobKind kind, Job **ret) {
         Job *j;
-        int r;
-
-        r = quota_check_job(m, owner->uid, f);
-        if (r < 0)
-                return r;
 
         j = calloc(1, sizeof(*j));
         if (!j)
@@ -33,8 +29,9 @@ int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f) {
                 .id = m->next_id++,
                 .manager = m,
                 .owner = owner,
-                .uid = owner->uid,
+                .uid = uid,
                 .kind = kind,
+                .hidden = kind == JOB_PLAN || !owner,
                 .state = JOB_QUEUED,
                 .phase = "queue",
                 .created_usec = clock_usec(),
@@ -46,12 +43,33 @@ int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f) {
         return 0;
 }
 
+int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f) {
+        int r;
+
+        r = quota_check_job(m, owner->uid, f);
+        if (r < 0)
+                return r;
+
+        return make(m, owner, owner->uid, kind, ret);
+}
+
+int job_new_hidden(Manager *m, uid_t uid, JobKind kind, Job **ret) {
+        return make(m, NULL, uid, kind, ret);
+}
+
+/* A Render, which is hidden when it is only planned, or an Encode of files, which is the beginning of one; not its hidden jobs. */
+static bool owns_render(const Job *j) {
+        return j->render && (j->kind == JOB_RENDER || !j->hidden);
+}
+
 /* Lets go of everything that a finished job does not need. */
 static void drop_references(Job *j) {
         Manager *m = j->manager;
         Session *session = STEAL_PTR(j->session);
         Model *model = STEAL_PTR(j->model);
 
+        if (owns_render(j))
+                render_stop(j->render);
         if (m->queue)
                 queue_remove(m->queue, j);
         if (m->worker && j->kind != JOB_LOAD)
@@ -84,6 +102,8 @@ Job *job_free(Job *j) {
         TAILQ_REMOVE(&j->manager->jobs, j, entry);
         lora_notes_done(&j->notes);
         free(j->result_model);
+        if (owns_render(j))
+                (void) render_free(j->render);
         free(j);
         return NULL;
 }
@@ -104,6 +124,7 @@ const char *job_kind_to_string(JobKind k) {
                 [JOB_LOAD] = "load", [JOB_STEP] = "step", [JOB_SAMPLE] = "sample",
                 [JOB_MERGE] = "merge", [JOB_TOKENIZE] = "tokenize", [JOB_ENCODE] = "encode",
                 [JOB_DECODE] = "decode", [JOB_ENCODE_MEDIA] = "encode-media", [JOB_PLAN] = "plan",
+                [JOB_RENDER] = "render",
         };
 
         return names[k];
@@ -220,7 +241,11 @@ static int arm_progress_timer(Manager *m, uint64_t usec) {
 void job_progress(Job *j) {
         uint64_t due = j->progress_sent_usec + PROGRESS_INTERVAL_USEC;
 
-        if (job_is_finished(j) || !j->owner || j->kind == JOB_PLAN)
+        if (job_is_finished(j))
+                return;
+        if (j->hidden && j->render)
+                render_on_progress(j->render, j);
+        if (!j->owner || j->hidden)
                 return;
 
         if (clock_usec() >= due) {
@@ -233,16 +258,24 @@ void job_progress(Job *j) {
 }
 
 void job_frames_ready(Job *j) {
-        if (j->frames_told == j->frames_ready || !j->owner || j->kind == JOB_PLAN)
+        if (j->hidden && j->render)
+                render_on_frames(j->render, j);
+        if (j->frames_told == j->frames_ready || !j->owner || j->hidden)
                 return;
 
         if (!send_frames(j))
                 (void) arm_progress_timer(j->manager, clock_usec() + PROGRESS_INTERVAL_USEC);
 }
 
+void job_preview_ready(Job *j) {
+        if (j->owner && !j->hidden)
+                (void) job_bus_send_preview(j);
+}
+
 int job_release_frames(Job *j, uint64_t up_to, Fault *f) {
-        if (j->kind != JOB_DECODE)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "This is a job of kind \"%s\", frames are made by \"decode\".",
+        if (j->kind != JOB_DECODE && j->kind != JOB_RENDER)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                                 "This is a job of kind \"%s\", frames are made by \"decode\" and \"render\".",
                                  job_kind_to_string(j->kind));
 
         if (up_to > j->frames_ready)
@@ -252,7 +285,11 @@ int job_release_frames(Job *j, uint64_t up_to, Fault *f) {
 
         if (up_to > j->frames_released)
                 j->frames_released = up_to;
-        if (j->manager->queue && !job_is_finished(j))
+        if (job_is_finished(j))
+                return 0;
+        if (j->kind == JOB_RENDER)
+                render_release_frames(j->render, j->frames_released);
+        else if (j->manager->queue)
                 queue_dispatch(j->manager->queue);
         return 0;
 }
@@ -270,7 +307,9 @@ bool job_has_room(const Job *j) {
 }
 
 bool job_has_result(const Job *j) {
-        return j->state == JOB_DONE || (j->kind == JOB_DECODE && j->state < JOB_DONE && j->frames_ready > 0);
+        bool frames = j->kind == JOB_DECODE || j->kind == JOB_RENDER;
+
+        return j->state == JOB_DONE || (frames && j->state < JOB_DONE && (j->frames_ready > 0 || j->preview_step > 0));
 }
 
 /* Forgets the oldest finished jobs of this peer beyond FINISHED_MAX. */
@@ -313,7 +352,7 @@ void job_finish(Job *j, JobState state, const Fault *f) {
         tell_end(j);
         drop_references(j);
 
-        if (!j->owner || j->kind == JOB_PLAN) {
+        if (!j->owner || j->hidden) {
                 (void) job_free(j);
                 return;
         }
@@ -336,6 +375,11 @@ void job_cancel(Job *j) {
                 return;
         }
 
+        if (j->kind == JOB_RENDER) {
+                render_cancel(j->render);
+                return;
+        }
+
         if (!queue_must_wait(j->manager->queue, j)) {
                 job_finish(j, JOB_CANCELLED, NULL);
                 return;
@@ -350,6 +394,8 @@ void job_peer_gone(Peer *p) {
         Job *j, *next;
 
         for (j = TAILQ_FIRST(&p->manager->jobs); j; j = next) {
+                bool render = owns_render(j);
+
                 next = TAILQ_NEXT(j, entry);
                 if (j->owner != p)
                         continue;
@@ -358,7 +404,9 @@ void job_peer_gone(Peer *p) {
                 if (job_is_finished(j))
                         (void) job_free(j);
                 else
-                        job_cancel(j); /* frees no other job */
+                        job_cancel(j); /* frees no other job but those of its phases */
+                if (render)
+                        next = TAILQ_FIRST(&p->manager->jobs);
         }
 }
 
@@ -383,6 +431,8 @@ int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTe
 
         if (!job_writes_output(j))
                 return -ENOENT;
+        if (j->kind == JOB_RENDER)
+                return render_result_tensor(j->render, i, ret_name, ret);
         if (wire_job_is_coding(j->request.kind))
                 return output_tensor(y, i, ret_name, ret);
 

@@ -16,9 +16,10 @@ typedef enum JobKind {
         JOB_DECODE,
         JOB_ENCODE_MEDIA,
         JOB_PLAN, /* the answer to Session.Plan: no object on the bus */
+        JOB_RENDER, /* never queued: render.h makes hidden jobs of its phases */
 } JobKind;
 
-/* The end of a JOB_PLAN, once; j goes right after it. */
+/* The end of a hidden job, once; j goes right after it. May be called from inside of the queue: no new job from there. */
 typedef void (*JobDoneFn)(void *userdata, const Job *j);
 
 typedef enum JobState {
@@ -36,6 +37,7 @@ struct Job {
         Peer *owner; /* gets the signals; the job dies with it. NULL once it left */
         uid_t uid;
         JobKind kind;
+        bool hidden; /* no object on the bus, not counted: PLAN, and what a Render makes (these have no owner) */
         JobState state;
         const char *phase;
         uint32_t step, steps, block, blocks; /* LOAD: block, blocks in MiB */
@@ -52,9 +54,10 @@ struct Job {
         LoraNotes notes;    /* MERGE: of this attempt */
         uint64_t merged_bytes;  /* MERGE */
         uint32_t plan_ranks;    /* PLAN: that would have rows */
-        JobDoneFn done_fn;      /* PLAN */
+        JobDoneFn done_fn;      /* hidden ones */
         void *done_userdata;
         char *result_model; /* LOAD: its path, once finished */
+        Render *render;     /* RENDER, ENCODE of files: its own; hidden ones: whose phase they are, or NULL */
         Session *session;   /* all but LOAD; NULL once finished */
         uint64_t session_id;
         uint64_t bytes_read; /* LOAD */
@@ -69,6 +72,7 @@ struct Job {
         uint64_t frames_done, frames_ready, frames_told, frames_released;
         bool frames_wait; /* told < ready: the reader's queue was full, on_progress_timer() tries again */
         bool cached;      /* ENCODE: taken from the worker's cache */
+        uint32_t preview_step; /* RENDER: steps before the last preview; 0: none yet */
 
         /* queue.c */
         bool resume;          /* at the next JOB_OPEN the worker goes on from the commit word */
@@ -91,6 +95,8 @@ struct Job {
 
 /* The job is in the manager's list, JOB_QUEUED. LimitExceeded beyond JobsPerUser=. */
 int job_new(Manager *m, Peer *owner, JobKind kind, Job **ret, Fault *f);
+/* Nobody sees it: it has no owner and counts for no limit. */
+int job_new_hidden(Manager *m, uid_t uid, JobKind kind, Job **ret);
 /* Of a finished job, or of any at the end of the service: no signal. */
 Job *job_free(Job *j);
 Job *job_find(Manager *m, uint64_t id);
@@ -112,11 +118,13 @@ void job_progress(Job *j);
 /* frames_ready has grown: sends FramesReady for all that were not spoken of yet. For a reader that does not read it is put off, and
  * one message then speaks of all: none is lost, and not more than 64 wait. */
 void job_frames_ready(Job *j);
-/* The reader is done with the frames before this one. InvalidArgument: not a Decode, or more than were ready. */
+/* There is a new preview: sends PreviewReady, which may be lost. */
+void job_preview_ready(Job *j);
+/* The reader is done with the frames before this one. InvalidArgument: no job that makes them, or more than were ready. */
 int job_release_frames(Job *j, uint64_t up_to, Fault *f);
 /* Whether the frames of the next step have room in the ring. */
 bool job_has_room(const Job *j);
-/* Its result can be read: it is done, or a DECODE whose places are known. */
+/* Its result can be read: it is done, or one that makes frames whose places are known. */
 bool job_has_result(const Job *j);
 /* The one end of every job: sets the state, drops references, sends Finished, trims the owner's finished
  * jobs to 256. f: NULL if done. Frees a job whose owner is gone: do not touch j after it. */
@@ -135,5 +143,6 @@ int job_result_tensor(const Job *j, uint32_t i, char ret_name[static 32], WireTe
 /* Answers a method call with the job's path. A job that cannot be named is cancelled. */
 int job_bus_reply(Job *j, sd_bus_message *message, sd_bus_error *error);
 int job_bus_send_progress(Job *j);
+int job_bus_send_preview(Job *j);
 int job_bus_send_frames(Job *j, bool droppable); /* from frames_told to frames_ready. 1: sent; 0: dropped */
 int job_bus_send_finished(Job *j);

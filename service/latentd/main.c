@@ -162,7 +162,9 @@ static int open_address(sd_bus **ret) {
 }
 
 static int open_bus(sd_bus **ret) {
-        const char *what = arg_bus_address ? arg_bus_address : arg_user ? "the user bus" : "the system bus";
+        const char *what = arg_bus_address ? arg_bus_address :
+                arg_user                   ? "the user bus, which DBUS_SESSION_BUS_ADDRESS or XDG_RUNTIME_DIR names" :
+                                             "the system bus";
         int r;
 
         r = arg_bus_address ? open_address(ret) : arg_user ? sd_bus_open_user(ret) : sd_bus_open_system(ret);

@@ -121,7 +121,7 @@ static int append_jobs(Manager *m, sd_bus_message *reply, uid_t uid) {
         int r;
 
         TAILQ_FOREACH(j, &m->jobs, entry) {
-                if (j->uid != uid || !j->owner || j->kind == JOB_PLAN)
+                if (j->uid != uid || !j->owner || j->hidden)
                         continue;
 
                 r = append_job(reply, j);
@@ -137,7 +137,7 @@ static int append_sessions(Manager *m, sd_bus_message *reply, uid_t uid) {
         int r;
 
         TAILQ_FOREACH(s, &m->sessions, entry) {
-                if (s->uid != uid || s->state != SESSION_OPEN)
+                if (s->uid != uid || s->state != SESSION_OPEN || s->form != SESSION_CLIENT)
                         continue;
 
                 r = append_session(reply, s);

@@ -9,6 +9,7 @@
 
 #include "service/latentd/config.h"
 #include "service/latentd/memory.h"
+#include "service/latentd/pace.h"
 #include "service/latentd/pool.h"
 #include "service/latentd/pressure.h"
 #include "service/latentd/store.h"
@@ -20,6 +21,7 @@ typedef struct Model Model;
 typedef struct Remains Remains;
 typedef struct Session Session;
 typedef struct Job Job;
+typedef struct Render Render;
 typedef struct Device Device;
 typedef struct Queue Queue;
 typedef struct WorkerLink WorkerLink;
@@ -69,6 +71,7 @@ struct Manager {
         uint64_t arena_bytes; /* of sessions and remains */
         uint64_t merged_bytes; /* of merged copies in the worker, as it said last */
         uint64_t steps_done;
+        PaceTable paces; /* of Renders */
         unsigned n_stuck_opens; /* below ModelPath=, where a file system does not answer */
         char state_reason[256]; /* empty: ready */
         sd_event_source *progress_timer; /* job.c: Progress that waits for its time */

@@ -39,12 +39,14 @@ static int check_partition(const char *s, Fault *f) {
 
 int model_bus_read_options(sd_bus_message *message, Manager *m, bool with_name, ModelOptions *ret, Fault *f) {
         const char *name = "unnamed", *qkv_order = "auto", *partition = NULL, *numa = NULL, *tokenizer = "";
-        bool tokenizer_seen = false;
         ModelOptions o = { .numa = m->config->numa_policy };
+        bool tokenizer_seen = false;
+        int defer = false;
         const BusKey keys[] = {
                 { "qkv-order", "s", &qkv_order },
                 { "partition", "s", &partition },
                 { "numa",      "s", &numa      },
+                { "defer",     "b", &defer     },
                 with_name ? (BusKey) { "name", "s", &name } : (BusKey) { "tokenizer", "s", &tokenizer, &tokenizer_seen },
         };
         int r;
@@ -77,6 +79,7 @@ int model_bus_read_options(sd_bus_message *message, Manager *m, bool with_name, 
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"tokenizer\" has %zu bytes; 1 to %zu were expected.",
                                  strlen(tokenizer), sizeof(o.tokenizer) - 1);
 
+        o.defer = defer;
         (void) snprintf(o.name, sizeof(o.name), "%s", name);
         (void) snprintf(o.tokenizer, sizeof(o.tokenizer), "%s", tokenizer);
         *ret = o;
@@ -227,7 +230,9 @@ static int property_get_config(sd_bus *bus, const char *path, const char *interf
         if (m->state != MODEL_READY)
                 return sd_bus_message_append(reply, "a{sv}", 0);
 
-        return sd_bus_message_append(reply, "a{sv}", 7,
+        return sd_bus_message_append(reply, "a{sv}", 9,
+                                     "shift-video", "d", (double) m->info.shift_video,
+                                     "shift-audio", "d", (double) m->info.shift_audio,
                                      "layers", "u", m->info.layers,
                                      "refiner-layers", "u", m->info.refiner_layers,
                                      "heads", "u", m->info.heads,
@@ -311,7 +316,7 @@ static int property_get_users(sd_bus *bus, const char *path, const char *interfa
         uint32_t n = 0;
 
         TAILQ_FOREACH(s, &m->manager->sessions, entry)
-                if ((s->model == m || lora_list_has(&s->loras, m)) && s->state == SESSION_OPEN)
+                if (session_uses(s, m) && s->state == SESSION_OPEN && s->form == SESSION_CLIENT)
                         n++;
 
         return sd_bus_message_append(reply, "u", n);

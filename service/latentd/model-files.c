@@ -155,9 +155,8 @@ static bool has_file(const ModelFiles *m, const char *name) {
         return false;
 }
 
-static int add_file(ModelFiles *m, const Root *root, const char *path, int fd_taken, Fault *f) {
+static int add_file_as(ModelFiles *m, const Root *root, const char *path, const char *name, int fd_taken, Fault *f) {
         CLEANUP_CLOSE int fd = fd_taken;
-        const char *base = strrchr(path, '/');
         ModelFile *grown;
         struct stat st;
         int r;
@@ -170,7 +169,7 @@ static int add_file(ModelFiles *m, const Root *root, const char *path, int fd_ta
         r = descriptor_check(fd, path, f);
         if (r < 0)
                 return r;
-        if (has_file(m, base ? base + 1 : path))
+        if (has_file(m, name))
                 return fault_set(f, -EBADMSG, FAULT_INVALID_FILE, "%s/%s: the model has a file of this name already",
                         root->path, path);
         if (m->n_files >= MODEL_FILES_MAX)
@@ -182,19 +181,25 @@ static int add_file(ModelFiles *m, const Root *root, const char *path, int fd_ta
                 return -ENOMEM;
         m->files = grown;
 
-        grown[m->n_files] = (ModelFile){.name = strdup(base ? base + 1 : path), .fd = -EBADF};
+        grown[m->n_files] = (ModelFile){.name = strdup(name), .fd = -EBADF};
         if (!grown[m->n_files].name)
                 return -ENOMEM;
         grown[m->n_files++].fd = STEAL_FD(fd);
         return 0;
 }
 
+static int add_file(ModelFiles *m, const Root *root, const char *path, int fd_taken, Fault *f) {
+        const char *base = strrchr(path, '/');
+
+        return add_file_as(m, root, path, base ? base + 1 : path, fd_taken, f);
+}
+
 static int join(const char *directory, const char *name, char *ret, size_t size) {
         return snprintf(ret, size, "%s/%s", directory, name) < (int) size ? 0 : -ENAMETOOLONG;
 }
 
-/* Opens directory/name. -ENOENT without f if it is not there. */
-static int add_named(ModelFiles *m, const Root *root, const char *directory, const char *name, Fault *f) {
+/* Opens directory/name, which the model knows as `as`. -ENOENT without f if it is not there. */
+static int add_named_as(ModelFiles *m, const Root *root, const char *directory, const char *name, const char *as, Fault *f) {
         char path[PATH_MAX];
         int fd, r;
 
@@ -203,12 +208,16 @@ static int add_named(ModelFiles *m, const Root *root, const char *directory, con
                 return r;
 
         fd = open_file(root, path);
-        if (fd == -ENOENT)
-                return fd;
+        if (fd == -ENOENT || fd == -ENOTDIR)
+                return -ENOENT;
         if (fd < 0)
                 return open_failed(root, path, fd, f);
 
-        return add_file(m, root, path, fd, f);
+        return add_file_as(m, root, path, as, fd, f);
+}
+
+static int add_named(ModelFiles *m, const Root *root, const char *directory, const char *name, Fault *f) {
+        return add_named_as(m, root, directory, name, name, f);
 }
 
 /* Every name at once, so that one look tells what has to be downloaded again. */
@@ -378,6 +387,38 @@ static int add_checkpoint(ModelFiles *m, const Root *root, const char *directory
         return weights->n > 1 ? check_disjoint(m, first, directory, f) : 0;
 }
 
+/* Of a directory called `base`: the path of the directory `sibling` beside it. False: it is none. */
+static bool path_beside(const char *directory, const char *base, const char *sibling, char ret[static PATH_MAX]) {
+        size_t n = strlen(directory);
+
+        while (n > 0 && directory[n - 1] == '/')
+                n--;
+        if (n < strlen(base) || strncmp(directory + n - strlen(base), base, strlen(base)) != 0)
+                return false;
+        n -= strlen(base);
+        if (n > 0 && directory[n - 1] != '/')
+                return false;
+
+        return snprintf(ret, PATH_MAX, "%.*s%s", (int) n, directory, sibling) < PATH_MAX;
+}
+
+/* The shifts of the schedules are the denoiser's business. Both files have the same name where they lie. */
+static int add_schedulers(ModelFiles *m, const Root *root, const char *transformer, Fault *f) {
+        static const char *const folders[][2] = {
+                {"scheduler", "scheduler_config.json"}, {"audio_scheduler", "audio_scheduler_config.json"}};
+        char path[PATH_MAX];
+        int r;
+
+        for (size_t i = 0; i < ELEMENTSOF(folders); i++) {
+                if (!path_beside(transformer, "transformer", folders[i][0], path))
+                        return 0;
+                r = add_named_as(m, root, path, "scheduler_config.json", folders[i][1], f);
+                if (r < 0 && r != -ENOENT)
+                        return r;
+        }
+        return 0;
+}
+
 static int add_directory(
         ModelFiles *m, const Root *root, const char *directory, int fd, bool below, Fault *f) {
         Names weights = {}, indexes = {};
@@ -397,8 +438,11 @@ static int add_directory(
                         r = inner < 0 ? open_failed(root, path, inner, f)
                                       : add_directory(m, root, path, inner, true, f);
                 }
-        } else
+        } else {
                 r = add_checkpoint(m, root, directory, &weights, &indexes, f);
+                if (r >= 0)
+                        r = add_schedulers(m, root, directory, f);
+        }
 
         names_done(&weights);
         names_done(&indexes);
@@ -445,30 +489,14 @@ static int add_tokenizer(ModelFiles *m, const Root *root, const char *directory,
         return add_those(m, root, directory, processor_names, &ignored, f);
 }
 
-/* Of a directory text_encoder: the path of the directory `sibling` beside it. False: it is none. */
-static bool path_beside(const char *directory, const char *sibling, char ret[static PATH_MAX]) {
-        static const char base[] = "text_encoder";
-        size_t n = strlen(directory);
-
-        while (n > 0 && directory[n - 1] == '/')
-                n--;
-        if (n < strlen(base) || strncmp(directory + n - strlen(base), base, strlen(base)) != 0)
-                return false;
-        n -= strlen(base);
-        if (n > 0 && directory[n - 1] != '/')
-                return false;
-
-        return snprintf(ret, PATH_MAX, "%.*s%s", (int) n, directory, sibling) < PATH_MAX;
-}
-
 static int add_beside(ModelFiles *m, const Root *root, const char *directory, bool tokenizer, Fault *f) {
         char path[PATH_MAX];
         size_t n;
         int r = 0;
 
-        if (path_beside(directory, "processor", path))
+        if (path_beside(directory, "text_encoder", "processor", path))
                 r = add_those(m, root, path, processor_names, &n, f);
-        if ((r >= 0 || r == -ENOENT) && tokenizer && path_beside(directory, "tokenizer", path))
+        if ((r >= 0 || r == -ENOENT) && tokenizer && path_beside(directory, "text_encoder", "tokenizer", path))
                 r = add_tokenizer(m, root, path, &n, f);
         return r == -ENOENT ? 0 : r;
 }

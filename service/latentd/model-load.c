@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "service/latentd/bus-error.h"
+#include "service/latentd/descriptors.h"
 #include "service/latentd/file-source.h"
 #include "service/latentd/job.h"
 #include "service/latentd/loader.h"
@@ -93,6 +94,11 @@ static void model_fail(Model *m, int r, const Fault *f) {
 
         log_info("model %" PRIu64 " was not loaded: %s", m->id, copy.name);
         model_load_stop(m, &copy);
+
+        if (m->defer && m->n_users > 0) {
+                model_rest(m); /* its users may try again */
+                return;
+        }
 
         if (!m->is_private || !m->owner) {
                 m->state = MODEL_FAILED;
@@ -198,6 +204,18 @@ static bool leaves_before(const Model *a, const Model *b) {
         return ease_a != ease_b ? ease_a > ease_b : a->last_used_usec < b->last_used_usec;
 }
 
+bool model_deferred_gives_way(Manager *manager, const Model *loading) {
+        Model *m, *first = NULL;
+
+        TAILQ_FOREACH(m, &manager->models, entry)
+                if (m != loading && model_can_rest(m) && (!first || leaves_before(m, first)))
+                        first = m;
+
+        if (first)
+                model_rest(first);
+        return first;
+}
+
 bool model_idle_gives_way(Manager *manager, const Model *loading) {
         Model *m, *first = NULL;
 
@@ -206,7 +224,7 @@ bool model_idle_gives_way(Manager *manager, const Model *loading) {
                     (!first || leaves_before(m, first)))
                         first = m;
 
-        return first && model_unload(first, NULL) >= 0;
+        return (first && model_unload(first, NULL) >= 0) || model_deferred_gives_way(manager, loading);
 }
 
 static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read, const Fault *f) {
@@ -226,7 +244,7 @@ static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read
         p->region = region;
         if (m->keep)
                 region->keep = true;
-        if (p->fd >= 0)
+        if (p->fd >= 0 && !m->defer)
                 (void) close(STEAL_FD(p->fd));
         m->bytes_read += bytes_read;
 
@@ -302,7 +320,7 @@ static bool same_files(const Model *m, const ModelOpen *o) {
 
         for (size_t i = 0; i < m->n_parts; i++)
                 if (strcmp(m->parts[i].name, o->files.files[i].name) != 0 ||
-                    !file_source_same(&o->identities[i], &m->parts[i].region->identity))
+                    !file_source_same(&o->identities[i], m->parts[i].region ? &m->parts[i].region->identity : &m->parts[i].identity))
                         return false;
 
         return true;
@@ -342,6 +360,7 @@ static int take_files(Model *m, ModelOpen *o) {
                         .name = STEAL_PTR(file->name),
                         .fd = STEAL_FD(file->fd),
                         .size = o->identities[i].size,
+                        .identity = o->identities[i],
                 };
                 m->bytes += m->parts[i].size;
         }
@@ -368,6 +387,79 @@ static void on_open_stuck(void *userdata) {
         model_fail(m, -ETIMEDOUT, &f);
 }
 
+static int waiter_add(Model *m, Job *j) {
+        Job **waiters;
+
+        waiters = reallocarray(m->waiters, m->n_waiters + 1, sizeof(*waiters));
+        if (!waiters)
+                return -ENOMEM;
+
+        m->waiters = waiters;
+        m->waiters[m->n_waiters++] = j;
+        j->model = m;
+        return 0;
+}
+
+static void wake(Model *m) {
+        m->bytes_read = 0;
+        model_set_state(m, MODEL_LOADING);
+        get_regions(m);
+}
+
+int model_want(Model *m, Job *j) {
+        int r;
+
+        r = waiter_add(m, j);
+        if (r < 0)
+                return r;
+
+        if (m->state == MODEL_DEFERRED)
+                wake(m);
+        return 0;
+}
+
+/* The jobs that wait for m wait for another model of the same files. */
+static int move_waiters(Model *m, Model *to) {
+        for (size_t i = 0; i < m->n_waiters; i++) {
+                int r;
+
+                r = waiter_add(to, m->waiters[i]);
+                if (r < 0)
+                        return r;
+        }
+
+        m->n_waiters = 0;
+        return 0;
+}
+
+/* An object for these files is there already. True: m is not needed, and gone. */
+static bool join_other(Model *m, Model *old) {
+        if (old->state == MODEL_READY || m->defer) {
+                old->last_used_usec = clock_usec();
+                finish_waiters(m, old, JOB_DONE, NULL);
+        } else if (move_waiters(m, old) >= 0)
+                wake(old);
+        else
+                return false;
+
+        model_free(m);
+        return true;
+}
+
+static void defer(Model *m) {
+        Fault f = {};
+        int r;
+
+        r = descriptors_check("A deferred model", &f);
+        if (r < 0) {
+                model_fail(m, r, &f);
+                return;
+        }
+
+        model_set_state(m, MODEL_DEFERRED);
+        finish_waiters(m, m, JOB_DONE, NULL);
+}
+
 static void on_opened(void *userdata, int r) {
         CLEANUP(model_open_freep) ModelOpen *o = userdata;
         Model *m = o->model, *old;
@@ -385,12 +477,10 @@ static void on_opened(void *userdata, int r) {
 
         if (o->name) {
                 old = find_shared(m, MODEL_READY);
-                if (old && same_files(old, o)) {
-                        old->last_used_usec = clock_usec();
-                        finish_waiters(m, old, JOB_DONE, NULL);
-                        model_free(m);
+                if (!old)
+                        old = find_shared(m, MODEL_DEFERRED);
+                if (old && same_files(old, o) && join_other(m, old))
                         return;
-                }
 
                 if (old) {
                         m->keep = old->keep;
@@ -406,20 +496,10 @@ static void on_opened(void *userdata, int r) {
                 model_bus_announce(m);
         }
 
-        get_regions(m);
-}
-
-static int waiter_add(Model *m, Job *j) {
-        Job **waiters;
-
-        waiters = reallocarray(m->waiters, m->n_waiters + 1, sizeof(*waiters));
-        if (!waiters)
-                return -ENOMEM;
-
-        m->waiters = waiters;
-        m->waiters[m->n_waiters++] = j;
-        j->model = m;
-        return 0;
+        if (m->defer)
+                defer(m);
+        else
+                get_regions(m);
 }
 
 /* Even a model that has its files goes through the pool: its job must not end before the caller knows the job. */

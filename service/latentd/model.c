@@ -23,7 +23,8 @@ static void forget_in_worker(Model *m) {
 
 const char *model_state_to_string(ModelState s) {
         static const char *const names[] = {
-                [MODEL_NEW] = "new", [MODEL_LOADING] = "loading", [MODEL_READY] = "ready", [MODEL_FAILED] = "failed",
+                [MODEL_NEW] = "new", [MODEL_DEFERRED] = "deferred", [MODEL_LOADING] = "loading", [MODEL_READY] = "ready",
+                [MODEL_FAILED] = "failed",
         };
 
         return names[s];
@@ -155,6 +156,7 @@ int model_new(Manager *m, Peer *owner, const ModelOptions *o, const char *name, 
         model->is_private = !!owner;
         model->qkv_order = o->qkv_order;
         model->numa = o->numa;
+        model->defer = o->defer;
         (void) snprintf(model->partition, sizeof(model->partition), "%s", partition);
         model->last_used_usec = clock_usec();
         TAILQ_INSERT_TAIL(&m->models, model, entry);
@@ -334,25 +336,59 @@ void model_pin(Model *m, bool pin) {
                         region_update_keep(m->manager, m->parts[i].region);
 }
 
-void model_release_parts(Model *m, bool drop) {
-        Store *store = m->manager->store;
+static void release_region(Model *m, ModelPart *p, bool drop) {
+        Region *region = STEAL_PTR(p->region);
 
+        p->request = store_request_cancel(p->request);
+        if (!region)
+                return;
+
+        region_update_keep(m->manager, region);
+        store_region_unref(m->manager->store, region);
+        if (drop)
+                (void) store_drop(m->manager->store, region);
+}
+
+/* A Render that waits for its next phase, or has not come to it yet, does not run on it. */
+static bool has_jobs(const Model *m) {
+        const Job *j;
+
+        TAILQ_FOREACH(j, &m->manager->unfinished, unfinished_entry)
+                if (j->model == m && j->kind != JOB_RENDER)
+                        return true;
+
+        return false;
+}
+
+bool model_can_rest(const Model *m) {
+        return m->defer && m->state == MODEL_READY && !m->keep && m->n_wanted == 0 && !has_jobs(m);
+}
+
+void model_rest(Model *m) {
+        log_info("the weights of model %" PRIu64 " go until they are needed", m->id);
+        model_mend_stop(m);
+        forget_in_worker(m);
+        for (size_t i = 0; i < m->n_parts; i++)
+                release_region(m, &m->parts[i], true);
+        model_set_state(m, MODEL_DEFERRED);
+}
+
+void model_wanted_add(Model *m) {
+        m->n_wanted++;
+}
+
+void model_wanted_remove(Model *m) {
+        m->n_wanted--;
+        if (model_can_rest(m) && goes_after_use(m))
+                model_rest(m);
+}
+
+void model_release_parts(Model *m, bool drop) {
         model_mend_stop(m);
 
         for (size_t i = 0; i < m->n_parts; i++) {
-                ModelPart *p = &m->parts[i];
-                Region *region = STEAL_PTR(p->region);
-
-                p->request = store_request_cancel(p->request);
-                part_done(p);
-
-                if (!region)
-                        continue;
-
-                region_update_keep(m->manager, region);
-                store_region_unref(store, region);
-                if (drop)
-                        (void) store_drop(store, region);
+                release_region(m, &m->parts[i], drop);
+                part_done(&m->parts[i]);
         }
 
         free(m->parts);
@@ -426,7 +462,7 @@ void model_user_remove(Model *m) {
                 model_free(m);
         } else if (m->is_private && !m->owner && m->n_waiters == 0)
                 model_free(m);
-        else if (goes_after_use(m))
+        else if (goes_after_use(m) || (m->state == MODEL_DEFERRED && !m->is_private))
                 (void) model_unload(m, NULL);
 }
 

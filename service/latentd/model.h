@@ -9,6 +9,9 @@
  * not fit: conditioners first, then VAEs, then the others, of these the one idle for longest. A model of EvictAfterUse= goes when its last
  * user does, unless it has Pin. Private models come from NewModel and go with their maker.
  *
+ * A deferred model has its files open and nothing of them in memory. Only a Render loads it, when a phase needs it (model_want()); from
+ * then on it is as good as any other, but its weights go as soon as another load needs their room and no job runs on it, even with users.
+ *
  * Logic only; model-bus.c is its face, model-load.c takes it from files to ready. */
 
 #include "service/latentd/manager.h"
@@ -21,6 +24,7 @@
 
 typedef enum ModelState {
         MODEL_NEW,     /* files may be added */
+        MODEL_DEFERRED, /* will be loaded when a Render needs it */
         MODEL_LOADING,
         MODEL_READY,
         MODEL_FAILED,
@@ -29,8 +33,9 @@ typedef enum ModelState {
 typedef struct ModelPart {
         Model *model;
         char *name;
-        int fd; /* until the region is there */
+        int fd; /* until the region is there; a deferred model's for good */
         uint64_t size;
+        FileIdentity identity; /* shared models: when it was opened */
         Region *region; /* one reference */
         StoreRequest *request;
 } ModelPart;
@@ -41,6 +46,7 @@ typedef struct ModelOptions {
         WireQkvOrder qkv_order;
         char partition[16]; /* empty: not given */
         NumaPolicy numa;
+        bool defer;
 } ModelOptions;
 
 typedef struct ModelOpen ModelOpen;
@@ -63,6 +69,8 @@ struct Model {
         ModelPart *parts;
         size_t n_parts;
         unsigned n_users; /* open sessions and unfinished jobs */
+        bool defer;       /* it may be MODEL_DEFERRED */
+        unsigned n_wanted; /* phases of Renders that load it or run on it */
         bool keep;
         uint64_t bytes, bytes_read;
         WireModelReady info; /* MODEL_READY */
@@ -81,6 +89,10 @@ Model *model_find(Manager *m, uint64_t id);
 /* Visible to this user? */
 bool model_visible(const Model *m, uid_t uid);
 const char *model_state_to_string(ModelState s);
+/* The worker has seen it: info is there, of a deferred model as it was when it was loaded last. */
+static inline bool model_is_known(const Model *m) {
+        return m->state == MODEL_READY || m->info.header.size > 0;
+}
 const char *model_kind_to_string(uint32_t kind); /* WireModelKind: "denoiser", "lora", ... */
 /* How easily a model of this kind is given up when memory is short: conditioners, which a film needs once, before VAEs, before all
  * others. */
@@ -100,6 +112,12 @@ int model_add_files(Model *m, const ModelFile *files, size_t n_files, Fault *f);
 /* Busy with users or while loading. Frees the regions that no other model uses. */
 int model_unload(Model *m, Fault *f);
 void model_pin(Model *m, bool pin);
+/* Whether the weights of a deferred model may go now, and that they do. */
+bool model_can_rest(const Model *m);
+void model_rest(Model *m);
+/* A phase of a Render needs it from now on, and does not any more: it rests then if EvictAfterUse= says so. */
+void model_wanted_add(Model *m);
+void model_wanted_remove(Model *m);
 void model_set_state(Model *m, ModelState state);
 /* Lets go of files and regions; drop: regions that no other model uses are freed at once. */
 void model_release_parts(Model *m, bool drop);
@@ -115,8 +133,14 @@ const char *model_partition_of_name(const char *name);
 int model_load(Manager *m, Peer *p, const char *name, const ModelOptions *o, Job **ret, Fault *f);
 int model_commit(Model *m, Peer *p, Job **ret, Fault *f);
 /* Of the shared models that nobody uses and nobody has pinned the one of most ease, idle for longest, is unloaded, other than
- * `loading` (may be NULL), which needs the room. False: there is none. */
+ * `loading` (may be NULL), which needs the room. Without such a one the weights of a deferred model go that no phase wants now. False:
+ * there is none. */
 bool model_idle_gives_way(Manager *m, const Model *loading);
+/* Such weights alone. */
+bool model_deferred_gives_way(Manager *m, const Model *loading);
+/* j: hidden, of a Render's phase that needs a deferred model, which is not MODEL_READY. Its end, which may come before this call returns,
+ * says whether it is. */
+int model_want(Model *m, Job *j);
 /* Cancels the load for this job (finishing the job is the caller's part); the load itself stops if no other job waits. May free m. */
 void model_load_cancel(Model *m, Job *j);
 /* Stops whatever a load has under way; jobs that still wait end with f. */

@@ -8,6 +8,7 @@
 #include "service/latentd/crash-budget.h"
 #include "service/latentd/job-ready.h"
 #include "service/latentd/job.h"
+#include "service/latentd/render.h"
 #include "service/latentd/session.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
@@ -499,6 +500,11 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 return;
         }
 
+        if (m->preview > (j->kind == JOB_SAMPLE && j->ready.n_outputs > 0)) {
+                lie(q, "STEP_DONE with a preview that has no place");
+                return;
+        }
+
         elapsed = clock_usec() - j->step_started_usec;
         j->step_usec = elapsed;
         elapsed += STEAL(j->open_took_usec, 0); /* the first one's time has the opening in it */
@@ -510,6 +516,8 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
         j->cached = m->cached > 0;
         q->manager->steps_done += j->kind != JOB_MERGE;
         set_frames(j, m->frames);
+        if (m->preview && j->render)
+                render_on_preview(j->render, j);
         q->active = NULL;
 
         if (j->state == JOB_CANCELLING)

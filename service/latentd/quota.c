@@ -23,8 +23,8 @@ int quota_check_session(const Manager *m, uid_t uid, uint64_t arena_bytes, Fault
         TAILQ_FOREACH(s, &m->sessions, entry) {
                 all++;
                 if (s->uid == uid) {
-                        n++;
-                        bytes += s->input_bytes + s->output_bytes;
+                        n += s->form == SESSION_CLIENT;
+                        bytes += session_bytes(s);
                 }
         }
 
@@ -63,12 +63,33 @@ int quota_check_session(const Manager *m, uid_t uid, uint64_t arena_bytes, Fault
         return 0;
 }
 
+int quota_check_arena(const Manager *m, uid_t uid, uint64_t bytes, Fault *f) {
+        const Config *c = m->config;
+        const Session *s;
+        const Remains *x;
+        uint64_t held = 0;
+
+        TAILQ_FOREACH(s, &m->sessions, entry)
+                held += s->uid == uid ? session_bytes(s) : 0;
+        TAILQ_FOREACH(x, &m->remains, entry)
+                held += x->uid == uid ? x->input_bytes + x->output_bytes : 0;
+
+        if (bytes > c->arena_bytes_per_user || held > c->arena_bytes_per_user - bytes)
+                return fault_set(f, -EDQUOT, FAULT_LIMIT,
+                        "The film needs %" PRIu64 " bytes between its phases: your sessions hold %" PRIu64
+                        " bytes and the limit is %" PRIu64
+                        " (ArenaBytesPerUser=). Ask for a smaller film or close a session.",
+                        bytes, held, c->arena_bytes_per_user);
+
+        return 0;
+}
+
 int quota_check_job(const Manager *m, uid_t uid, Fault *f) {
         const Job *j;
         uint32_t n = 0;
 
         TAILQ_FOREACH(j, &m->unfinished, unfinished_entry)
-                if (j->uid == uid)
+                if (j->uid == uid && !(j->hidden && !j->owner))
                         n++;
 
         if (n >= m->config->jobs_per_user)

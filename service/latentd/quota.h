@@ -6,4 +6,5 @@
 #include "service/latentd/manager.h"
 
 int quota_check_session(const Manager *m, uid_t uid, uint64_t arena_bytes, Fault *f); /* LimitExceeded with the numbers */
+int quota_check_arena(const Manager *m, uid_t uid, uint64_t bytes, Fault *f); /* one that is no session's; likewise */
 int quota_check_job(const Manager *m, uid_t uid, Fault *f);

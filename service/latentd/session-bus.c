@@ -129,7 +129,27 @@ static int method_tokenize(sd_bus_message *message, void *userdata, sd_bus_error
 }
 
 static int method_encode(sd_bus_message *message, void *userdata, sd_bus_error *error) {
-        return run(message, userdata, session_request_encode, error);
+        RenderOptions files = { .file = -EBADF, .sheet = -EBADF };
+        Session *s = userdata;
+        WireJobOpen request;
+        Fault f = {};
+        Peer *p;
+        Job *j;
+        int r;
+
+        r = session_request_encode_files(message, s, 0, &request, &files, &f);
+        if (r >= 0 && files.n_pictures == 0)
+                return submit(message, s, &request, error);
+        if (r >= 0)
+                r = peer_of_message(s->manager, message, &p, &f);
+        if (r >= 0)
+                r = render_new_encode(s, p, &files, &j, &f);
+        if (r < 0) {
+                render_options_done(&files);
+                return bus_error_fault(error, r, &f);
+        }
+
+        return job_bus_reply(j, message, error);
 }
 
 static int method_encode_media(sd_bus_message *message, void *userdata, sd_bus_error *error) {
@@ -140,13 +160,25 @@ static int method_decode(sd_bus_message *message, void *userdata, sd_bus_error *
         return run(message, userdata, session_request_decode, error);
 }
 
-static int method_later(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+static int method_render(sd_bus_message *message, void *userdata, sd_bus_error *error) {
+        Session *s = userdata;
+        RenderOptions o = { .file = -EBADF, .sheet = -EBADF };
         Fault f = {};
+        Peer *p;
+        Job *j;
         int r;
 
-        r = fault_set(&f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "%s is of a later version of latentd; this one is %s.",
-                      sd_bus_message_get_member(message), LATENTD_VERSION);
-        return bus_error_fault(error, r, &f);
+        r = peer_of_message(s->manager, message, &p, &f);
+        if (r >= 0)
+                r = session_request_render(message, s, 0, &o, &f);
+        if (r >= 0)
+                r = render_new(s, p, &o, &j, &f);
+        if (r < 0) {
+                render_options_done(&o);
+                return bus_error_fault(error, r, &f);
+        }
+
+        return job_bus_reply(j, message, error);
 }
 
 static int method_close(sd_bus_message *message, void *userdata, sd_bus_error *error) {
@@ -165,6 +197,23 @@ static int property_get_model(sd_bus *bus, const char *path, const char *interfa
                 return r;
 
         return sd_bus_message_append(reply, "o", model);
+}
+
+/* "/": not given. */
+static int property_get_part(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+                             void *userdata, sd_bus_error *error) {
+        CLEANUP_FREE char *name = NULL;
+        const Model *model = *(Model *const *) userdata;
+        int r;
+
+        if (!model)
+                return sd_bus_message_append(reply, "o", "/");
+
+        r = model_path(model, &name);
+        if (r < 0)
+                return r;
+
+        return sd_bus_message_append(reply, "o", name);
 }
 
 static int property_get_compute(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
@@ -194,7 +243,7 @@ static int property_get_jobs(sd_bus *bus, const char *path, const char *interfac
         TAILQ_FOREACH(j, &s->manager->jobs, entry) {
                 CLEANUP_FREE char *job = NULL;
 
-                if (j->session != s || j->kind == JOB_PLAN)
+                if (j->session != s || j->hidden)
                         continue;
 
                 r = job_path(j, &job);
@@ -220,13 +269,16 @@ static const sd_bus_vtable session_vtable[] = {
         JOB_METHOD("Encode", method_encode),
         JOB_METHOD("EncodeMedia", method_encode_media),
         JOB_METHOD("Decode", method_decode),
-        JOB_METHOD("Render", method_later),
+        JOB_METHOD("Render", method_render),
         SD_BUS_METHOD_WITH_ARGS("Plan", SD_BUS_ARGS("s", kind, "a{sv}", request), SD_BUS_RESULT("a{sv}", plan),
                                 session_method_plan, SD_BUS_VTABLE_UNPRIVILEGED),
         SD_BUS_METHOD_WITH_ARGS("SetLoras", SD_BUS_ARGS("a(od)", loras, "a{sv}", options), SD_BUS_RESULT("o", job),
                                 session_method_set_loras, SD_BUS_VTABLE_UNPRIVILEGED),
         SD_BUS_METHOD("Close", NULL, NULL, method_close, SD_BUS_VTABLE_UNPRIVILEGED),
         SD_BUS_PROPERTY("Model", "o", property_get_model, 0, SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("Conditioner", "o", property_get_part, offsetof(Session, conditioner), SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("VideoVae", "o", property_get_part, offsetof(Session, video_vae), SD_BUS_VTABLE_PROPERTY_CONST),
+        SD_BUS_PROPERTY("AudioVae", "o", property_get_part, offsetof(Session, audio_vae), SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("Compute", "s", property_get_compute, 0, SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("Ranks", "u", NULL, offsetof(Session, split.ranks), SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("Class", "s", property_get_class, 0, SD_BUS_VTABLE_PROPERTY_CONST),

@@ -51,35 +51,47 @@ static const struct {
         { "decode", session_request_decode },
 };
 
-static int read_request(sd_bus_message *message, const Session *s, WireJobOpen *ret, Fault *f) {
-        const char *kind;
-        int r;
-
-        r = sd_bus_message_read(message, "s", &kind);
-        if (r < 0)
-                return r;
-
+static int read_request(sd_bus_message *message, const Session *s, const char *kind, WireJobOpen *ret, Fault *f) {
         for (size_t i = 0; i < ELEMENTSOF(readers); i++)
                 if (strcmp(kind, readers[i].kind) == 0)
                         return readers[i].read(message, s, WIRE_JOB_PLAN_ONLY, ret, f);
 
         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                "\"kind\" is \"%.32s\", expected step, sample, tokenize, encode, encode-media or decode.", kind);
+                "\"kind\" is \"%.32s\", expected step, sample, tokenize, encode, encode-media, decode or render.", kind);
+}
+
+static int plan_render(sd_bus_message *message, Session *s, Peer *p, Fault *f) {
+        RenderOptions o = { .file = -EBADF, .sheet = -EBADF };
+        int r;
+
+        r = session_request_render(message, s, WIRE_JOB_PLAN_ONLY, &o, f);
+        if (r >= 0)
+                r = render_plan(s, p, &o, message, f);
+        render_options_done(&o);
+        return r;
 }
 
 int session_method_plan(sd_bus_message *message, void *userdata, sd_bus_error *error) {
         Session *s = userdata;
         WireJobOpen request;
+        const char *kind;
         Fault f = {};
         Peer *p;
         Job *j;
         int r;
 
         r = peer_of_message(s->manager, message, &p, &f);
+        if (r >= 0)
+                r = sd_bus_message_read(message, "s", &kind);
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 
-        r = read_request(message, s, &request, &f);
+        if (strcmp(kind, "render") == 0) {
+                r = plan_render(message, s, p, &f);
+                return r < 0 ? bus_error_fault(error, r, &f) : 1;
+        }
+
+        r = read_request(message, s, kind, &request, &f);
         if (r < 0)
                 return bus_error_fault(error, r, &f);
 

@@ -16,6 +16,8 @@
 /* All that the four may have; each reads its own keys of it. */
 typedef struct Coding {
         WireJobOpen q;
+        RequestPictures files; /* ENCODE */
+        RequestCanvas canvas;
         const char *compute, *type, *picture_rule, *posterior;
         bool text, video, audio, frames, seed, output_bytes;
 } Coding;
@@ -48,17 +50,17 @@ static int set_compute(Coding *c, const Session *s, Fault *f) {
         return c->compute ? request_compute(c->compute, &c->q.compute, f) : 0;
 }
 
-static int check_text(const Coding *c, Fault *f) {
+int request_check_prompt(const WireTensor *text, bool seen, Fault *f) {
         const TensorRule rule = {ST_U8, 1, "U8 [bytes] of UTF-8", {}};
         int r;
 
-        r = request_check_tensor("text", &c->q.text, c->text, false, &rule, f);
+        r = request_check_tensor("text", text, seen, false, &rule, f);
         if (r < 0)
                 return r;
 
-        if (c->q.text.size > WIRE_TEXT_BYTES_MAX)
+        if (text->size > WIRE_TEXT_BYTES_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
-                        "\"text\" has %" PRIu64 " bytes, at most %" PRIu64 " are allowed.", c->q.text.size,
+                        "\"text\" has %" PRIu64 " bytes, at most %" PRIu64 " are allowed.", text->size,
                         WIRE_TEXT_BYTES_MAX);
 
         return 0;
@@ -74,7 +76,7 @@ int session_request_tokenize(
         if (r >= 0)
                 r = session_check_kind(s, WIRE_JOB_TOKENIZE, f);
         if (r >= 0)
-                r = check_text(&c, f);
+                r = request_check_prompt(&c.q.text, c.text, f);
         if (r < 0)
                 return r;
 
@@ -128,7 +130,7 @@ static int check_picture(const Picture *p, WireCondition *ret, Fault *f) {
         return 0;
 }
 
-static int read_picture(sd_bus_message *m, WireCondition *ret, Fault *f) {
+static int read_picture(sd_bus_message *m, void *ret, Fault *f) {
         Picture p = {};
         const BusKey keys[] = {
                 {"kind", "s", &p.kind},
@@ -143,7 +145,7 @@ static int read_picture(sd_bus_message *m, WireCondition *ret, Fault *f) {
 
 /* BusKey.read: k->value is the WireJobOpen. */
 static int read_pictures(sd_bus_message *m, const BusKey *k, Fault *f) {
-        return request_read_entries(m, "pictures", k->value, read_picture, f);
+        return request_read_wire_conditions(m, "pictures", k->value, read_picture, f);
 }
 
 /* Keyframes are of the film, references are not: the prompt is presented in one way or the other (h3.md 3.2). */
@@ -160,15 +162,11 @@ static int check_pictures(const WireJobOpen *q, Fault *f) {
 }
 
 static int encode_options(Coding *c, Fault *f) {
-        static const char *const rules[] = {
-                [WIRE_PICTURE_REFERENCE] = "reference",
-                [WIRE_PICTURE_COMFY] = "comfy",
-        };
         static const char *const types[] = {"bf16", "f32"};
         uint32_t type;
         int r;
 
-        r = request_choice("picture-rule", c->picture_rule, rules, ELEMENTSOF(rules), &c->q.picture_rule, f);
+        r = request_picture_rule(c->picture_rule, &c->q.picture_rule, f);
         if (r >= 0)
                 r = request_choice("type", c->type, types, ELEMENTSOF(types), &type, f);
         if (r < 0)
@@ -178,10 +176,53 @@ static int encode_options(Coding *c, Fault *f) {
         return 0;
 }
 
+/* An Encode of files begins as a Render does. */
+static int take_files(Coding *c, RenderOptions *ret, Fault *f) {
+        const WireJobOpen *q = &c->q;
+        RenderOptions o = {
+                .prompt = q->text,
+                .picture_rule = q->picture_rule,
+                .sample.compute = q->compute,
+                .encode_only = true,
+                .text_type = q->output_type,
+                .output_offset = q->output_offset,
+                .output_size = q->output_size,
+                .file = -EBADF,
+                .sheet = -EBADF,
+                .format = _MEDIA_FORMAT_MAX,
+        };
+        int r;
+
+        if (q->n_conditions > 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"pictures\" and \"files\" do not go together.");
+        if (!ret)
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "Plan does not read \"files\": give \"pictures\" of their size instead, whose content does not matter.");
+
+        r = request_check_pictures(&c->files, &o, f);
+        if (r >= 0)
+                r = request_read_canvas(&c->canvas, &c->files, &o, f);
+        if (r >= 0)
+                r = request_own_pictures(&c->files, &o);
+        if (r < 0) {
+                render_options_done(&o);
+                return r;
+        }
+
+        *ret = o;
+        return 0;
+}
+
 int session_request_encode(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f) {
+        return session_request_encode_files(message, s, flags, ret, NULL, f);
+}
+
+int session_request_encode_files(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, RenderOptions *ret_files, Fault *f) {
         Coding c = {
                 .q = {.kind = WIRE_JOB_ENCODE, .flags = flags},
+                .canvas = REQUEST_CANVAS_DEFAULT,
                 .picture_rule = "reference",
                 .type = "bf16",
         };
@@ -189,6 +230,8 @@ int session_request_encode(
                 TEXT_KEY(&c),
                 OUTPUT_KEYS(&c),
                 {"pictures", "aa{sv}", &c.q, .read = read_pictures},
+                {"files", "aa{sv}", &c.files, .read = request_read_pictures},
+                CANVAS_KEYS(&c.canvas),
                 {"picture-rule", "s", &c.picture_rule},
                 {"type", "s", &c.type},
                 {"compute", "s", &c.compute},
@@ -199,17 +242,24 @@ int session_request_encode(
         if (r >= 0)
                 r = session_check_kind(s, WIRE_JOB_ENCODE, f);
         if (r >= 0)
-                r = check_text(&c, f);
+                r = request_check_prompt(&c.q.text, c.text, f);
         if (r >= 0)
                 r = check_pictures(&c.q, f);
         if (r >= 0)
                 r = encode_options(&c, f);
         if (r >= 0)
                 r = set_compute(&c, s, f);
+        if (r >= 0)
+                r = finish(&c, s, ret, f);
         if (r < 0)
                 return r;
+        if (c.files.n > 0)
+                return take_files(&c, ret_files, f);
 
-        return finish(&c, s, ret, f);
+        if (c.canvas.width_seen || c.canvas.height_seen || c.canvas.frames_seen)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"width\", \"height\" and \"frames\" are for \"files\": give these too, or leave them out.");
+        return 0;
 }
 
 /* ---- Decode and EncodeMedia ---- */

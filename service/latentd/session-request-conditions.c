@@ -96,7 +96,7 @@ static int check_condition(const Condition *c, WireCondition *ret, Fault *f) {
         return 0;
 }
 
-static int read_condition(sd_bus_message *m, WireCondition *ret, Fault *f) {
+static int read_condition(sd_bus_message *m, void *ret, Fault *f) {
         Condition c = {};
         const BusKey keys[] = {
                 {"kind", "s", &c.kind},
@@ -110,39 +110,22 @@ static int read_condition(sd_bus_message *m, WireCondition *ret, Fault *f) {
         return r < 0 ? r : check_condition(&c, ret, f);
 }
 
-int request_read_entries(sd_bus_message *m, const char *key, WireJobOpen *q,
-        int (*read)(sd_bus_message *m, WireCondition *ret, Fault *f), Fault *f) {
-        int r;
+int request_read_wire_conditions(sd_bus_message *m, const char *key, WireJobOpen *q, RequestReadEntry read, Fault *f) {
+        const RequestEntries e = {
+                .key = key,
+                .limit = "that a request may have",
+                .entries = q->conditions,
+                .size = sizeof(q->conditions[0]),
+                .max = WIRE_CONDITIONS_MAX,
+                .n = &q->n_conditions,
+                .read = read,
+        };
 
-        r = sd_bus_message_enter_container(m, 'a', "a{sv}");
-        if (r < 0)
-                return r;
-
-        while ((r = sd_bus_message_at_end(m, false)) == 0) {
-                Fault inner = {};
-
-                if (q->n_conditions == WIRE_CONDITIONS_MAX)
-                        return fault_set(f, -E2BIG, FAULT_INVALID_ARGUMENT,
-                                "\"%s\" has more than %d entries, the most that a request may have.", key,
-                                WIRE_CONDITIONS_MAX);
-
-                r = read(m, &q->conditions[q->n_conditions], &inner);
-                if (r < 0 && inner.name[0] != '\0')
-                        return fault_set(
-                                f, r, inner.name, "\"%s\"[%" PRIu32 "]: %s", key, q->n_conditions, inner.text);
-                if (r < 0)
-                        return r;
-
-                q->n_conditions++;
-        }
-        if (r < 0)
-                return r;
-
-        return sd_bus_message_exit_container(m);
+        return request_read_entries(m, &e, f);
 }
 
 int request_read_conditions(sd_bus_message *m, const BusKey *k, Fault *f) {
-        return request_read_entries(m, "conditions", k->value, read_condition, f);
+        return request_read_wire_conditions(m, "conditions", k->value, read_condition, f);
 }
 
 int request_check_conditions(const WireJobOpen *q, Fault *f) {

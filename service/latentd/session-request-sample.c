@@ -9,21 +9,22 @@
 #include <string.h>
 
 #include "service/latentd/job-ready.h"
+#include "service/latentd/model.h"
 #include "service/shared/cleanup.h"
 
-#define SHIFT_VIDEO 12.0
-#define SHIFT_AUDIO 3.0
+/* The released model's. */
+#define SHIFT_VIDEO 12.0f
+#define SHIFT_AUDIO 3.0f
 
 typedef struct Sample {
         Request c;
-        const char *noise, *sampler, *schedule, *numerics;
-        double shift_video, shift_audio;
-        uint32_t steps;
+        Trajectory t;
+        const char *numerics;
         int keep_steps;
-        bool sigmas_video, sigmas_audio, steps_seen, clean_video, clean_audio, slot, kept;
+        bool clean_video, clean_audio, slot, kept;
 } Sample;
 
-static int read_names(Sample *x, Fault *f) {
+int request_trajectory_names(const Trajectory *x, WireJobOpen *q, Fault *f) {
         static const char *const noises[] = {
                 [WIRE_NOISE_GIVEN] = "given",
                 [WIRE_NOISE_COMFY] = "comfy",
@@ -35,7 +36,6 @@ static int read_names(Sample *x, Fault *f) {
                 [WIRE_SAMPLER_RES_MULTISTEP_PERSTREAM] = "res_multistep_perstream",
         };
         static const char *const schedules[] = {"simple", "reference"};
-        WireJobOpen *q = &x->c.q;
         uint32_t schedule;
         int r;
 
@@ -55,18 +55,18 @@ static int read_names(Sample *x, Fault *f) {
         return 0;
 }
 
-static int given_sigmas(Sample *x, Fault *f) {
+static int given_sigmas(const Trajectory *x, WireJobOpen *q, Fault *f) {
         int r;
 
-        r = request_check_sigmas(&x->c.q, x->sigmas_video, x->sigmas_audio, f);
+        r = request_check_sigmas(q, x->sigmas_video, x->sigmas_audio, f);
         if (r < 0)
                 return r;
 
-        x->c.q.schedule = WIRE_SCHEDULE_GIVEN;
+        q->schedule = WIRE_SCHEDULE_GIVEN;
         return 0;
 }
 
-static int made_sigmas(Sample *x, Fault *f) {
+static int made_sigmas(const Trajectory *x, WireJobOpen *q, Fault *f) {
         if (!x->steps_seen)
                 return request_missing("steps", "1 to 1000, or else sigmas-video and sigmas-audio", f);
 
@@ -74,12 +74,15 @@ static int made_sigmas(Sample *x, Fault *f) {
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"steps\" is %" PRIu32 ", expected 1 to %d.", x->steps, JOB_STEPS_MAX);
 
-        x->c.q.steps = x->steps;
+        q->steps = x->steps;
         return 0;
 }
 
-static int shift(const char *key, double value, float *ret, Fault *f) {
+static int shift(const char *key, double value, bool seen, float *ret, Fault *f) {
         float narrow = (float) value;
+
+        if (!seen)
+                return 0;
 
         if (!isfinite(value) || !isfinite(narrow) || !(narrow > 0.0f))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
@@ -89,11 +92,10 @@ static int shift(const char *key, double value, float *ret, Fault *f) {
         return 0;
 }
 
-static int read_schedule(Sample *x, Fault *f) {
-        WireJobOpen *q = &x->c.q;
+int request_trajectory_schedule(const Trajectory *x, WireJobOpen *q, Fault *f) {
         int r;
 
-        r = x->sigmas_video || x->sigmas_audio ? given_sigmas(x, f) : made_sigmas(x, f);
+        r = x->sigmas_video || x->sigmas_audio ? given_sigmas(x, q, f) : made_sigmas(x, q, f);
         if (r < 0)
                 return r;
 
@@ -102,11 +104,21 @@ static int read_schedule(Sample *x, Fault *f) {
         if (q->schedule == WIRE_SCHEDULE_GIVEN && q->sampler != WIRE_SAMPLER_RES_MULTISTEP)
                 return 0;
 
-        r = shift("shift-video", x->shift_video, &q->shift_video, f);
+        r = shift("shift-video", x->shift_video, x->shift_video_seen, &q->shift_video, f);
         if (r < 0)
                 return r;
 
-        return shift("shift-audio", x->shift_audio, &q->shift_audio, f);
+        return shift("shift-audio", x->shift_audio, x->shift_audio_seen, &q->shift_audio, f);
+}
+
+void session_request_shifts(const Model *m, WireJobOpen *q) {
+        if (q->schedule == WIRE_SCHEDULE_GIVEN && q->sampler != WIRE_SAMPLER_RES_MULTISTEP)
+                return;
+
+        if (q->shift_video == 0)
+                q->shift_video = m->info.shift_video > 0 ? m->info.shift_video : SHIFT_VIDEO;
+        if (q->shift_audio == 0)
+                q->shift_audio = m->info.shift_audio > 0 ? m->info.shift_audio : SHIFT_AUDIO;
 }
 
 /* What a mask keeps. */
@@ -196,7 +208,7 @@ static int check_resumed(Sample *x, Fault *f) {
 static int finish(Sample *x, const Session *s, Fault *f) {
         int r;
 
-        r = read_names(x, f);
+        r = request_trajectory_names(&x->t, &x->c.q, f);
         if (r < 0)
                 return r;
 
@@ -204,7 +216,7 @@ static int finish(Sample *x, const Session *s, Fault *f) {
         if (r < 0)
                 return r;
 
-        r = read_schedule(x, f);
+        r = request_trajectory_schedule(&x->t, &x->c.q, f);
         if (r < 0)
                 return r;
 
@@ -223,24 +235,13 @@ int session_request_sample(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f) {
         Sample x = {
                 .c.q = {.kind = WIRE_JOB_SAMPLE, .flags = flags},
-                .noise = "given",
-                .sampler = "euler",
-                .schedule = "simple",
-                .shift_video = SHIFT_VIDEO,
-                .shift_audio = SHIFT_AUDIO,
+                .t = TRAJECTORY_DEFAULT,
         };
         const BusKey keys[] = {
                 REQUEST_KEYS(&x.c),
-                {"noise", "s", &x.noise},
+                TRAJECTORY_KEYS(&x.t, &x.c.q),
                 {"clean-video", "(tsat)", &x.c.q.clean_video, &x.clean_video},
                 {"clean-audio", "(tsat)", &x.c.q.clean_audio, &x.clean_audio},
-                {"sampler", "s", &x.sampler},
-                {"sigmas-video", "(tsat)", &x.c.q.sigmas_video, &x.sigmas_video},
-                {"sigmas-audio", "(tsat)", &x.c.q.sigmas_audio, &x.sigmas_audio},
-                {"steps", "u", &x.steps, &x.steps_seen},
-                {"schedule", "s", &x.schedule},
-                {"shift-video", "d", &x.shift_video},
-                {"shift-audio", "d", &x.shift_audio},
                 {"keep-steps", "b", &x.keep_steps},
                 {"resume-step", "u", &x.c.q.start_step},
                 {"numerics", "s", &x.numerics},
@@ -263,6 +264,7 @@ int session_request_sample(
         if (r < 0)
                 return r;
 
+        session_request_shifts(s->model, &x.c.q);
         *ret = x.c.q;
         return 0;
 }

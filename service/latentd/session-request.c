@@ -2,6 +2,7 @@
 #include "service/latentd/session-request-internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -54,6 +55,53 @@ int request_compute(const char *value, uint32_t *ret, Fault *f) {
         return request_choice("compute", value, compute_names, ELEMENTSOF(compute_names), ret, f);
 }
 
+int request_picture_rule(const char *value, uint32_t *ret, Fault *f) {
+        static const char *const rules[] = {
+                [WIRE_PICTURE_REFERENCE] = "reference",
+                [WIRE_PICTURE_COMFY] = "comfy",
+        };
+
+        return request_choice("picture-rule", value, rules, ELEMENTSOF(rules), ret, f);
+}
+
+int request_own_file(int fd, int *ret) {
+        int own = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : -EBADF;
+
+        if (fd >= 0 && own < 0)
+                return -errno;
+
+        *ret = own;
+        return 0;
+}
+
+int request_read_entries(sd_bus_message *m, const RequestEntries *e, Fault *f) {
+        int r;
+
+        r = sd_bus_message_enter_container(m, 'a', "a{sv}");
+        if (r < 0)
+                return r;
+
+        while ((r = sd_bus_message_at_end(m, false)) == 0) {
+                Fault inner = {};
+
+                if (*e->n == e->max)
+                        return fault_set(f, -E2BIG, FAULT_INVALID_ARGUMENT, "\"%s\" has more than %" PRIu32 " entries, the most %s.",
+                                e->key, e->max, e->limit);
+
+                r = e->read(m, (uint8_t *) e->entries + *e->n * e->size, &inner);
+                if (r < 0 && inner.name[0] != '\0')
+                        return fault_set(f, r, inner.name, "\"%s\"[%" PRIu32 "]: %s", e->key, *e->n, inner.text);
+                if (r < 0)
+                        return r;
+
+                (*e->n)++;
+        }
+        if (r < 0)
+                return r;
+
+        return sd_bus_message_exit_container(m);
+}
+
 int request_missing(const char *key, const char *what, Fault *f) {
         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The key \"%s\" (%s) is required.", key, what);
 }
@@ -85,7 +133,15 @@ static int find_model(Manager *m, const char *path, uid_t uid, Model **ret, Faul
                 *ret = model;
                 return 0;
 
+        case MODEL_DEFERRED:
+                *ret = model;
+                return 0;
+
         case MODEL_LOADING:
+                if (model->defer && model->n_users > 0) { /* a Render has it loaded */
+                        *ret = model;
+                        return 0;
+                }
                 return fault_set(
                         f, -EBUSY, FAULT_BUSY, "The model is still loading: wait for its load job.");
 
@@ -97,6 +153,34 @@ static int find_model(Manager *m, const char *path, uid_t uid, Model **ret, Faul
                 return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
                         "The model could not be loaded; its load job said why.");
         }
+}
+
+/* Of a pipeline beside its denoiser. path: NULL: not given. */
+static int find_part(Manager *m, const char *key, const char *path, WireModelKind kind, uid_t uid, const SessionOptions *o,
+        Model **ret, Fault *f) {
+        Fault inner = {};
+        Model *model;
+        int r;
+
+        if (!path)
+                return 0;
+
+        if (o->model->info.kind != WIRE_MODEL_DENOISER)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"%s\" goes with a \"model\" that is a denoiser, this one is of kind \"%s\".", key,
+                        model_kind_to_string(o->model->info.kind));
+
+        r = find_model(m, path, uid, &model, &inner);
+        if (r < 0)
+                return fault_set(f, r, inner.name, "\"%s\": %s", key, inner.text);
+
+        /* What a deferred one is turns out when it is loaded. */
+        if (model_is_known(model) && model->info.kind != (uint32_t) kind)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"%s\" is a model of kind \"%s\", expected \"%s\".", key,
+                        model_kind_to_string(model->info.kind), model_kind_to_string(kind));
+
+        *ret = model;
+        return 0;
 }
 
 static int check_class(const char *s, Fault *f) {
@@ -177,10 +261,14 @@ static int read_split(const Manager *m, const Split *s, PlanWishes *ret, Fault *
 int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, SessionOptions *ret, Fault *f) {
         SessionOptions o = { .input_bytes = ARENA_DEFAULT, .output_bytes = ARENA_DEFAULT };
         const char *model = NULL, *compute = "auto", *job_class = "normal";
+        const char *conditioner = NULL, *video_vae = NULL, *audio_vae = NULL;
         uint32_t compute_index;
         Split split = { .plan = "auto", .exchange = "auto" };
         const BusKey keys[] = {
                 { "model", "o", &model },
+                { "conditioner", "o", &conditioner },
+                { "video-vae", "o", &video_vae },
+                { "audio-vae", "o", &audio_vae },
                 { "input-bytes", "t", &o.input_bytes },
                 { "output-bytes", "t", &o.output_bytes },
                 { "compute", "s", &compute },
@@ -232,6 +320,14 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"model\" is a LoRA adapter: open the session on the model that it was made for and give the "
                         "adapter to SetLoras.");
+        r = find_part(m, "conditioner", conditioner, WIRE_MODEL_CONDITIONER, uid, &o, &o.conditioner, f);
+        if (r >= 0)
+                r = find_part(m, "video-vae", video_vae, WIRE_MODEL_VIDEO_VAE, uid, &o, &o.video_vae, f);
+        if (r >= 0)
+                r = find_part(m, "audio-vae", audio_vae, WIRE_MODEL_AUDIO_VAE, uid, &o, &o.audio_vae, f);
+        if (r < 0)
+                return r;
+
         o.job_class = job_class; /* as long as the message */
         *ret = o;
         return 0;
@@ -475,6 +571,9 @@ static int find_lora(Manager *m, const char *path, double strength, uid_t uid, M
         if (r < 0)
                 return r;
 
+        if (model->state != MODEL_READY)
+                return fault_set(f, -EBUSY, FAULT_BUSY,
+                        "\"%.128s\" is deferred, which adapters cannot be: load it without \"defer\".", path);
         if (model->info.kind != WIRE_MODEL_LORA)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"%.128s\" is a model and no LoRA adapter (its Kind is %s).", path,

@@ -7,6 +7,7 @@
 
 #include <systemd/sd-bus.h>
 
+#include "service/latentd/render.h"
 #include "service/latentd/session.h"
 
 /* The caller's model is looked up: NotFound; Busy while it loads. */
@@ -14,6 +15,9 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
 /* flags: WIRE_JOB_PLAN_ONLY or 0. */
 int session_request_step(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+/* Shifts that were not given (0, as session_request_render() leaves them) are those that the model was made for, or else the released
+ * model's. When it is MODEL_READY. */
+void session_request_shifts(const Model *m, WireJobOpen *q);
 int session_request_sample(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 /* session-request-code.c */
@@ -21,10 +25,16 @@ int session_request_tokenize(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 int session_request_encode(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+/* The same; with "files" ret_files->n_pictures is not 0, and it is what counts. Its files are the caller's. */
+int session_request_encode_files(
+        sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, RenderOptions *ret_files, Fault *f);
 int session_request_encode_media(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 int session_request_decode(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
+/* session-request-render.c. Shifts that were not given are 0. ret's files are duplicates and the caller's. */
+int session_request_render(
+        sd_bus_message *message, const Session *s, uint32_t flags, RenderOptions *ret, Fault *f);
 /* Both arguments. The models are those of the caller's user and not counted yet. */
 int session_request_loras(
         sd_bus_message *message, const Session *s, LoraList *ret, WireCompute *ret_compute, Fault *f);

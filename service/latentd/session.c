@@ -2,6 +2,7 @@
 #include "service/latentd/session.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +23,35 @@
 
 DEFINE_CLEANUP(Session *, session_free)
 
+static void release_models(Session *s) {
+        Model *models[] = { s->model, s->conditioner, s->video_vae, s->audio_vae };
+
+        for (size_t i = 0; i < ELEMENTSOF(models); i++)
+                if (models[i])
+                        model_user_remove(models[i]);
+}
+
+/* Its memory is that of others. */
+static void alias_free(Session *s) {
+        Session *from = s->from, *to = s->to;
+
+        if (s->output_map)
+                (void) munmap(s->output_map, s->output_bytes);
+        cleanup_closep(&s->input_fd);
+        cleanup_closep(&s->output_fd);
+        free(s);
+        session_job_finished(from);
+        session_job_finished(to);
+}
+
+uint64_t session_bytes(const Session *s) {
+        return s->form == SESSION_ALIAS ? 0 : s->form == SESSION_WORK ? s->output_bytes : s->input_bytes + s->output_bytes;
+}
+
+bool session_uses(const Session *s, const Model *m) {
+        return s->model == m || s->conditioner == m || s->video_vae == m || s->audio_vae == m || lora_list_has(&s->loras, m);
+}
+
 Session *session_free(Session *s) {
         Manager *m;
 
@@ -32,17 +62,20 @@ Session *session_free(Session *s) {
         TAILQ_REMOVE(&m->sessions, s, entry);
         if (m->worker)
                 worker_link_forget_session(m->worker, s);
-        if (s->model)
-                model_user_remove(s->model);
+        release_models(s);
         lora_list_done(&s->loras);
+        if (s->form == SESSION_ALIAS) {
+                alias_free(s);
+                return NULL;
+        }
 
         *s->remains = (Remains){
                 .uid = s->uid,
                 .owner = s->owner,
-                .input_fd = s->input_fd,
+                .input_fd = s->form == SESSION_WORK ? -EBADF : s->input_fd,
                 .output_fd = s->output_fd,
                 .map = s->output_map,
-                .input_bytes = s->input_bytes,
+                .input_bytes = s->form == SESSION_WORK ? 0 : s->input_bytes,
                 .output_bytes = s->output_bytes,
         };
         remains_add(m, s->remains);
@@ -55,7 +88,7 @@ Session *session_find(Manager *m, uint64_t id) {
 
         TAILQ_FOREACH(s, &m->sessions, entry)
                 if (s->id == id)
-                        return s->state == SESSION_OPEN ? s : NULL;
+                        return s->state == SESSION_OPEN && s->form == SESSION_CLIENT ? s : NULL;
 
         return NULL;
 }
@@ -88,9 +121,11 @@ static int populate(void *userdata) {
         Session *s = userdata;
         int r;
 
-        r = populate_one(s->input_fd, s->input_bytes);
-        if (r < 0)
-                return r;
+        if (s->form == SESSION_CLIENT) {
+                r = populate_one(s->input_fd, s->input_bytes);
+                if (r < 0)
+                        return r;
+        }
 
         r = populate_one(s->output_fd, s->output_bytes);
         if (r < 0)
@@ -123,18 +158,21 @@ static void populate_done(void *userdata, int result) {
         (void) session_free(s);
 }
 
-/* Asks the machine for room. Regions that nobody uses give way. */
+/* Asks the machine for room. Regions that nobody uses give way, then weights that come back when they are needed. */
 static int admit(Manager *m, uint64_t bytes, Fault *f) {
         MemoryHeadroom h;
-        uint64_t freed = 0;
+        uint64_t freed;
         int r;
 
         r = manager_headroom(m, &h);
         if (r < 0)
                 return r;
 
-        if (bytes > h.bytes)
-                freed = store_evict(m->store, bytes - h.bytes);
+        freed = store_leaving(m->store);
+        if (bytes > h.bytes && bytes - h.bytes > freed)
+                freed += store_evict(m->store, bytes - h.bytes - freed);
+        while (bytes > h.bytes && bytes - h.bytes > freed && model_deferred_gives_way(m, NULL))
+                freed = store_leaving(m->store);
         if (bytes > h.bytes && bytes - h.bytes > freed)
                 return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
                         "Arenas of %" PRIu64 " bytes do not fit: %" PRIu64
@@ -145,28 +183,23 @@ static int admit(Manager *m, uint64_t bytes, Fault *f) {
         return 0;
 }
 
-int session_new(
-        Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn fn, void *userdata, Fault *f) {
-        CLEANUP(session_freep) Session *s = NULL;
-        CLEANUP_FREE Remains *remains = NULL;
-        uint64_t bytes;
+/* As many bytes as the user and the machine have. */
+static int check_room(Manager *m, uid_t uid, SessionForm form, uint64_t bytes, Fault *f) {
         int r;
 
-        if (__builtin_add_overflow(o->input_bytes, o->output_bytes, &bytes))
-                return fault_set(f, -EOVERFLOW, FAULT_INVALID_ARGUMENT, "The sizes of the arenas overflow.");
-
         remains_collect(m);
-        r = quota_check_session(m, owner->uid, bytes, f);
-        if (r < 0)
-                return r;
+        r = form == SESSION_CLIENT ? quota_check_session(m, uid, bytes, f) : quota_check_arena(m, uid, bytes, f);
+        if (r >= 0)
+                r = descriptors_check("A session", f);
+        if (r >= 0)
+                r = admit(m, bytes, f);
+        return r;
+}
 
-        r = descriptors_check("A session", f);
-        if (r < 0)
-                return r;
-
-        r = admit(m, bytes, f);
-        if (r < 0)
-                return r;
+/* In the list, counted, without memory yet. */
+static int make(Manager *m, Peer *owner, uid_t uid, SessionForm form, const SessionOptions *o, Session **ret) {
+        CLEANUP_FREE Remains *remains = NULL;
+        Session *s;
 
         remains = malloc(sizeof(*remains));
         if (!remains)
@@ -179,8 +212,9 @@ int session_new(
         *s = (Session){
                 .id = m->next_id++,
                 .manager = m,
+                .form = form,
                 .owner = owner,
-                .uid = owner->uid,
+                .uid = uid,
                 .compute = o->compute,
                 .split = o->split,
                 .input_bytes = o->input_bytes,
@@ -188,15 +222,56 @@ int session_new(
                 .input_fd = -EBADF,
                 .output_fd = -EBADF,
                 .remains = STEAL_PTR(remains),
-                .open_fn = fn,
-                .open_userdata = userdata,
         };
         (void) snprintf(s->job_class, sizeof(s->job_class), "%s", o->job_class);
-        m->arena_bytes += bytes;
+        m->arena_bytes += session_bytes(s);
         manager_used_changed(m);
         TAILQ_INSERT_TAIL(&m->sessions, s, entry);
+        *ret = s;
+        return 0;
+}
+
+/* Has the arenas populated; s is populate_done()'s then. */
+static int start_populating(Session *s, SessionOpenFn fn, void *userdata) {
+        int r;
+
+        s->open_fn = fn;
+        s->open_userdata = userdata;
+        r = pool_submit(s->manager->pool, populate, populate_done, s);
+        if (r < 0)
+                return r;
+
+        s->n_busy++;
+        return 0;
+}
+
+static void hold_models(Session *s, const SessionOptions *o) {
+        Model *models[] = { o->model, o->conditioner, o->video_vae, o->audio_vae };
+
+        for (size_t i = 0; i < ELEMENTSOF(models); i++)
+                if (models[i])
+                        model_user_add(models[i]);
         s->model = o->model;
-        model_user_add(s->model);
+        s->conditioner = o->conditioner;
+        s->video_vae = o->video_vae;
+        s->audio_vae = o->audio_vae;
+}
+
+int session_new(
+        Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn fn, void *userdata, Fault *f) {
+        CLEANUP(session_freep) Session *s = NULL;
+        uint64_t bytes;
+        int r;
+
+        if (__builtin_add_overflow(o->input_bytes, o->output_bytes, &bytes))
+                return fault_set(f, -EOVERFLOW, FAULT_INVALID_ARGUMENT, "The sizes of the arenas overflow.");
+
+        r = check_room(m, owner->uid, SESSION_CLIENT, bytes, f);
+        if (r >= 0)
+                r = make(m, owner, owner->uid, SESSION_CLIENT, o, &s);
+        if (r < 0)
+                return r;
+        hold_models(s, o);
 
         r = memfd_new("latentd-input", s->input_bytes, &s->input_fd);
         if (r < 0)
@@ -206,13 +281,78 @@ int session_new(
         if (r < 0)
                 return r;
 
-        r = pool_submit(m->pool, populate, populate_done, s);
+        r = start_populating(s, fn, userdata);
         if (r < 0)
                 return r;
 
-        s->n_busy++;
         s = NULL; /* populate_done() has it now */
         return 0;
+}
+
+int session_new_work(Manager *m, uid_t uid, uint64_t bytes, SessionOpenFn fn, void *userdata, Session **ret, Fault *f) {
+        const SessionOptions o = { .input_bytes = bytes, .output_bytes = bytes, .job_class = "normal" };
+        CLEANUP(session_freep) Session *s = NULL;
+        int r;
+
+        r = check_room(m, uid, SESSION_WORK, bytes, f);
+        if (r >= 0)
+                r = make(m, NULL, uid, SESSION_WORK, &o, &s);
+        if (r < 0)
+                return r;
+
+        r = memfd_new("latentd-work", bytes, &s->output_fd);
+        if (r < 0)
+                return r;
+        s->input_fd = s->output_fd;
+
+        r = start_populating(s, fn, userdata);
+        if (r < 0)
+                return r;
+
+        *ret = STEAL_PTR(s);
+        return 0;
+}
+
+int session_new_alias(Session *from, Session *to, bool from_output, Session **ret) {
+        Session *s;
+        int r;
+
+        s = calloc(1, sizeof(*s));
+        if (!s)
+                return -ENOMEM;
+
+        *s = (Session){
+                .id = from->manager->next_id++,
+                .manager = from->manager,
+                .state = SESSION_OPEN,
+                .form = SESSION_ALIAS,
+                .uid = from->uid,
+                .from = from,
+                .to = to,
+                .input_bytes = from_output ? from->output_bytes : from->input_bytes,
+                .output_bytes = to->output_bytes,
+                .input_fd = fcntl(from_output ? from->output_fd : from->input_fd, F_DUPFD_CLOEXEC, 3),
+                .output_fd = fcntl(to->output_fd, F_DUPFD_CLOEXEC, 3),
+        };
+        r = s->input_fd < 0 || s->output_fd < 0 ? -errno : memfd_map(s->output_fd, s->output_bytes, PROT_READ, &s->output_map);
+        TAILQ_INSERT_TAIL(&s->manager->sessions, s, entry);
+        from->n_busy++;
+        to->n_busy++;
+        if (r < 0) {
+                (void) session_free(s);
+                return r;
+        }
+
+        *ret = s;
+        return 0;
+}
+
+static void nobody_waits(void *userdata, Session *s, const Fault *f) {
+}
+
+void session_forget(Session *s) {
+        s->open_fn = nobody_waits;
+        session_close(s);
 }
 
 static int check_input(const Session *s, const char *name, const WireTensor *t, Fault *f) {
@@ -315,7 +455,7 @@ static int check_picture(const Session *s, const WireCondition *c, Fault *f) {
         return check_input(s, "picture", &t, f);
 }
 
-int session_check_request(const Session *s, const WireJobOpen *q, Fault *f) {
+int session_check_inputs(const Session *s, const WireJobOpen *q, Fault *f) {
         const struct {
                 const char *name;
                 const WireTensor *tensor;
@@ -351,7 +491,14 @@ int session_check_request(const Session *s, const WireJobOpen *q, Fault *f) {
                                 i, inner.text);
         }
 
-        return check_output(s, q, f);
+        return 0;
+}
+
+int session_check_request(const Session *s, const WireJobOpen *q, Fault *f) {
+        int r;
+
+        r = session_check_inputs(s, q, f);
+        return r < 0 ? r : check_output(s, q, f);
 }
 
 static JobKind kind_of(const WireJobOpen *q) {
@@ -395,6 +542,12 @@ static const struct {
 int session_check_kind(const Session *s, WireJobKind kind, Fault *f) {
         uint32_t has = s->model->info.kind;
 
+        if (s->model->state != MODEL_READY)
+                return fault_set(f, -EBUSY, FAULT_BUSY,
+                        "The session's model is %s: only Render loads a deferred model, when it needs it. For %s load it with LoadModel, "
+                        "or Commit, without \"defer\".",
+                        model_state_to_string(s->model->state), job_rules[kind].method);
+
         if (has == job_rules[kind].kinds[0] || has == job_rules[kind].kinds[1])
                 return 0;
 
@@ -404,33 +557,23 @@ int session_check_kind(const Session *s, WireJobKind kind, Fault *f) {
 }
 
 /* A job that waits for its reader stays open in the worker, outside of the queue's window: not any number of them. */
-static int check_waiting(const Session *s, const WireJobOpen *q, Fault *f) {
+int session_check_rings(const Session *s, Fault *f) {
         const Job *j;
         unsigned n = 0;
 
-        if (q->ring_frames == 0 || (q->flags & WIRE_JOB_PLAN_ONLY))
-                return 0;
-
         TAILQ_FOREACH(j, &s->manager->unfinished, unfinished_entry)
-                n += j->uid == s->uid && j->kind == JOB_DECODE && j->request.ring_frames > 0;
+                n += j->uid == s->uid && (j->kind == JOB_DECODE || j->kind == JOB_RENDER) && !j->hidden && j->request.ring_frames > 0;
         if (n < RING_JOBS_MAX)
                 return 0;
 
         return fault_set(f, -EDQUOT, FAULT_LIMIT,
-                "You have %u unfinished Decode jobs with a ring (\"frames\"), the most that one user may have: let one end first.", n);
+                "You have %u unfinished Decode and Render jobs with a ring, the most that one user may have: let one end first.", n);
 }
 
-static int submit(
-        Session *s, Peer *owner, const WireJobOpen *request, const LoraList *loras, Job **ret, Fault *f) {
-        Job *j;
-        int r;
-
-        r = job_new(s->manager, owner, kind_of(request), &j, f);
-        if (r < 0)
-                return r;
-
+/* Queues a new job. split: of the client's session. */
+static void queue_job(Session *s, Model *model, const WireJobOpen *request, const LoraList *loras, const PlanWishes *split, Job *j) {
         j->request = *request;
-        j->request.model = s->model->id;
+        j->request.model = model->id;
         j->request.session = s->id;
         j->request.n_loras = loras->n;
         for (uint32_t i = 0; i < loras->n; i++)
@@ -438,17 +581,40 @@ static int submit(
         j->loras = *loras;
         lora_list_hold(&j->loras);
         if (wire_job_is_coding(request->kind))
-                j->request.ranks = s->split.ranks;
+                j->request.ranks = split->ranks;
         if (request->kind == WIRE_JOB_ENCODE)
                 j->request.owner = (uint64_t) s->uid + 1;
         j->step = j->request.start_step;
         j->session = s;
         j->session_id = s->id;
         s->n_busy++;
-        j->model = s->model;
+        j->model = model;
         model_user_add(j->model);
         queue_add(s->manager->queue, j);
-        *ret = j;
+}
+
+static int submit(
+        Session *s, Peer *owner, const WireJobOpen *request, const LoraList *loras, Job **ret, Fault *f) {
+        int r;
+
+        r = job_new(s->manager, owner, kind_of(request), ret, f);
+        if (r < 0)
+                return r;
+
+        queue_job(s, s->model, request, loras, &s->split, *ret);
+        return 0;
+}
+
+int session_submit_hidden(Session *s, Model *model, const WireJobOpen *request, const LoraList *loras, Render *render, Job **ret) {
+        static const LoraList none;
+        int r;
+
+        r = job_new_hidden(s->manager, s->uid, kind_of(request), ret);
+        if (r < 0)
+                return r;
+
+        (*ret)->render = render;
+        queue_job(s, model, request, loras ? loras : &none, &s->split, *ret);
         return 0;
 }
 
@@ -458,7 +624,7 @@ int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **re
         if (s->lora_fault.name[0] != '\0')
                 return fault_set(f, -EIO, s->lora_fault.name, "%s", s->lora_fault.text);
 
-        r = check_waiting(s, request, f);
+        r = request->ring_frames > 0 && !(request->flags & WIRE_JOB_PLAN_ONLY) ? session_check_rings(s, f) : 0;
         if (r < 0)
                 return r;
 
@@ -530,7 +696,8 @@ void session_peer_gone(Peer *p) {
                         continue;
 
                 s->owner = NULL;
-                session_close(s); /* frees no other session */
+                session_close(s); /* frees no other session but those of its Renders */
+                next = TAILQ_FIRST(&p->manager->sessions);
         }
         remains_peer_gone(p);
 }

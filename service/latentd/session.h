@@ -15,6 +15,12 @@ typedef enum SessionState {
         SESSION_CLOSED, /* gone for the client; a step still runs in it */
 } SessionState;
 
+typedef enum SessionForm {
+        SESSION_CLIENT,
+        SESSION_WORK,  /* one arena of the service that is input and output, for what no client reads; no object on the bus */
+        SESSION_ALIAS, /* the input of one session and the output of another, for a phase of a Render; likewise */
+} SessionForm;
+
 /* Once per session_new() that succeeded: s is open and counted, or NULL and f says why not (also when its
  * owner left meanwhile). */
 typedef void (*SessionOpenFn)(void *userdata, Session *s, const Fault *f);
@@ -23,9 +29,13 @@ struct Session {
         uint64_t id;
         Manager *manager;
         SessionState state;
-        Peer *owner; /* NULL once it left */
+        SessionForm form;
+        Peer *owner; /* NULL once it left, and of those without an object */
         uid_t uid;
-        Model *model; /* counted user */
+        Model *model; /* counted user; ALIAS and WORK: NULL */
+        /* For Render, counted users too; NULL: not given */
+        Model *conditioner, *video_vae, *audio_vae;
+        Session *from, *to; /* ALIAS: busy as long as it is there */
         LoraList loras;    /* of SetLoras, held: later jobs get them */
         uint64_t merge_job; /* of that SetLoras */
         Fault lora_fault;   /* of that merge, if it failed: later requests fail with it */
@@ -51,6 +61,7 @@ struct Session {
 
 typedef struct SessionOptions {
         Model *model;                       /* MODEL_READY */
+        Model *conditioner, *video_vae, *audio_vae; /* likewise, or NULL */
         uint64_t input_bytes, output_bytes; /* multiples of the page size */
         WireCompute compute;
         PlanWishes split;
@@ -62,7 +73,19 @@ typedef struct SessionOptions {
 int session_new(
         Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn fn, void *userdata, Fault *f);
 
-/* NULL unless it is SESSION_OPEN. */
+/* An arena of so many bytes (a multiple of the page size) for the jobs of a Render, which counts for the user like a session's; its
+ * content is zeros. As session_new(), and *ret is there at once: session_forget() for whoever does not want to wait. */
+int session_new_work(Manager *m, uid_t uid, uint64_t bytes, SessionOpenFn fn, void *userdata, Session **ret, Fault *f);
+/* A session whose jobs read the input arena of `from`, or with from_output its output arena, and write to the output arena of `to`. */
+int session_new_alias(Session *from, Session *to, bool from_output, Session **ret);
+/* session_close() of either; fn is not called any more. */
+void session_forget(Session *s);
+/* Memory of its arenas. */
+uint64_t session_bytes(const Session *s);
+/* For a client the session counts as a user of the model. */
+bool session_uses(const Session *s, const Model *m);
+
+/* NULL unless it is a client's and SESSION_OPEN. */
 Session *session_find(Manager *m, uint64_t id);
 int session_path(const Session *s, char **ret); /* malloc'ed object path */
 
@@ -72,12 +95,20 @@ int session_path(const Session *s, char **ret); /* malloc'ed object path */
  * is not there has n_dims 0 and size 0. */
 int session_check_request(const Session *s, const WireJobOpen *request, Fault *f);
 
+/* The inputs alone. */
+int session_check_inputs(const Session *s, const WireJobOpen *request, Fault *f);
+
 /* InvalidArgument unless the session's model is of a kind for this job (WireJobKind), in words. */
 int session_check_kind(const Session *s, WireJobKind kind, Fault *f);
 
 /* Makes a job of it and queues it: any but a MERGE, or with WIRE_JOB_PLAN_ONLY a plan. request is complete
  * but for header, model, session, loras, ranks and owner. LimitExceeded; the fault of the session's last merge, if it failed. */
 int session_submit(Session *s, Peer *owner, const WireJobOpen *request, Job **ret, Fault *f);
+
+/* A hidden job on this model for a Render. request is complete as for session_submit(), and its places were made by us. */
+int session_submit_hidden(Session *s, Model *model, const WireJobOpen *request, const LoraList *loras, Render *render, Job **ret);
+/* LimitExceeded if the user has as many jobs that wait for a reader of frames as there may be. */
+int session_check_rings(const Session *s, Fault *f);
 
 /* These adapters for later jobs, and a job that merges them. On failure the session keeps what it had. */
 int session_set_loras(

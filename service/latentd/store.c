@@ -216,6 +216,10 @@ uint64_t store_bytes(const Store *s) {
         return s->held_bytes;
 }
 
+uint64_t store_leaving(const Store *s) {
+        return s->freeing_bytes;
+}
+
 int store_ring_error(const Store *s) {
         return loader_ring_error(s->loader);
 }

@@ -72,6 +72,7 @@ uint64_t store_drop(Store *s, Region *r);
 
 Region *store_first(Store *s);             /* iterate by ->next */
 uint64_t store_bytes(const Store *s);      /* of memory held, loads and dead regions included */
+uint64_t store_leaving(const Store *s);    /* of these, on their way out */
 uint64_t store_bytes_read(const Store *s); /* since start */
 uint64_t store_bytes_adopted(const Store *s);
 int store_ring_error(const Store *s);      /* 0, or why files are read without io_uring (negative errno) */

@@ -635,6 +635,7 @@ void worker_link_fault(const Fault *from, Fault *ret) {
                 FAULT_INVALID_TENSOR,
                 FAULT_NOT_SUPPORTED,
                 FAULT_DOES_NOT_FIT,
+                FAULT_LIMIT,
                 FAULT_IO,
                 FAULT_FILE_CHANGED,
                 FAULT_INTERNAL,

@@ -44,26 +44,35 @@ static bool wants_cuda(const Config *c, bool no_cuda) {
         return c->worker == WORKER_CUDA || (c->worker == WORKER_AUTO && !no_cuda && is_our_socket(c->worker_cuda_socket));
 }
 
-static int start_by_socket(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
-        bool cuda = wants_cuda(c, no_cuda);
-        const char *path = cuda ? c->worker_cuda_socket : c->worker_socket, *key = cuda ? "WorkerCudaSocket=" : "WorkerSocket=";
+static int connect_to(const char *path, int *ret_fd) {
         struct sockaddr_un sa = { .sun_family = AF_UNIX };
         CLEANUP_CLOSE int fd = -EBADF;
         size_t n = strlen(path);
 
         if (n >= sizeof(sa.sun_path))
-                return fault_set(f, -ENOENT, FAULT_NO_WORKER,
-                        "%s is too long for a socket address: \"%s\".", key, path);
+                return -ENAMETOOLONG;
         memcpy(sa.sun_path, path, n + 1);
 
         fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd < 0)
-                return fault_set(f, -errno, FAULT_NO_WORKER, "No socket could be made for the worker: %s.",
-                        strerror(errno));
+        if (fd < 0 || connect(fd, (struct sockaddr *) &sa, sizeof(sa)) < 0)
+                return -errno;
 
-        if (connect(fd, (struct sockaddr *) &sa, sizeof(sa)) < 0)
-                return fault_set(f, -errno, FAULT_NO_WORKER,
-                        "The worker's socket \"%s\" (%s) does not answer: %s. Is %s started?", path, key, strerror(errno),
+        *ret_fd = STEAL_FD(fd);
+        return 0;
+}
+
+static int start_by_socket(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
+        bool cuda = wants_cuda(c, no_cuda);
+        const char *path = cuda ? c->worker_cuda_socket : c->worker_socket, *key = cuda ? "WorkerCudaSocket=" : "WorkerSocket=";
+        CLEANUP_CLOSE int fd = -EBADF;
+        int r;
+
+        r = connect_to(path, &fd);
+        if (r == -ENAMETOOLONG)
+                return fault_set(f, -ENOENT, FAULT_NO_WORKER, "%s is too long for a socket address: \"%s\".", key, path);
+        if (r < 0)
+                return fault_set(f, r, FAULT_NO_WORKER,
+                        "The worker's socket \"%s\" (%s) does not answer: %s. Is %s started?", path, key, strerror(-r),
                         cuda ? "latent-worker-cuda.socket" : "latent-worker.socket");
 
         *ret = (WorkerProcess){ .socket = STEAL_FD(fd), .pidfd = -EBADF, .cuda = cuda };
@@ -328,6 +337,55 @@ bool worker_start_by_socket(const Config *c) {
 
 int worker_start(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
         return worker_start_by_socket(c) ? start_by_socket(c, no_cuda, ret, f) : start_by_spawn(c, no_cuda, ret, f);
+}
+
+static bool media_by_socket(const Config *c) {
+        return c->worker_start != WORKER_START_SPAWN && is_our_socket(c->media_socket);
+}
+
+static int find_media(const Config *c, char **ret, Fault *f) {
+        CLEANUP_FREE char *path = NULL;
+
+        if (asprintf(&path, "%s/latent-media", c->media_directory) < 0) {
+                path = NULL;
+                return -ENOMEM;
+        }
+        if (access(path, X_OK) < 0)
+                return fault_set(f, -errno, FAULT_NOT_SUPPORTED,
+                        "This installation has no program that reads and writes media: \"%s\" (MediaDirectory=) cannot be run: %s. Install "
+                        "latent-media, or build with -Dmedia=enabled.", path, strerror(errno));
+
+        *ret = STEAL_PTR(path);
+        return 0;
+}
+
+int media_check(const Config *c, Fault *f) {
+        CLEANUP_FREE char *path = NULL;
+
+        return media_by_socket(c) ? 0 : find_media(c, &path, f);
+}
+
+int media_start(const Config *c, WorkerProcess *ret, Fault *f) {
+        CLEANUP_FREE char *path = NULL;
+        int r, fd;
+
+        if (media_by_socket(c)) {
+                r = connect_to(c->media_socket, &fd);
+                if (r < 0)
+                        return fault_set(f, r, FAULT_IO, "\"%s\" (MediaSocket=) does not answer: %s. Is latent-media.socket started?",
+                                c->media_socket, strerror(-r));
+                *ret = (WorkerProcess){ .socket = fd, .pidfd = -EBADF };
+                return 0;
+        }
+
+        r = find_media(c, &path, f);
+        if (r < 0)
+                return r;
+
+        r = spawn(path, c->log_level, ret);
+        if (r < 0)
+                return fault_set(f, r, FAULT_IO, "\"%s\" could not be started: %s.", path, strerror(-r));
+        return 0;
 }
 
 int worker_process_reap(int pidfd, char *ret_text, size_t size) {

@@ -26,6 +26,11 @@ bool worker_start_by_socket(const Config *c);
  * time. */
 int worker_start(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f);
 
+/* Whether there is a latent-media to start, before anything is done that needs it. NotSupported. */
+int media_check(const Config *c, Fault *f);
+/* As worker_start() for latent-media, which serves one request and ends. Faults NotSupported (it is not installed) and IOError. */
+int media_start(const Config *c, WorkerProcess *ret, Fault *f);
+
 /* Of an ended child, non-blocking: 1 and a text for people to go behind "the worker" ("was killed by signal
  * 9 (Killed)"), 0 if it still runs. Reaps it. */
 int worker_process_reap(int pidfd, char *ret_text, size_t size);

@@ -13,12 +13,13 @@ static inline void cleanup_freep(void *p) {
         free(*(void **) p);
 }
 
-/* Closes and keeps errno, so that it may stand behind `return -errno`. */
+/* Closes and keeps errno, so that it may stand behind `return -errno`. A second call does nothing: the number may be another's by then. */
 static inline void cleanup_closep(int *fd) {
         if (*fd >= 0) {
                 int e = errno;
 
                 (void) close(*fd);
+                *fd = -EBADF; /* the number may be another one's by the next call */
                 errno = e;
         }
 }

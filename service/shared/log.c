@@ -72,6 +72,14 @@ int log_level_from_string(const char *s, int *ret_level) {
         return -EINVAL;
 }
 
+void log_set_level_from_environment(void) {
+        const char *name = getenv("LATENT_LOG_LEVEL");
+        int level;
+
+        if (name && log_level_from_string(name, &level) >= 0)
+                log_set_max_level(level);
+}
+
 static const char *log_name(void) {
         return log_program[0] != '\0' ? log_program : program_invocation_short_name;
 }

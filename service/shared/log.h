@@ -10,6 +10,7 @@
 
 void log_open(const char *program);
 void log_set_max_level(int level);                     /* LOG_ERR ... LOG_DEBUG; default LOG_INFO */
+void log_set_level_from_environment(void);             /* LATENT_LOG_LEVEL; what is no level is ignored */
 int log_level_from_string(const char *s, int *ret_level); /* "debug", "info", "notice", "warning", "error" or 0..7; -EINVAL */
 
 /* Logs "text: strerror(-error)" if error < 0, and returns error, so that `return log_error(r, "...")` is one line. */

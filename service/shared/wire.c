@@ -5,14 +5,9 @@
 #include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include "service/shared/cleanup.h"
-
-/* More than the one descriptor that a message may carry, so that too many are seen, counted and closed by
- * us. What does not even fit here is closed by the kernel, which then sets MSG_CTRUNC. */
-#define FDS_SEEN_MAX 4
+#include "service/shared/datagram.h"
 
 typedef struct TypeInfo {
         const char *name;
@@ -75,6 +70,7 @@ const char *wire_output_name(uint32_t name) {
                 [WIRE_OUTPUT_SOUND] = "sound",
                 [WIRE_OUTPUT_VIDEO] = "video",
                 [WIRE_OUTPUT_AUDIO] = "audio",
+                [WIRE_OUTPUT_PREVIEW] = "preview",
         };
 
         return name < ELEMENTSOF(names) ? names[name] : NULL;
@@ -134,68 +130,12 @@ int wire_commit_unpack(uint64_t word, uint32_t *ret_epoch, uint32_t *ret_steps_d
 
 int wire_send(int socket, const WireMessage *m, int fd) {
         const TypeInfo *t = type_info(m->header.type);
-        union {
-                char bytes[CMSG_SPACE(sizeof(int))];
-                struct cmsghdr align;
-        } control = {};
-        struct iovec iov = {.iov_base = (void *) m, .iov_len = m->header.size};
-        struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1};
-        ssize_t n;
 
         /* A message that the other side would take for a protocol error never leaves. */
         if (!t || m->header.size != t->size || m->header.version != WIRE_VERSION || t->with_fd != (fd >= 0))
                 return -EINVAL;
 
-        if (fd >= 0) {
-                struct cmsghdr *c;
-
-                h.msg_control = control.bytes;
-                h.msg_controllen = sizeof(control.bytes);
-                c = CMSG_FIRSTHDR(&h);
-                c->cmsg_level = SOL_SOCKET;
-                c->cmsg_type = SCM_RIGHTS;
-                c->cmsg_len = CMSG_LEN(sizeof(int));
-                memcpy(CMSG_DATA(c), &fd, sizeof(fd));
-        }
-
-        do
-                n = sendmsg(socket, &h, MSG_DONTWAIT | MSG_NOSIGNAL);
-        while (n < 0 && errno == EINTR);
-
-        if (n < 0) {
-                if (errno == EAGAIN || errno == EWOULDBLOCK)
-                        return -EAGAIN;
-                if (errno == ECONNRESET)
-                        return -EPIPE;
-                return -errno;
-        }
-
-        return n == (ssize_t) m->header.size ? 0 : -EIO; /* SEQPACKET: all or nothing */
-}
-
-/* Takes the descriptors out of the control data: how many came, the first max of them in ret_fds. */
-static unsigned collect_fds(struct msghdr *h, int ret_fds[static FDS_SEEN_MAX]) {
-        unsigned n = 0;
-
-        for (struct cmsghdr *c = CMSG_FIRSTHDR(h); c; c = CMSG_NXTHDR(h, c)) {
-                size_t bytes;
-
-                if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-                        continue;
-
-                bytes = c->cmsg_len - CMSG_LEN(0);
-                for (size_t at = 0; at + sizeof(int) <= bytes; at += sizeof(int)) {
-                        int fd;
-
-                        memcpy(&fd, CMSG_DATA(c) + at, sizeof(fd));
-                        if (n < FDS_SEEN_MAX)
-                                ret_fds[n] = fd;
-                        else
-                                (void) close(fd);
-                        n++;
-                }
-        }
-        return n;
+        return datagram_send(socket, m, m->header.size, &fd, fd >= 0 ? 1 : 0);
 }
 
 static int check_message(const WireMessage *m, size_t n, int flags, unsigned n_fds, Fault *f) {
@@ -276,10 +216,6 @@ static void normalise(WireMessage *m) {
                         m->job_ready.outputs[i].reserved = 0;
                 break;
 
-        case WIRE_STEP_DONE:
-                m->step_done.reserved = 0;
-                break;
-
         case WIRE_MEMORY:
                 m->memory.reserved = 0;
                 break;
@@ -334,51 +270,24 @@ static void normalise(WireMessage *m) {
 }
 
 int wire_receive(int socket, WireMessage *ret, int *ret_fd, Fault *f) {
-        union {
-                char bytes[CMSG_SPACE(sizeof(int) * FDS_SEEN_MAX)];
-                struct cmsghdr align;
-        } control;
         WireMessage m;
-        struct iovec iov = {.iov_base = &m, .iov_len = sizeof(m)};
-        struct msghdr h = {
-                .msg_iov = &iov,
-                .msg_iovlen = 1,
-                .msg_control = control.bytes,
-                .msg_controllen = sizeof(control.bytes),
-        };
-        int fds[FDS_SEEN_MAX], r;
-        bool reset = false;
-        unsigned n_fds;
-        ssize_t n;
+        Datagram d;
+        int r;
 
-        for (;;) {
-                n = recvmsg(socket, &h, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-                if (n >= 0)
-                        break;
-                if (errno == EINTR)
-                        continue;
-                if (errno == ECONNRESET && !reset) {
-                        /* The peer died with unread messages of ours. The kernel says so once, before it
-                         * gives out what the peer had sent: those messages count. */
-                        reset = true;
-                        continue;
-                }
-                if (errno == EAGAIN || errno == EWOULDBLOCK)
-                        return -EAGAIN;
-                return fault_set(
-                        f, -errno, FAULT_INTERNAL, "Receiving a message failed: %s.", strerror(errno));
-        }
+        r = datagram_receive(socket, &m, sizeof(m), &d);
+        if (r == 0 || r == -EAGAIN)
+                return r;
+        if (r < 0)
+                return fault_set(f, r, FAULT_INTERNAL, "Receiving a message failed: %s.", strerror(-r));
 
-        n_fds = collect_fds(&h, fds);
-        r = n == 0 && n_fds == 0 ? 0 : check_message(&m, (size_t) n, h.msg_flags, n_fds, f);
-        if (r < 0 || n == 0) {
-                for (unsigned i = 0; i < n_fds && i < FDS_SEEN_MAX; i++)
-                        (void) close(fds[i]);
+        r = check_message(&m, d.size, d.flags, d.n_fds, f);
+        if (r < 0) {
+                datagram_close(&d);
                 return r;
         }
 
         normalise(&m);
         *ret = m;
-        *ret_fd = n_fds > 0 ? fds[0] : -EBADF;
+        *ret_fd = d.n_fds > 0 ? d.fds[0] : -EBADF;
         return 1;
 }

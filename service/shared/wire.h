@@ -178,6 +178,7 @@ typedef struct WireModelReady {
         WireHeader header;
         uint32_t kind; /* WireModelKind */
         uint32_t reserved;
+        float shift_video, shift_audio; /* of a denoiser: what it was made for; 0: not known */
         uint32_t layers, refiner_layers, heads, head_dim, hidden, ffn, text_dim;
         uint32_t n_tensors;
         char layout[24];     /* as H3Model: "diffusers", "original", "comfy", each also with "-sharded"; "lora" */
@@ -341,13 +342,15 @@ typedef struct WireJobOpen {
         uint32_t output_type;  /* StType of what is made: ENCODE BF16 or F32; DECODE of video U8 or F32 (0 to 1) */
         uint32_t picture_rule; /* WirePictureRule; ENCODE */
         uint32_t posterior;    /* WirePosterior; ENCODE_MEDIA of video */
-        uint32_t reserved;
+        uint32_t preview_steps; /* SAMPLE: a preview after every so many steps and the last; 0: none */
         uint64_t ring_frames;  /* DECODE of video: frames that the output may hold at a time; 0: all */
         uint64_t owner;        /* ENCODE: whose results it may take from the cache; users have different ones, not 0 */
         uint64_t private_max; /* bytes that merged copies made for this job may take anew; 0: not limited */
         char numerics[128];
         WireCondition conditions[WIRE_CONDITIONS_MAX]; /* in packed order */
         WireLora loras[WIRE_LORAS_MAX];                /* merged in this order */
+        float preview_map[75]; /* with preview_steps: [25][3] (service/h3/preview.h) */
+        uint32_t reserved;
 } WireJobOpen;
 
 /* What coding makes. */
@@ -359,6 +362,7 @@ typedef enum WireOutputName {
         WIRE_OUTPUT_SOUND,     /* F32 [2, samples] */
         WIRE_OUTPUT_VIDEO,     /* F32 [24, T, H, W] */
         WIRE_OUTPUT_AUDIO,     /* F32 [32, 2, A] */
+        WIRE_OUTPUT_PREVIEW,   /* U8 [T, H, W, 3], of SAMPLE */
         _WIRE_OUTPUT_NAME_MAX,
 } WireOutputName;
 
@@ -374,6 +378,9 @@ typedef struct WireOutput {
  * A slot is [video | audio | carried | denoised video | denoised audio], each at a multiple of 64; the last three are there
  * only for samplers that have them (sampler.h). A STEP job has one slot, holding the velocities, and steps = 1; a MERGE job
  * has steps = 1 and nothing else: its STEP comes without a PLAN and writes no commit word.
+ *
+ * A SAMPLE with preview_steps has one output, PREVIEW, behind its slots, unless the range has no room for it: then it has no previews.
+ * What it shows may be overwritten by the next one while it is read.
  *
  * Coding: video, audio and carried are absent; rows are tokens (TOKENIZE, ENCODE), latent rows or samples. The outputs lie
  * between the commit word and the end of output_used; what a step makes is there before its commit word. n_slots is 0, or for
@@ -395,7 +402,7 @@ typedef struct WireJobReady {
         WireOutput outputs[WIRE_OUTPUTS_MAX];
         uint64_t frames, ring_frames, step_frames; /* of the film; in the output; that one step makes at most. 0: none are made */
         uint64_t frames_done; /* finished by the committed steps, as STEP_DONE would say; 0 without RESUME */
-        uint64_t memory_bytes; /* coding: what a step takes beside the arenas and the model */
+        uint64_t memory_bytes; /* what a step takes beside the arenas and the model; STEP, SAMPLE: with PLAN_ONLY, about; else 0 */
 } WireJobReady;
 
 #define WIRE_LORA_NOTES_MAX 12
@@ -476,7 +483,7 @@ typedef struct WireStepDone {
         uint64_t exchanged_bytes; /* that ranks received from each other, over all ranks */
         uint64_t frames; /* DECODE of video: finished so far; else 0 */
         uint32_t cached; /* ENCODE: taken from the cache */
-        uint32_t reserved;
+        uint32_t preview; /* SAMPLE: that of this step is there */
 } WireStepDone;
 
 /* What the worker holds beside regions and arenas, whenever that has changed; before the answer to what changed it. */
@@ -548,6 +555,11 @@ typedef union WireMessage {
 _Static_assert(sizeof(WireMessage) == WIRE_MESSAGE_MAX, "a message does not fit");
 
 #define WIRE_SLOT_ALIGN UINT64_C(64)
+
+/* Up to the next place for a tensor; of sizes that cannot overflow. */
+static inline uint64_t wire_slot_pad(uint64_t size) {
+        return (size + WIRE_SLOT_ALIGN - 1) / WIRE_SLOT_ALIGN * WIRE_SLOT_ALIGN;
+}
 
 /* Where the parts of a slot begin (WireJobReady); the video does at 0. 0: the sampler does not have it. */
 typedef struct WireSlot {

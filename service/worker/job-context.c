@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "service/h3/layout.h"
+#include "service/h3/preview.h"
 #include "service/shared/cleanup.h"
 #include "service/worker/coder.h"
 #include "service/worker/job-input.h"
@@ -204,7 +205,28 @@ int job_check_output(const Job *j, const WireJobOpen *w, Fault *f) {
         return 0;
 }
 
-/* [commit word, padded to 64] [slot 0] [slot 1] ... */
+/* Behind the slots, where there is room: none is no failure. */
+static void place_preview(Job *j, const WireJobOpen *w) {
+        uint64_t begin = wire_slot_pad(j->output_used);
+        WireTensor t = {.dtype = ST_U8, .n_dims = 4, .offset = w->output_offset + begin};
+
+        if (w->kind != WIRE_JOB_SAMPLE || w->preview_steps == 0 || j->video.shape[0] != H3_PREVIEW_CHANNELS)
+                return;
+
+        for (uint32_t i = 0; i < 3; i++)
+                t.shape[i] = j->video.shape[i + 1];
+        t.shape[3] = 3;
+        t.size = j->video.size / sizeof(float) / H3_PREVIEW_CHANNELS * 3;
+        if (begin > w->output_size || t.size > w->output_size - begin)
+                return;
+
+        j->preview = t;
+        j->preview_steps = w->preview_steps;
+        memcpy(j->preview_map, w->preview_map, sizeof(j->preview_map));
+        j->output_used = begin + t.size;
+}
+
+/* [commit word, padded to 64] [slot 0] [slot 1] ... [preview] */
 static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
         uint64_t slots, used;
         int r;
@@ -232,6 +254,7 @@ static int place_output(Job *j, const WireJobOpen *w, Fault *f) {
         j->commit_offset = w->output_offset;
         j->slot_offset = w->output_offset + WIRE_SLOT_ALIGN;
         j->output_used = used;
+        place_preview(j, w);
         return 0;
 }
 
@@ -505,6 +528,8 @@ void job_describe(const Job *j, WireJobReady *ret) {
         ret->video = j->video;
         ret->audio = j->audio;
         ret->carried = j->carried;
+        if (j->preview.size > 0)
+                ret->outputs[ret->n_outputs++] = (WireOutput){.name = WIRE_OUTPUT_PREVIEW, .tensor = j->preview};
 }
 
 void job_show(Job *j) {
@@ -528,6 +553,22 @@ void job_step_input(const Job *j, uint32_t step, H3StepInput *ret) {
         };
         if (j->kind == WIRE_JOB_SAMPLE)
                 h3_sampler_sigmas(&j->sampler, step, &ret->sigma_video, &ret->sigma_audio);
+}
+
+bool job_preview(Job *j, uint32_t step, const H3StepInput *x) {
+        bool done = false;
+
+        if (j->preview.size == 0 || ((step + 1) % j->preview_steps != 0 && step + 1 < j->steps))
+                return false;
+
+        (void) pthread_mutex_lock(&j->lock);
+        if (!j->closed) {
+                h3_preview(x->video, j->velocity.video, x->sigma_video, j->preview.size / 3, j->preview_map,
+                        (uint8_t *) j->arenas->output.map + j->preview.offset);
+                done = true;
+        }
+        (void) pthread_mutex_unlock(&j->lock);
+        return done;
 }
 
 int job_commit(Job *j, const Latents *result) {

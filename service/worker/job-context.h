@@ -68,6 +68,9 @@ typedef struct Job {
         /* place of the results in the output arena */
         uint32_t n_slots;
         uint64_t commit_offset, slot_offset, slot_stride, output_used;
+        WireTensor preview;     /* likewise; size 0: none is made */
+        uint32_t preview_steps; /* after every so many */
+        float preview_map[75];
 
         /* written by rank 0's thread once steps run */
         MergedModel *merged; /* counted; NULL: the base itself, or not made yet */
@@ -134,6 +137,9 @@ void job_step_input(const Job *j, uint32_t step, H3StepInput *ret);
  * again can be checked like any input without refusing what an undisturbed run would have gone on from.
  * -EINVAL with InvalidTensor, `whose` says whose numbers they are. */
 int job_check_finite(const Job *j, const char *whose, const Latents *l, Fault *f);
+
+/* Puts what this step foresees into the output arena if it is the turn of one; whether it did. x: the step's input. */
+bool job_preview(Job *j, uint32_t step, const H3StepInput *x);
 
 /* Publishes the result of one more step: latents go to the next slot, then the commit word. -ECANCELED if
  * the job was closed meanwhile: then nothing was written. */

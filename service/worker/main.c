@@ -3,27 +3,19 @@
  * until that is gone. */
 
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
-#include <pwd.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
-#include "service/shared/cleanup.h"
+#include "service/shared/listen.h"
 #include "service/shared/log.h"
+#include "service/shared/reaper.h"
 #include "service/shared/slice.h"
-#include "service/worker/reaper.h"
 #include "service/worker/seccomp.h"
 #include "service/worker/worker.h"
-
-#define LISTEN_FD 3
 
 static int help(const Backend *b) {
         printf("Usage: %s [OPTION]\n\n"
@@ -68,89 +60,6 @@ static int parse_arguments(const Backend *b, int argc, char **argv) {
         }
 }
 
-/* What systemd sets for a started service; a program that spawns us can leave LISTEN_PID out. */
-static bool environment_gives_socket(void) {
-        const char *n = getenv("LISTEN_FDS"), *pid = getenv("LISTEN_PID");
-        char *end;
-
-        if (!n || strcmp(n, "1") != 0)
-                return false;
-        return !pid || (strtol(pid, &end, 10) == (long) getpid() && end != pid && *end == '\0');
-}
-
-static int get_int_option(int fd, int option) {
-        socklen_t n = sizeof(int);
-        int value;
-
-        if (getsockopt(fd, SOL_SOCKET, option, &value, &n) < 0 || n != sizeof(value))
-                return -1;
-        return value;
-}
-
-/* Root, our own user (a broker that spawned us) or the service's: who else holds the other end is no broker.
- */
-static int check_peer(int fd, Fault *f) {
-        struct ucred peer;
-        socklen_t n = sizeof(peer);
-        const struct passwd *user;
-
-        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) < 0 || n != sizeof(peer))
-                return fault_set(f, -errno, FAULT_INTERNAL, "The broker's user cannot be asked: %s.",
-                        strerror(errno));
-
-        if (peer.uid == 0 || peer.uid == getuid())
-                return 0;
-
-        user = getpwnam("latentd");
-        if (user && user->pw_uid == peer.uid)
-                return 0;
-
-        return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
-                "The connection comes from uid %lu, expected root, uid %lu or the user latentd: set "
-                "SocketUser= of "
-                "latent-worker.socket to the user that latentd runs as.",
-                (unsigned long) peer.uid, (unsigned long) getuid());
-}
-
-static int take_socket(Fault *f) {
-        struct sockaddr_storage peer;
-        socklen_t n = sizeof(peer);
-        int flags;
-
-        if (!environment_gives_socket() || get_int_option(LISTEN_FD, SO_DOMAIN) != AF_UNIX ||
-                get_int_option(LISTEN_FD, SO_TYPE) != SOCK_SEQPACKET ||
-                getpeername(LISTEN_FD, (struct sockaddr *) &peer, &n) < 0)
-                return fault_set(f, -ENOTCONN, FAULT_INVALID_ARGUMENT,
-                        "This program is not started by hand: latentd starts it, or systemd through "
-                        "latent-worker.socket "
-                        "(Accept=yes). Expected a connected SOCK_SEQPACKET unix socket as descriptor %d and "
-                        "LISTEN_FDS=1.",
-                        LISTEN_FD);
-
-        (void) unsetenv("LISTEN_FDS");
-        (void) unsetenv("LISTEN_PID");
-        (void) unsetenv("LISTEN_FDNAMES");
-
-        flags = fcntl(LISTEN_FD, F_GETFL);
-        if (flags < 0 || fcntl(LISTEN_FD, F_SETFL, flags | O_NONBLOCK) < 0 ||
-                fcntl(LISTEN_FD, F_SETFD, FD_CLOEXEC) < 0)
-                return fault_set(
-                        f, -errno, FAULT_INTERNAL, "The socket cannot be set up: %s.", strerror(errno));
-
-        return check_peer(LISTEN_FD, f);
-}
-
-/* Weights and users' data must reach neither a core file nor another process. */
-static int shut_in(Fault *f) {
-        const struct rlimit none = {};
-
-        if (setrlimit(RLIMIT_CORE, &none) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 ||
-                prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-                return fault_set(
-                        f, -errno, FAULT_INTERNAL, "The process cannot be protected: %s.", strerror(errno));
-        return 0;
-}
-
 static int filter_system_calls(const Backend *b, Fault *f) {
         int r;
 
@@ -176,14 +85,14 @@ static int serve(const Backend *b, Fault *f) {
         Fault why = {};
         int r, started;
 
-        r = take_socket(f);
+        r = listen_take_socket("latent-worker.socket", f);
         if (r < 0)
                 return r;
 
         /* Before: a driver's library looks at this process in /proc, which is shut then. */
         started = b->start ? b->start(&why) : 0;
 
-        r = shut_in(f);
+        r = listen_shut_in(f);
         if (r < 0)
                 return r;
 
@@ -208,9 +117,8 @@ static int serve(const Backend *b, Fault *f) {
 
 int main(int argc, char **argv) {
         const Backend *b;
-        const char *level_name;
         Fault f = {};
-        int r, level;
+        int r;
 
         b = backend_get(&f);
         if (!b) {
@@ -223,9 +131,7 @@ int main(int argc, char **argv) {
                 return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 
         log_open(b->program);
-        level_name = getenv("LATENT_LOG_LEVEL");
-        if (level_name && log_level_from_string(level_name, &level) >= 0)
-                log_set_max_level(level);
+        log_set_level_from_environment();
 
         r = serve(b, &f);
         if (r == 0) /* end of file, which the reaper sees too: one end for both */

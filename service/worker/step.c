@@ -13,6 +13,10 @@
 #include "service/worker/step-table.h"
 
 #define PROGRESS_INTERVAL_USEC UINT64_C(20000)
+/* Of a split that was not made yet, about as the broker does it. */
+#define TILE 128u
+#define CHUNK_ROWS 8192u
+#define CHUNKS_SPLIT 4u
 
 static void text_cache_clear(TextCache *c) {
         free(c->text);
@@ -164,6 +168,35 @@ static int step_memory(const StepRunner *s, const Job *j, uint64_t *ret) {
         return split_memory(s->backend->ops, job_model(j), j->layout, &j->plan->h3, j->compute, ret);
 }
 
+uint64_t step_planned_memory(const StepRunner *s, const Job *j, uint32_t ranks) {
+        uint64_t tiles = (j->layout->rows + TILE - 1) / TILE, n = tiles < ranks ? tiles : ranks;
+        uint64_t most = (tiles + n - 1) / n, chunks, bytes;
+        H3Range rows[WIRE_RANKS_MAX], heads[WIRE_RANKS_MAX];
+        uint32_t all = j->model->h3->config.heads;
+        H3Plan plan;
+
+        if (n > WIRE_RANKS_MAX)
+                n = WIRE_RANKS_MAX;
+        for (uint64_t i = 0; i < n; i++) {
+                rows[i] = (H3Range){tiles * i / n * TILE, i + 1 < n ? tiles * (i + 1) / n * TILE : j->layout->rows};
+                heads[i] = (H3Range){all * i / n, all * (i + 1) / n};
+        }
+
+        chunks = (most * TILE + CHUNK_ROWS - 1) / CHUNK_ROWS;
+        if (n > 1 && chunks < CHUNKS_SPLIT)
+                chunks = CHUNKS_SPLIT;
+        chunks = chunks < most ? chunks : most;
+        plan = (H3Plan){
+                .kind = H3_PLAN_HIDDEN_GATHER,
+                .ranks = (uint32_t) n,
+                .row_tile = TILE,
+                .chunks = (uint32_t) (chunks < WIRE_CHUNKS_MAX ? chunks : WIRE_CHUNKS_MAX),
+                .rows = rows,
+                .heads = heads,
+        };
+        return split_memory(s->backend->ops, j->model->h3, j->layout, &plan, j->compute, &bytes) < 0 ? 0 : bytes;
+}
+
 static void on_stuck(void *userdata, const Fault *f) {
         Run *run = userdata;
 
@@ -201,7 +234,7 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
         return 0;
 }
 
-static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t *ret_bytes, Fault *f) {
+static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInput *ret_in, uint64_t *ret_bytes, Fault *f) {
         CLEANUP(mod_table_unrefp) ModTable *table = NULL;
         Run run = {.runner = s, .job = j, .step = step};
         H3StepInput in;
@@ -233,11 +266,14 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint6
         in.mod_table = table ? table->h3 : NULL;
         run.pass = table ? H3_PASS_STEP_TABLE : H3_PASS_STEP;
 
-        return split_run(g, &split, ret_bytes, f);
+        r = split_run(g, &split, ret_bytes, f);
+        in.mod_table = NULL;
+        *ret_in = in;
+        return r;
 }
 
 /* Others may take memory of the device between the plan and the step: the model keeps less of it then. */
-static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t *ret_bytes, Fault *f) {
+static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInput *ret_in, uint64_t *ret_bytes, Fault *f) {
         const ResidencyUse use = {.job = j, .plan = &j->plan->h3};
         int r;
 
@@ -245,7 +281,7 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, uint64_t 
         if (r < 0)
                 return r;
         for (;;) {
-                r = try_compute(s, g, j, step, ret_bytes, f);
+                r = try_compute(s, g, j, step, ret_in, ret_bytes, f);
                 if (r != -ENOMEM || s->backend->ops->host_weights || j->cancelled || !residency_shrink(&s->residency, g)) {
                         residency_note(&s->residency);
                         return r;
@@ -294,6 +330,8 @@ static int explain(const StepRunner *s, const Job *j, int error, Fault *f) {
 int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
         uint64_t begin = clock_usec(), bytes;
         const Latents *result;
+        H3StepInput in;
+        bool preview;
         int r;
 
         j->progress_usec = begin;
@@ -324,7 +362,7 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
                 return r;
 
         job_show(j);
-        r = compute(s, g, j, step, &bytes, f);
+        r = compute(s, g, j, step, &in, &bytes, f);
         if (r < 0)
                 return explain(s, j, r, f);
 
@@ -332,6 +370,7 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
         if (r < 0)
                 return r;
 
+        preview = job_preview(j, step, &in);
         r = job_commit(j, result);
         if (r < 0)
                 return explain(s, j, r, f);
@@ -342,6 +381,6 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
                 j->state = j->next;
                 j->next = old;
         }
-        *ret = (StepResult){.usec = clock_usec() - begin, .exchanged_bytes = bytes};
+        *ret = (StepResult){.usec = clock_usec() - begin, .exchanged_bytes = bytes, .preview = preview};
         return 0;
 }

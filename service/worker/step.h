@@ -50,6 +50,7 @@ typedef struct StepResult {
         uint64_t exchanged_bytes; /* its ranks received from each other */
         uint64_t frames;          /* DECODE of video: finished so far */
         bool cached;              /* ENCODE: nothing was computed */
+        bool preview;             /* SAMPLE: there is a new one */
 } StepResult;
 
 void step_runner_done(StepRunner *s);
@@ -62,6 +63,9 @@ void step_runner_shrink(StepRunner *s);
 
 /* PROGRESS, unless one went out just now. Any thread: of several at once one does. */
 void step_tell(StepRunner *s, Job *j, uint32_t step, uint32_t done, uint32_t total);
+
+/* About what a step of a job that is only planned would take on so many ranks of equal share; 0: it cannot be counted. */
+uint64_t step_planned_memory(const StepRunner *s, const Job *j, uint32_t ranks);
 
 /* Runs step `step` of j, which must be the next one, and commits it; that of a MERGE sends what applies of
  * its adapters instead. On failure f is filled and the job's state is as it was: -ECANCELED (Cancelled),

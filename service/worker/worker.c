@@ -8,13 +8,13 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
+#include "service/shared/reaper.h"
 #include "service/worker/arena-map.h"
 #include "service/worker/exchange-test.h"
 #include "service/worker/job-context.h"
 #include "service/worker/link.h"
 #include "service/worker/model-table.h"
 #include "service/worker/rank.h"
-#include "service/worker/reaper.h"
 #include "service/worker/step.h"
 
 #define SESSIONS_MAX 8192
@@ -136,6 +136,7 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         m.step_done.exchanged_bytes = result.exchanged_bytes;
         m.step_done.frames = result.frames;
         m.step_done.cached = result.cached;
+        m.step_done.preview = result.preview;
         if (j->kind == WIRE_JOB_MERGE && j->merged)
                 m.step_done.merged_bytes = j->merged->h3->private_bytes;
         link_send(w->link, &m);
@@ -336,6 +337,8 @@ static int on_job_open(Worker *w, const WireMessage *m, Job **ret, Fault *f) {
 
         wire_init(&reply, WIRE_JOB_READY, m->header.epoch, m->header.job, m->header.step);
         job_describe(*slot, &reply.job_ready);
+        if ((*slot)->plan_only && job_has_plan(*slot))
+                reply.job_ready.memory_bytes = step_planned_memory(&w->steps, *slot, rank_group_size(w->ranks));
         link_send(w->link, &reply);
         *ret = *slot;
         return 0;

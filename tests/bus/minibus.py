@@ -294,3 +294,16 @@ class Connection:
                 return p["State"], p["Error"], p["Result"]
             time.sleep(0.01)
         raise TimeoutError(f"{job} did not end within {timeout} s")
+
+
+def jobs(address):
+    """Properties of this user's jobs, with a connection of its own: much quicker than latentctl for a test that waits for a step. Of a service that is
+    not there, none."""
+    found = []
+    with Connection(address) as c:
+        try:
+            for path, _, _ in c.manager("ListJobs")[0]:
+                found.append(c.get_all(path, NAME + ".Job"))
+        except DBusError:  # one that has just gone, or the service
+            pass
+    return found

@@ -21,10 +21,12 @@ The whole surface:
         .load(path_or_name, *, by_name=False, name=None, qkv_order=None, partition=None, numa=None,
               tokenizer=None) -> LoadJob (with .model)
         .find_model(name_or_path) -> Model
+        .open_pipeline(folder, *, by_name=False, and what open_session() has) -> Session
         .cancel(path), .drop_cache() -> int, .release_gpus(), .close()
     Model
         .path, .properties() -> dict, .unload(), .close()
-        .open_session(*, input_bytes=0, output_bytes=0, compute=None, job_class=None, **split) -> Session
+        .open_session(*, input_bytes=0, output_bytes=0, compute=None, job_class=None, conditioner=None, video_vae=None, audio_vae=None,
+                      **split) -> Session
             split: ranks, shares, plan, exchange, chunks, gpus
     Session
         .allocate(dtype, shape) -> Tensor;  .put(data, dtype=None, shape=None) -> Tensor;  .reset()
@@ -34,15 +36,17 @@ The whole surface:
                 sampler=None, noise=None, keep_steps=False, clean_video=None, clean_audio=None, and what step() has) -> Job
         .tokenize(text), .encode(text, pictures=(), picture_rule=None, type=None, compute=None) -> Job: of a conditioner; text: str or Tensor
         .decode(video= or audio=, type=None, frames=0, compute=None), .encode_media(video= or audio=, posterior=None, seed=None) -> Job: of a VAE
+        .render(prompt, path=None, *, width=0, height=0, frames=0 or seconds=, steps=0, seed=None, keep_latents=False, ...) -> RenderJob
         .set_loras([(model, strength), ...], compute=None) -> Job
         .plan_step(...), .plan_sample(...), .plan_tokenize(...), .plan_encode(...), .plan_decode(...), .plan_encode_media(...) -> dict
         .path, .input_bytes, .output_bytes, .close();  .output_bytes_for(...): as latent.output_bytes(...)
     Tensor
         .array (numpy), .torch(), .memory (memoryview), .dtype, .shape, .offset, .nbytes
     Job
-        .wait(timeout=None, progress=None) -> bool;  .poll() -> bool;  await job
+        .wait(timeout=None, progress=None) -> bool;  .poll() -> bool;  await job;  for p in job.updates(), async for p in job.updates()
         .progress() -> Progress;  .cancel();  .result -> dict;  .tensors -> dict of Tensor;  .properties() -> dict;  .path, .close()
         .frames_ready(known=0, timeout=None, progress=None) -> int;  .release_frames(up_to);  .tensor(name) -> Tensor
+    RenderJob: a Job with .film -> pathlib.Path
     Picture(kind, picture=None, sound=False)
     Condition(kind, frame=0, video=None, audio=None)
     output_bytes(video, audio, sampler=None, steps=1, keep_steps=False) -> int
@@ -84,6 +88,7 @@ from latent.errors import (
     Restarted,
     WorkerCrashed,
 )
+from latent.film import RenderJob
 from latent.job import Job, Progress
 from latent.session import Condition, Picture, Session
 from latent.tensor import Tensor, output_bytes
@@ -116,6 +121,7 @@ __all__ = [
     "NotSupported",
     "Picture",
     "Progress",
+    "RenderJob",
     "Restarted",
     "Session",
     "Tensor",

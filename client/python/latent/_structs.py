@@ -13,6 +13,12 @@ ALIGNMENT = 64
 BUS_AUTO, BUS_SYSTEM, BUS_USER, BUS_ADDRESS = range(4)
 CLIENT_NO_RESUME = 1
 SAMPLE_KEEP_STEPS = 1
+RENDER_KEEP_LATENTS = 1
+RENDER_FILE = 2
+MEDIA_LAST = 1
+MEDIA_SOUND = 2
+MEDIA_SILENT = 4
+RENDER_SHEET = 4
 JOB_STATES = ("queued", "running", "cancelling", "done", "failed", "cancelled")
 VALUE_BOOL, VALUE_UINT, VALUE_INT, VALUE_DOUBLE, VALUE_STRING, VALUE_LIST, VALUE_DICT = range(1, 8)
 
@@ -47,7 +53,7 @@ class latent_client_options(Struct):  # noqa: N801
 class latent_load_options(Struct):  # noqa: N801
     _fields_: ClassVar = [
         ("struct_size", c_uint32),
-        ("reserved", c_uint32),
+        ("flags", c_uint32),
         ("name", c_char_p),
         ("qkv_order", c_char_p),
         ("partition", c_char_p),
@@ -83,6 +89,9 @@ class latent_session_options(Struct):  # noqa: N801
         ("gpus", POINTER(c_char_p)),
         ("n_gpus", c_uint32),
         ("reserved", c_uint32),
+        ("conditioner", c_void_p),
+        ("video_vae", c_void_p),
+        ("audio_vae", c_void_p),
     ]
 
 
@@ -175,6 +184,15 @@ class latent_picture(Struct):  # noqa: N801
     ]
 
 
+class latent_media(Struct):  # noqa: N801
+    _fields_: ClassVar = [
+        ("kind", c_char_p),
+        ("name", c_char_p),
+        ("file", c_int32),
+        ("flags", c_uint32),
+    ]
+
+
 class latent_encode_options(Struct):  # noqa: N801
     _fields_: ClassVar = [
         ("struct_size", c_uint32),
@@ -186,6 +204,11 @@ class latent_encode_options(Struct):  # noqa: N801
         ("compute", c_char_p),
         ("output_offset", c_uint64),
         ("output_bytes", c_uint64),
+        ("files", POINTER(latent_media)),
+        ("n_files", c_uint32),
+        ("width", c_uint32),
+        ("height", c_uint32),
+        ("frames", c_uint32),
     ]
 
 
@@ -216,6 +239,43 @@ class latent_encode_media_options(Struct):  # noqa: N801
     ]
 
 
+class latent_render_options(Struct):  # noqa: N801
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("prompt", POINTER(latent_tensor)),
+        ("width", c_uint32),
+        ("height", c_uint32),
+        ("frames", c_uint32),
+        ("steps", c_uint32),
+        ("sigmas_video", POINTER(latent_tensor)),
+        ("sigmas_audio", POINTER(latent_tensor)),
+        ("schedule", c_char_p),
+        ("shift_video", c_double),
+        ("shift_audio", c_double),
+        ("sampler", c_char_p),
+        ("noise", c_char_p),
+        ("seed", c_uint64),
+        ("has_seed", c_uint32),
+        ("file", c_int32),
+        ("format", c_char_p),
+        ("type", c_char_p),
+        ("ring", c_uint64),
+        ("compute", c_char_p),
+        ("output_offset", c_uint64),
+        ("output_bytes", c_uint64),
+        ("pictures", POINTER(latent_media)),
+        ("n_pictures", c_uint32),
+        ("reserved", c_uint32),
+        ("picture_rule", c_char_p),
+        ("sheet", c_int32),
+        ("sheet_columns", c_uint32),
+        ("sheet_rows", c_uint32),
+        ("preview_steps", c_uint32),
+        ("preview_map", POINTER(c_double)),
+    ]
+
+
 class latent_progress(Struct):  # noqa: N801
     _fields_: ClassVar = [
         ("struct_size", c_uint32),
@@ -227,4 +287,6 @@ class latent_progress(Struct):  # noqa: N801
         ("blocks", c_uint32),
         ("fraction", c_double),
         ("eta_usec", c_uint64),
+        ("preview", c_uint32),
+        ("reserved", c_uint32),
     ]

@@ -140,6 +140,35 @@ class Client:
         f = c.library.latent_model_load_name if by_name else c.library.latent_model_load_path
         return LoadJob(c, c.make(f, c.client(), path_bytes("path_or_name", path_or_name), o))
 
+    def open_pipeline(
+        self,
+        folder: Union[str, os.PathLike[str]],
+        *,
+        by_name: bool = False,
+        input_bytes: int = 0,
+        output_bytes: int = 0,
+        compute: Optional[str] = None,
+        job_class: Optional[str] = None,
+        **split: Any,
+    ) -> Session:
+        """Loads the four parts of a checkpoint folder (transformer, text_encoder, vae, audio_vae), as load() does, and opens a session for
+        Session.render() and all jobs of its denoiser. Waits for the loads. The other arguments are those of Model.open_session()."""
+        parts = [os.path.join(os.fspath(folder), p) for p in ("transformer", "text_encoder", "vae", "audio_vae")]
+        loads = [self.load(p, by_name=by_name) for p in parts]
+        for job in loads:
+            job.wait()
+        model, conditioner, video_vae, audio_vae = (job.model for job in loads)
+        return model.open_session(
+            input_bytes=input_bytes,
+            output_bytes=output_bytes,
+            compute=compute,
+            job_class=job_class,
+            conditioner=conditioner,
+            video_vae=video_vae,
+            audio_vae=audio_vae,
+            **split,
+        )
+
     def find_model(self, name_or_path: str) -> Model:
         """A model that is there, by its object path or its name."""
         c = self._connection
@@ -197,9 +226,13 @@ class Model:
         output_bytes: int = 0,
         compute: Optional[str] = None,
         job_class: Optional[str] = None,
+        conditioner: Optional[Model] = None,
+        video_vae: Optional[Model] = None,
+        audio_vae: Optional[Model] = None,
         **split: Any,
     ) -> Session:
-        """Opens a session; sizes of its arenas: 0: 64 MiB; see latent.output_bytes(). split: how a step is split over ranks, with the same
+        """Opens a session; sizes of its arenas: 0: 64 MiB; see latent.output_bytes(). conditioner, video_vae, audio_vae: the other parts of a
+        pipeline, for Session.render(). split: how a step is split over ranks, with the same
         bits: ranks, shares (a list of weights, one per rank), plan, exchange, chunks, gpus (a list of names) of latent_session_options in
         client/latent.h."""
         h = self.handle()
@@ -211,6 +244,9 @@ class Model:
                 "output_bytes": uint("output_bytes", output_bytes),
                 "compute": compute,
                 "job_class": job_class,
+                "conditioner": conditioner,
+                "video_vae": video_vae,
+                "audio_vae": audio_vae,
                 **split,
             },
         )

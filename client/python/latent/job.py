@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from ctypes import c_uint64, c_void_p
 from types import TracebackType
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
@@ -28,7 +28,7 @@ class Progress(NamedTuple):
     state: str
     """"queued", "running", "cancelling", "done", "failed", "cancelled"."""
     phase: str
-    """"read", "check" of a load; "queue", "sample", "merge", "tokenize", "encode", "decode", "encode-media"; "frames-wait" until
+    """"read", "check" of a load; "queue", "sample", "merge", "tokenize", "encode", "decode", "encode-media", "decode-sound"; "frames-wait" until
     release_frames(); "restart" while the service is away."""
     step: int
     """Steps that are finished, of `steps` (0: not known yet)."""
@@ -168,6 +168,11 @@ class Job:
             nap = min(nap * 1.5, _NAP)
         return self
 
+    def updates(self) -> Updates:
+        """News as they come, the last ones those of the end: `for p in job.updates()`, or `async for`, which does not block the event loop.
+        Raises the error of a job that failed; leaving the loop leaves the job alone."""
+        return Updates(self)
+
     def progress(self) -> Progress:
         """The newest news that arrived, without asking the service."""
         h = self._open()
@@ -219,6 +224,32 @@ class Job:
                 found[name.decode()] = Tensor(tensor, data.value, h, is_input=False)
             self._tensors = found
         return dict(self._tensors)
+
+
+class Updates:
+    """Of Job.updates()."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __iter__(self) -> Iterator[Progress]:
+        news: list[Progress] = []
+        done = False
+        while not done:
+            done = self._job.wait(_NAP, news.append)
+            yield from news
+            news.clear()
+
+    async def __aiter__(self) -> AsyncIterator[Progress]:
+        news: list[Progress] = []
+        loop, done = asyncio.get_running_loop(), False
+        while not done:
+            done = await loop.run_in_executor(None, self._job.wait, 0, news.append)
+            for p in news:
+                yield p
+            news.clear()
+            if not done:
+                await asyncio.sleep(_NAP)
 
 
 def _progress(h: Handle) -> Progress:

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
+import os
+import pathlib
 from collections.abc import Iterable, Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
@@ -15,11 +18,14 @@ from latent import _structs
 from latent._arguments import number, text, uint
 from latent._library import Connection, Handle
 from latent.errors import InvalidArgument, NoService, NotFound, Restarted
+from latent.film import FilmFile, RenderJob, format_of
 from latent.job import Job
 from latent.tensor import Source, Tensor, describe, output_bytes
 
 if TYPE_CHECKING:
     from latent.client import Model
+
+FPS, FRAMES_MAX = 24, 362  # of a film
 
 
 @dataclass(frozen=True)
@@ -232,6 +238,72 @@ class Session:
         inputs = dict(locals())
         return self._start("latent_session_encode_media", _structs.latent_encode_media_options, inputs)
 
+    def render(
+        self,
+        prompt: Union[str, Tensor, None] = None,
+        path: Union[str, os.PathLike[str], None] = None,
+        *,
+        width: int = 0,
+        height: int = 0,
+        frames: int = 0,
+        seconds: Optional[float] = None,
+        steps: int = 0,
+        seed: Optional[int] = None,
+        sigmas_video: Optional[Tensor] = None,
+        sigmas_audio: Optional[Tensor] = None,
+        schedule: Optional[str] = None,
+        shift_video: float = 0,
+        shift_audio: float = 0,
+        sampler: Optional[str] = None,
+        noise: Optional[str] = None,
+        keep_latents: bool = False,
+        format: Optional[str] = None,  # noqa: A002 (as in the header)
+        type: Optional[str] = None,  # noqa: A002
+        ring: int = 0,
+        compute: Optional[str] = None,
+        output_offset: int = 0,
+        output_bytes: int = 0,
+    ) -> RenderJob:
+        """A film of a prompt, in a session of Client.open_pipeline(): to a file, .mp4, .webm or .mkv (or `format`), which appears, or is
+        replaced, when it is complete: RenderJob.film; without a path "frames" and "sound" in the output arena. seconds: instead of frames (24 a
+        second). With keep_latents also "video" and "audio". What each input is: latent_render_options of client/latent.h.
+
+        >>> import latent
+        >>> with latent.Client() as client, client.open_pipeline("demo-model", by_name=True) as s:
+        ...     job = s.render("A red circle.", "film.mp4", width=96, height=64, frames=5, steps=2, seed=1, compute="f32")
+        ...     for p in job.updates():
+        ...         shares = p.fraction
+        >>> job.film.name, job.film.stat().st_size == job.result["bytes"], job.result["frames"], shares
+        ('film.mp4', True, 5, 1.0)
+        """
+        inputs = dict(locals())
+        if seconds is not None:
+            if frames:
+                raise InvalidArgument("InvalidArgument", "frames and seconds do not go together.")
+            inputs["frames"] = frames_of(seconds)
+        if path is not None:
+            inputs["format"] = format_of(pathlib.Path(path), format)
+        for name in ("self", "path", "seconds", "keep_latents"):
+            del inputs[name]
+        inputs["text"] = inputs.pop("prompt")
+        inputs["prompt"] = self._with_text(inputs).pop("text")
+        h = self._open()
+        c = h.connection
+        o = fill(_structs.latent_render_options, inputs, h)
+        if keep_latents:
+            o.flags |= _structs.RENDER_KEEP_LATENTS
+        file = None
+        if path is not None:
+            file = FilmFile(path)
+            o.flags |= _structs.RENDER_FILE
+            o.file = file.fd
+        try:
+            return RenderJob(c, c.make(c.library.latent_session_render, h.pointer, o), file)
+        except BaseException:
+            if file is not None:
+                file.discard()
+            raise
+
     def plan_tokenize(self, **inputs: Any) -> dict[str, Any]:
         """What tokenize() would take: as plan_step(), and memory-bytes."""
         return self._plan("latent_session_plan_tokenize", _structs.latent_tokenize_options, self._with_text(inputs))
@@ -285,6 +357,14 @@ class Session:
         return plan
 
 
+def frames_of(seconds: float) -> int:
+    """At 24 a second, not fewer than asked for."""
+    value = number("seconds", seconds)
+    if not 0 < value <= FRAMES_MAX / FPS:
+        raise InvalidArgument("InvalidArgument", f"seconds is {seconds}, expected more than 0 and at most {FRAMES_MAX / FPS:.2f}.")
+    return math.ceil(value * FPS - 1e-9)
+
+
 def _conditions(conditions: Iterable[Condition], owner: Handle) -> Any:
     given = list(conditions)
     array = (_structs.latent_condition * len(given))()
@@ -330,7 +410,7 @@ def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Ha
             s.flags = _structs.SAMPLE_KEEP_STEPS if value else 0
             continue
         type_ = fields.get(name)
-        if type_ is None or name in ("struct_size", "flags", "reserved", "has_seed") or name.startswith("n_"):
+        if type_ is None or name in ("struct_size", "flags", "reserved", "has_seed", "file") or name.startswith("n_"):
             raise TypeError(f"{name} is none of {', '.join(f for f in fields if f not in ('struct_size', 'reserved', 'flags'))}")
         if value is None:
             continue
@@ -348,6 +428,8 @@ def fill(kind: type[_structs.Struct], inputs: dict[str, Any], owner: Optional[Ha
             setattr(s, name, number(name, value))
         elif type_ in (ctypes.c_uint32, ctypes.c_uint64):
             setattr(s, name, uint(name, value, 8 * ctypes.sizeof(type_)))
+        elif type_ is ctypes.c_void_p:  # models of a pipeline
+            setattr(s, name, value.handle().pointer)
         elif owner is None:  # lists with their number beside them: shares (weights), gpus (names)
             array = _list(name, value, type_)
             setattr(s, name, array)

@@ -84,6 +84,15 @@ static void add_value(Text *t, sd_bus_message *m) {
                 add(t, "%llu", (unsigned long long) v);
                 return;
         }
+        case 'h': { /* the first byte of the file */
+                char c = '?';
+                int fd;
+
+                must(sd_bus_message_read_basic(m, type, &fd));
+                must(pread(fd, &c, 1, 0));
+                add(t, "%c", c);
+                return;
+        }
         case 'u':
         case 'b': {
                 uint32_t v;
@@ -627,6 +636,7 @@ static int on_message(sd_bus_message *m, void *userdata, sd_bus_error *reterr_er
                 {"LoadModel", on_load},         {"NewModel", on_new_model},
                 {"OpenSession", on_open_session}, {"Plan", on_any_plan},
                 {"ReleaseFrames", on_release},  {"ReleaseGpus", on_release_gpus},
+                {"Render", on_coding},
                 {"Sample", on_sample},          {"SetLoras", on_set_loras},
                 {"Step", on_step},              {"Tokenize", on_coding},
         };

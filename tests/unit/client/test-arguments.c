@@ -33,6 +33,7 @@ static int parse(Parsed *p, int argc, char *argv[]) {
                 {"shift", OPTION_DOUBLE, &p->shift, NULL, '\0'},
                 {"keep-steps", OPTION_FLAG, &p->keep, NULL, '\0'},
                 {"lora", OPTION_STRINGS, &p->loras, NULL, '\0'},
+                {"more", OPTION_STRINGS, &p->loras, NULL, '\0', 7},
         };
 
         return arguments_parse(
@@ -146,6 +147,12 @@ static void parse_strings_all_in_their_order(void **state) {
         assert_string_equal(p.loras.items[0], "b");
         assert_string_equal(p.loras.items[1], "a:0.5");
         assert_string_equal(p.loras.items[2], "");
+
+        p = (Parsed){};
+        assert_int_equal(PARSE(&p, "model", "--more", "a", "--lora", "b", "--more=c"), 0); /* one list, told apart */
+        assert_int_equal(p.loras.n, 3);
+        assert_string_equal(p.loras.items[2], "c");
+        assert_memory_equal(p.loras.tags, ((uint8_t[]){7, 0, 7}), 3);
 
         for (unsigned i = 0; i <= STRINGS_MAX; i++)
                 argv[2 + i] = "--lora=x";

@@ -202,6 +202,31 @@ static void open_text_encoder_with_its_processor(void **state) {
         expect("p/text_encoder", "text_encoder", "e.safetensors", "preprocessor_config.json", "tokenizer.json", NULL);
 }
 
+static void open_transformer_with_its_schedulers(void **state) {
+        Checkpoint c = {};
+        Fault f = {};
+
+        assert_int_equal(mkdir("p", 0755), 0);
+        assert_int_equal(mkdir("p/transformer", 0755), 0);
+        touch("p/transformer/t.safetensors");
+        assert_int_equal(mkdir("p/audio_scheduler", 0755), 0);
+        touch("p/audio_scheduler/scheduler_config.json");
+        expect("p/transformer", "transformer", "audio_scheduler_config.json", "t.safetensors", NULL);
+        touch("p/scheduler"); /* no folder */
+        expect("p", "p", "audio_scheduler_config.json", "t.safetensors", NULL);
+        assert_int_equal(unlink("p/scheduler"), 0);
+        assert_int_equal(mkdir("p/scheduler", 0755), 0);
+        touch("p/scheduler/scheduler_config.json");
+        touch("p/scheduler/other.json");
+        expect("p", "p", "audio_scheduler_config.json", "scheduler_config.json", "t.safetensors", NULL);
+        expect("p/transformer/", "transformer", "audio_scheduler_config.json", "scheduler_config.json", "t.safetensors", NULL);
+        expect("p/transformer/t.safetensors", "t.safetensors", "t.safetensors", NULL);
+        assert_int_equal(unlink("p/scheduler/scheduler_config.json"), 0);
+        assert_int_equal(mkdir("p/scheduler/scheduler_config.json", 0755), 0);
+        assert_int_equal(checkpoint_open("p", NULL, &c, &f), -EBADMSG);
+        assert_non_null(strstr(f.text, "scheduler/scheduler_config.json"));
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, temporary_setup, temporary_teardown)
 
 int main(void) {
@@ -211,6 +236,7 @@ int main(void) {
                 TEST(open_directory_only_file),
                 TEST(open_directory_config_and_shards),
                 TEST(open_pipeline_transformer),
+                TEST(open_transformer_with_its_schedulers),
                 TEST(open_text_encoder_with_its_tokenizer),
                 TEST(open_text_encoder_with_its_processor),
                 TEST(open_absent_shards_listed),

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "tests/unit/client/fake-service.h"
@@ -858,6 +859,39 @@ static void expect_request(latent_job *job, const char *expected) {
         latent_job_free(job);
 }
 
+static int file_with(char c) {
+        int fd = memfd_create("file", MFD_CLOEXEC);
+        return pwrite(fd, &c, 1, 0) == 1 ? fd : -1;
+}
+
+static void render_sends_files_that_are_its_own(void **state) {
+        latent_session *s = open_session(*state, NULL);
+        latent_media pictures[3] = {{.kind = "keyframe", .flags = LATENT_MEDIA_LAST},
+                {.name = "a clip", .flags = LATENT_MEDIA_SOUND}, {.kind = "video", .flags = LATENT_MEDIA_SILENT}};
+        latent_render_options o = {.struct_size = sizeof(o), .steps = 3, .pictures = pictures, .n_pictures = 3, .picture_rule = "comfy"};
+        latent_media many[13] = {{.flags = 8}};
+        latent_job *job = NULL;
+        latent_error e = {};
+
+        for (unsigned i = 0; i < 3; i++)
+                pictures[i].file = file_with((char) ('A' + i));
+        assert_int_equal(latent_session_render(s, &o, &job, NULL), 0);
+        for (unsigned i = 0; i < 3; i++)
+                (void) close(pictures[i].file);
+        memset(pictures, 0xff, sizeof(pictures)); /* copies were taken */
+        expect_request(job, "Render {steps=3,pictures=[{kind=keyframe,file=A,last=1},{name=a clip,file=B,sound=1},"
+                            "{kind=video,file=C,sound=0}],picture-rule=comfy}");
+
+        o.pictures = many;
+        o.n_pictures = 13;
+        assert_int_equal(latent_session_render(s, &o, &job, &e), -EINVAL);
+        o.n_pictures = 1;
+        assert_int_equal(latent_session_render(s, &o, &job, &e), -E2BIG);
+        many[0] = (latent_media){.file = -1};
+        assert_int_equal(latent_session_render(s, &o, &job, &e), -EINVAL);
+        latent_session_free(s);
+}
+
 static void coding_sends_all_options(void **state) {
         latent_session *s = open_session(*state, NULL);
         latent_tokenize_options t = {.struct_size = sizeof(t)};
@@ -1149,6 +1183,7 @@ int main(void) {
                 TEST(service_comes_back_each_job_with_its_loras),
                 TEST(lora_of_unknown_source_restarted_at_once),
                 TEST(lora_handle_of_a_gone_run_refused),
+                TEST(render_sends_files_that_are_its_own),
                 TEST(coding_sends_all_options),
                 TEST(coding_that_cannot_be_sent_refused),
                 TEST(plan_of_coding_asks_for_the_same_request),

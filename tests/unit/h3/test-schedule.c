@@ -13,6 +13,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "service/shared/cleanup.h"
 #include "tests/unit/h3/golden.h"
 
 static void check_table(const json_t *table) {
@@ -124,6 +125,73 @@ static void schedule_check_bad_lists_are_refused(void **state) {
         assert_int_equal(h3_schedule_check("x", (const float[]){0.5f, 0.25f}, 2, &f), 0);
 }
 
+static int read_shifts(const char *name, const void *bytes, size_t size, float *video, float *audio, Fault *f) {
+        const H3File files[] = {{"config.json", "[", 1}, {name, bytes, size}};
+
+        *f = (Fault){};
+        return h3_shifts_read(files, 2, video, audio, f);
+}
+
+static void expect_shifts(const char *name, const char *json, float video, float audio) {
+        float v = 7, a = 7;
+        Fault f;
+
+        if (read_shifts(name, json, strlen(json), &v, &a, &f) < 0)
+                fail_msg("%s: %s", json, f.text);
+        assert_true(v == video && a == audio);
+}
+
+static void shifts_read_of_both_streams(void **state) {
+        static const char video[] = "{\"shift\": 6.0}", audio[] = "{\"shift\": 3}";
+        const H3File both[] = {{H3_SCHEDULER_AUDIO, audio, strlen(audio)}, {H3_SCHEDULER_VIDEO, video, strlen(video)}};
+        float v = 0, a = 0;
+        Fault f = {};
+
+        expect_shifts("scheduler_config.json", "{\"_class_name\": \"MiniMaxH3Scheduler\", \"shift\": 6.0, \"more\": [null]}", 6, 0);
+        expect_shifts("audio_scheduler_config.json", "{\"shift\": 3}", 0, 3);
+        expect_shifts("scheduler_config.json", "{}", 0, 0); /* as it was released */
+        expect_shifts("audio_scheduler_config.json", "{\"shift\": null}", 0, 0);
+        expect_shifts("other_config.json", "{\"shift\": 5}", 0, 0);
+        assert_int_equal(h3_shifts_read(both, 2, &v, &a, &f), 0);
+        assert_true(v == 6 && a == 3);
+}
+
+static void shifts_read_others_are_refused_by_name(void **state) {
+        static const struct {
+                const char *json, *says;
+        } bad[] = {
+                {"", "not JSON"},
+                {"{\"shift\": 6", "not JSON"},
+                {"{\"shift\": 6, \"shift\": 6}", "not JSON"},
+                {"[6]", "not a JSON object"},
+                {"{\"shift\": \"6\"}", "shift is not a number above 0"},
+                {"{\"shift\": true}", "shift is not a number above 0"},
+                {"{\"shift\": 0}", "shift is not a number above 0"},
+                {"{\"shift\": -3.0}", "shift is not a number above 0"},
+                {"{\"shift\": 1e300}", "shift is not a number above 0"},
+                {"{\"shift\": 1e-300}", "shift is not a number above 0"},
+        };
+        static char large[65537];
+        float v = 7, a = 7;
+        Fault f;
+
+        for (size_t i = 0; i < ELEMENTSOF(bad); i++) {
+                const char *name = i % 2 ? H3_SCHEDULER_AUDIO : H3_SCHEDULER_VIDEO;
+
+                assert_int_equal(read_shifts(name, bad[i].json, strlen(bad[i].json), &v, &a, &f), -EBADMSG);
+                assert_string_equal(f.name, FAULT_INVALID_FILE);
+                if (!strstr(f.text, bad[i].says) || !strstr(f.text, name) ||
+                        !strstr(f.text, i % 2 ? "folder audio_scheduler," : "folder scheduler,"))
+                        fail_msg("%s: %s", bad[i].json, f.text);
+        }
+        memset(large, ' ', sizeof(large));
+        memcpy(large, "{}", 2);
+        assert_int_equal(read_shifts(H3_SCHEDULER_VIDEO, large, sizeof(large), &v, &a, &f), -EBADMSG);
+        assert_non_null(strstr(f.text, "65536"));
+        assert_int_equal(read_shifts(H3_SCHEDULER_VIDEO, large, sizeof(large) - 1, &v, &a, &f), 0);
+        assert_true(v == 0 && a == 0);
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(schedule_published_tables_match_to_the_bit),
@@ -131,6 +199,8 @@ int main(void) {
                 cmocka_unit_test(schedule_small_shifts_stay_at_or_below_one),
                 cmocka_unit_test(schedule_bad_arguments_are_refused),
                 cmocka_unit_test(schedule_check_bad_lists_are_refused),
+                cmocka_unit_test(shifts_read_of_both_streams),
+                cmocka_unit_test(shifts_read_others_are_refused_by_name),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

@@ -49,7 +49,7 @@
 #define FAKE_TEXT 16                 /* bytes of text */
 #define FAKE_FRAME (16 * 16 * 3)     /* bytes of a frame, U8 */
 #define FAKE_FRAMES(steps) (17 * (steps) + 5)
-#define FAKE_CODED 192               /* where the first result lies, behind commit word and slots */
+#define FAKE_CODED 192               /* where the first result of a film of several chunks lies, behind commit word and slots */
 
 typedef struct FakeJob {
         WireJobOpen open;
@@ -59,6 +59,7 @@ typedef struct FakeJob {
 typedef struct FakeArena {
         uint64_t session;
         void *map[2];
+        uint64_t size[2];
 } FakeArena;
 
 typedef struct Fake Fake;
@@ -104,7 +105,7 @@ static inline void fake_die(Fake *f) {
         for (unsigned i = 0; i < f->n_arenas; i++)
                 for (int k = 0; k < 2; k++)
                         if (f->arenas[i].map[k])
-                                (void) munmap(f->arenas[i].map[k], ARENA_BYTES);
+                                (void) munmap(f->arenas[i].map[k], f->arenas[i].size[k]);
         f->n_arenas = 0;
         memset(f->arenas, 0, sizeof(f->arenas));
 }
@@ -137,12 +138,17 @@ static inline uint64_t *fake_commit_word(Fake *f, const FakeJob *j) {
         return (uint64_t *) (void *) (fake_arena(f, j->open.session, 1) + j->open.output_offset);
 }
 
+/* Where the audio lies in a slot: behind the video, at a multiple of 64 bytes. */
+static inline uint64_t fake_audio_place(const WireJobOpen *q) {
+        return (q->video.size + 63) / 64 * 64;
+}
+
 /* As sampler.h has it. */
 static inline uint64_t fake_stride(const WireJobOpen *q) {
-        uint64_t audio = AUDIO_FLOATS * 4, video = AUDIO_PLACE * 4;
+        uint64_t audio = (q->audio.size + 63) / 64 * 64, video = fake_audio_place(q);
 
         if (q->kind != WIRE_JOB_SAMPLE || q->sampler == WIRE_SAMPLER_EULER)
-                return STRIDE;
+                return video + audio;
 
         return q->sampler == WIRE_SAMPLER_RES_MULTISTEP ? 2 * video + 3 * audio : 2 * video + 2 * audio;
 }
@@ -196,7 +202,7 @@ static inline void fake_coding_ready(const WireJobOpen *q, uint32_t committed, W
         y->blocks = FAKE_BLOCKS;
         y->committed = committed;
         y->commit_offset = q->output_offset;
-        y->output_used = FAKE_CODED;
+        y->output_used = q->kind == WIRE_JOB_DECODE && y->steps > 1 ? FAKE_CODED : 64;
         y->memory_bytes = 4321;
 
         switch (q->kind) {
@@ -218,9 +224,11 @@ static inline void fake_coding_ready(const WireJobOpen *q, uint32_t committed, W
                         FAKE_OUTPUT(y, WIRE_OUTPUT_SOUND, ST_F32, 2, q->audio.shape[2] * 800);
                         break;
                 }
-                y->n_slots = 2;
-                y->slot_offset = q->output_offset + 64;
-                y->slot_stride = 64;
+                if (y->steps > 1) {
+                        y->n_slots = 2;
+                        y->slot_offset = q->output_offset + 64;
+                        y->slot_stride = 64;
+                }
                 y->frames = frames;
                 y->ring_frames = q->ring_frames > 0 && q->ring_frames < frames ? q->ring_frames : frames;
                 y->step_frames = 22;
@@ -233,8 +241,8 @@ static inline void fake_coding_ready(const WireJobOpen *q, uint32_t committed, W
                 if (q->audio.n_dims > 0)
                         FAKE_OUTPUT(y, WIRE_OUTPUT_AUDIO, ST_F32, 32, 2, (q->audio.shape[1] + 799) / 800);
                 else
-                        FAKE_OUTPUT(y, WIRE_OUTPUT_VIDEO, ST_F32, 24, 5 * (uint64_t) y->steps, q->video.shape[1] / 16,
-                                q->video.shape[2] / 16);
+                        FAKE_OUTPUT(y, WIRE_OUTPUT_VIDEO, ST_F32, 24, q->video.shape[0] == 1 ? 1 : 5 * (uint64_t) y->steps - 3,
+                                q->video.shape[1] / 16, q->video.shape[2] / 16);
                 break;
         }
 }
@@ -266,10 +274,19 @@ static inline void fake_job_ready(Fake *f, const FakeJob *j, uint32_t committed,
         y->video = q->video;
         y->video.offset = 0;
         y->audio = q->audio;
-        y->audio.offset = AUDIO_PLACE * 4;
+        y->audio.offset = fake_audio_place(q);
         if (q->kind == WIRE_JOB_SAMPLE && q->sampler == WIRE_SAMPLER_RES_MULTISTEP) {
                 y->carried = q->audio;
                 y->carried.offset = STRIDE;
+        }
+        if (q->preview_steps > 0) {
+                uint64_t size = q->video.size / 96 * 3;
+
+                y->n_outputs = 1;
+                y->outputs[0] = (WireOutput){ .name = WIRE_OUTPUT_PREVIEW,
+                        .tensor = { .offset = q->output_offset + y->output_used, .size = size, .dtype = ST_U8, .n_dims = 4,
+                                .shape = { q->video.shape[1], q->video.shape[2], q->video.shape[3], 3 } } };
+                y->output_used += size;
         }
 }
 
@@ -281,10 +298,12 @@ static inline bool fake_has_model(const Fake *f, uint64_t id) {
         return false;
 }
 
-/* From [video | audio] as they lie in the input arena to a slot. */
-static inline void fake_scatter(float *slot, const float *from) {
-        memcpy(slot, from, VIDEO_FLOATS * sizeof(float));
-        memcpy(slot + AUDIO_PLACE, from + VIDEO_FLOATS, AUDIO_FLOATS * sizeof(float));
+/* The latents of the request to a slot. */
+static inline void fake_scatter(Fake *f, const WireJobOpen *q, float *slot) {
+        const char *input = fake_arena(f, q->session, 0);
+
+        memcpy(slot, input + q->video.offset, q->video.size);
+        memcpy((char *) slot + fake_audio_place(q), input + q->audio.offset, q->audio.size);
 }
 
 static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_committed) {
@@ -307,8 +326,7 @@ static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_co
         else {
                 *fake_commit_word(f, j) = 0;
                 if (q->kind == WIRE_JOB_SAMPLE)
-                        fake_scatter(fake_slot(f, j, done),
-                                (const float *) (const void *) (fake_arena(f, q->session, 0) + q->video.offset));
+                        fake_scatter(f, q, fake_slot(f, j, done));
         }
         *fake_commit_word(f, j) = wire_commit_pack((uint32_t) f->epoch, done);
         *ret_committed = done;
@@ -319,11 +337,12 @@ static inline FakeJob *fake_open(Fake *f, const WireJobOpen *q, uint32_t *ret_co
 static inline void fake_code(Fake *f, FakeJob *j, uint32_t step) {
         char *input = fake_arena(f, j->open.session, 0), *output = fake_arena(f, j->open.session, 1);
         const WireJobOpen *q = &j->open;
+        size_t frame = q->video.n_dims > 0 ? q->video.shape[2] * q->video.shape[3] * FAKE_FRAME : 0;
         WireMessage m;
 
         fake_job_ready(f, j, 0, &m);
         for (uint64_t i = fake_frames_done(q, step); i < fake_frames_done(q, step + 1); i++)
-                memset(output + m.job_ready.outputs[0].tensor.offset + i % m.job_ready.ring_frames * FAKE_FRAME, (int) i, FAKE_FRAME);
+                memset(output + m.job_ready.outputs[0].tensor.offset + i % m.job_ready.ring_frames * frame, (int) i, frame);
         for (uint64_t i = 0; q->kind == WIRE_JOB_TOKENIZE && i < q->text.size; i++)
                 ((int32_t *) (void *) (output + m.job_ready.outputs[0].tensor.offset))[i] = input[q->text.offset + i];
 }
@@ -336,9 +355,8 @@ static inline void fake_compute(Fake *f, FakeJob *j, uint32_t step) {
         if (coding)
                 fake_code(f, j, step);
         if (j->open.kind == WIRE_JOB_STEP)
-                fake_scatter(from, (const float *) (const void *) (fake_arena(f, j->open.session, 0) +
-                                                                   j->open.video.offset));
-        for (int i = 0; !coding && i < AUDIO_PLACE + AUDIO_FLOATS; i++)
+                fake_scatter(f, &j->open, from);
+        for (uint64_t i = 0; !coding && i < (fake_audio_place(&j->open) + j->open.audio.size) / 4; i++)
                 to[i] = from[i] / 2 + 1;
         __atomic_store_n(
                 fake_commit_word(f, j), wire_commit_pack((uint32_t) f->epoch, step + 1), __ATOMIC_RELEASE);
@@ -350,8 +368,12 @@ static inline void fake_step_done(Fake *f, uint64_t job, uint32_t step) {
 
         wire_init(&m, WIRE_STEP_DONE, f->epoch, job, step);
         m.step_done.compute_usec = 1;
-        if (fake_find_job(f, job))
-                m.step_done.frames = fake_frames_done(&fake_find_job(f, job)->open, step + 1);
+        if (fake_find_job(f, job)) {
+                const WireJobOpen *q = &fake_find_job(f, job)->open;
+
+                m.step_done.frames = fake_frames_done(q, step + 1);
+                m.step_done.preview = q->preview_steps > 0 && (step + 1) % q->preview_steps == 0;
+        }
         fake_send(f, &m);
 }
 
@@ -467,8 +489,8 @@ static inline void fake_take_arena(Fake *f, const WireArena *a, int fd) {
                         break;
         if (i == f->n_arenas)
                 f->n_arenas++;
-        assert_int_equal(a->size, ARENA_BYTES);
         f->arenas[i].session = a->header.job;
+        f->arenas[i].size[a->kind] = a->size;
         assert_int_equal(memfd_map(fd, a->size, PROT_READ | PROT_WRITE, &f->arenas[i].map[a->kind]), 0);
 }
 
@@ -476,7 +498,7 @@ static inline void fake_close_arena(Fake *f, uint64_t session) {
         for (unsigned i = 0; i < f->n_arenas; i++)
                 if (f->arenas[i].session == session) {
                         for (int k = 0; k < 2; k++)
-                                assert_int_equal(munmap(f->arenas[i].map[k], ARENA_BYTES), 0);
+                                assert_int_equal(munmap(f->arenas[i].map[k], f->arenas[i].size[k]), 0);
                         f->arenas[i] = f->arenas[--f->n_arenas];
                         return;
                 }
@@ -776,12 +798,8 @@ static inline void fake_on_opened(void *userdata, Session *s, const Fault *fault
         o->calls++;
 }
 
-/* A session with recognisable input: element i of video and audio is start + i. */
-static inline Session *fake_session_on(Fake *f, Model *model, float start) {
-        SessionOptions o = { .model = model,
-                .input_bytes = ARENA_BYTES,
-                .output_bytes = ARENA_BYTES,
-                .job_class = "normal" };
+static inline Session *fake_session_with(Fake *f, const SessionOptions *options, float start) {
+        SessionOptions o = *options;
         Fault fault = {};
         Opened opened = {};
         float *map;
@@ -797,6 +815,13 @@ static inline Session *fake_session_on(Fake *f, Model *model, float start) {
                 map[i] = start + (float) i;
         (void) munmap(map, ARENA_BYTES);
         return opened.session;
+}
+
+/* A session with recognisable input: element i of video and audio is start + i. */
+static inline Session *fake_session_on(Fake *f, Model *model, float start) {
+        const SessionOptions o = { .model = model, .input_bytes = ARENA_BYTES, .output_bytes = ARENA_BYTES, .job_class = "normal" };
+
+        return fake_session_with(f, &o, start);
 }
 
 static inline Session *fake_session(Fake *f, float start) {

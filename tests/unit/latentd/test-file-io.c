@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loads through a table of system calls that fail: whatever the disk does, the outcome is the file's bytes
  * or a named error that fits, and nothing is left behind. Faults one by one, then drawn at random
- * (LATENT_FAULT_SEEDS: how many loads, 200 if it is not set). */
+ * (LATENT_FAULT_SEEDS: how many loads, 100 if it is not set). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -587,7 +587,7 @@ static void draw_plan(uint64_t seed, Plan *ret) {
 
 static void load_random_faults_are_bytes_or_the_named_error(void **state) {
         const char *text = getenv("LATENT_FAULT_SEEDS");
-        unsigned n = text ? (unsigned) strtoul(text, NULL, 10) : 200, n_struck = 0;
+        unsigned n = text ? (unsigned) strtoul(text, NULL, 10) : 100, n_struck = 0;
 
         for (unsigned seed = 0; seed < n; seed++) {
                 Plan p;

@@ -325,6 +325,33 @@ static void model_files_open_pipeline_means_its_transformer(void **state) {
         expect(t, "p", "config.json t.safetensors");
 }
 
+/* The shifts of its schedules, of two files of one name. */
+static void model_files_open_transformer_brings_its_schedulers(void **state) {
+        static const char both[] = "t.safetensors scheduler_config.json audio_scheduler_config.json";
+        Test *t = *state;
+
+        put_weights(t, "a/p/transformer/t.safetensors", "t");
+        put(t, "a/p/scheduler/scheduler_config.json", "{}", 2);
+        put(t, "a/p/scheduler/other.json", "{}", 2);
+        expect(t, "p", "t.safetensors scheduler_config.json");
+        put(t, "a/p/audio_scheduler/scheduler_config.json", "{}", 2);
+        expect(t, "p", both);
+        expect(t, "p/transformer", both);
+        expect(t, "p/transformer//", both);
+        expect(t, "p/transformer/t.safetensors", "t.safetensors"); /* a file is that file */
+        put_weights(t, "a/p/my_transformer/t.safetensors", "t");
+        expect(t, "p/my_transformer", "t.safetensors");
+        put_weights(t, "a/p/vae/t.safetensors", "t");
+        expect(t, "p/vae", "t.safetensors");
+        put_weights(t, "a/o/transformer/t.safetensors", "t");
+        put(t, "a/o/scheduler", "a file", 6);
+        expect(t, "o", "t.safetensors");
+        put_weights(t, "a/q/transformer/t.safetensors", "t");
+        put_link(t, "a/q/audio_scheduler/scheduler_config.json", "../../../out/x");
+        put(t, "out/x", "{}", 2);
+        expect_error(t, "q", -EACCES, FAULT_ACCESS_DENIED, "q/audio_scheduler/scheduler_config.json");
+}
+
 static void put_pipeline(Test *t) {
         static const char *const files[] = {"a/p/text_encoder/config.json", "a/p/text_encoder/vocab.json", "a/p/tokenizer/config.json",
                 "a/p/tokenizer/vocab.json", "a/p/tokenizer/merges.txt", "a/p/tokenizer/tokenizer_config.json",
@@ -504,6 +531,7 @@ int main(void) {
                 TEST(model_files_open_directory_without_index),
                 TEST(model_files_open_two_checkpoints_are_ambiguous),
                 TEST(model_files_open_pipeline_means_its_transformer),
+                TEST(model_files_open_transformer_brings_its_schedulers),
                 TEST(model_files_open_closes_what_it_opened),
                 TEST(model_files_open_text_encoder_brings_the_tokenizer_beside_it),
                 TEST(model_files_open_text_encoder_brings_its_processor),

@@ -92,8 +92,9 @@ static void plan_bad_requests_are_refused(void **state) {
         CLEANUP_FREE char *path = NULL;
         sd_bus_message *m;
 
-        fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "render", false)), FAULT_INVALID_ARGUMENT,
-                "step, sample, tokenize, encode, encode-media or decode");
+        fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "film", false)), FAULT_INVALID_ARGUMENT,
+                "step, sample, tokenize, encode, encode-media, decode or render");
+        fake_bus_expect(fake_bus_wait(f, &bus, plan_call(s, "render", false)), FAULT_INVALID_ARGUMENT, "Unknown key \"text\"");
         assert_int_equal(session_path(s, &path), 0);
         m = fake_bus_call(&bus, path, BUS_INTERFACE("Session"), "Plan");
         assert_true(sd_bus_message_append(m, "sa{sv}", "step", 1, "seeds", "t", UINT64_C(1)) >= 0);

@@ -255,6 +255,13 @@ static void request_sample_defaults_and_keys(void **state) {
         assert_int_equal(q.output_size, ARENA_BYTES);
         (void) sd_bus_message_unref(m);
 
+        s->model->info.shift_video = 6.0f; /* what a checkpoint says of itself */
+        m = with_steps("");
+        seal(m);
+        assert_int_equal(session_request_sample(m, s, 0, &q, &fault), 0);
+        assert_true(q.shift_video == 6.0f && q.shift_audio == 3.0f);
+        (void) sd_bus_message_unref(m);
+
         m = with_steps("");
         ADD(m, "keep-steps", "b", 1);
         ADD(m, "schedule", "s", "reference");

@@ -3,67 +3,25 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <time.h>
-
-#include <cmocka.h>
 
 #include "service/shared/cleanup.h"
 #include "service/shared/memfd.h"
+#include "tests/unit/shared/child.h"
 
 #define RECEIVE_TIMEOUT_MSEC 60000
-#define SANITIZER_EXIT 66
 #define TINY_HEADS 8
 
-static uint64_t now_msec(void) {
-        struct timespec t;
-
-        assert_int_equal(clock_gettime(CLOCK_MONOTONIC, &t), 0);
-        return (uint64_t) t.tv_sec * 1000u + (uint64_t) t.tv_nsec / 1000000u;
-}
-
-static void exec_worker(int socket) {
-        char path[4096];
-
-        (void) prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nothing behind */
-        (void) snprintf(
-                path, sizeof(path), "%s/service/worker/latent-worker-cpu", getenv("LATENT_BUILD_DIR"));
-        (void) setenv("LISTEN_FDS", "1", 1);
-        (void) setenv("TSAN_OPTIONS", "exitcode=66:halt_on_error=1", 1);
-        (void) setenv("ASAN_OPTIONS", "exitcode=66:detect_leaks=0",
-                1); /* leaks are looked for where the code runs in the test */
-        (void) setenv("UBSAN_OPTIONS", "exitcode=66:halt_on_error=1:print_stacktrace=1", 1);
-        if (socket == 3)
-                (void) fcntl(3, F_SETFD, 0);
-        else if (dup2(socket, 3) < 0)
-                _exit(126);
-        execl(path, path, (char *) NULL);
-        _exit(127);
-}
-
 Broker *broker_spawn(int type) {
-        int pair[2];
         Broker *b;
 
         b = calloc(1, sizeof(*b));
         assert_non_null(b);
-        assert_int_equal(socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, pair), 0);
-
-        b->pid = fork();
-        assert_true(b->pid >= 0);
-        if (b->pid == 0)
-                exec_worker(pair[1]);
-
-        assert_int_equal(close(pair[1]), 0);
-        b->socket = pair[0];
+        b->pid = child_spawn("service/worker/latent-worker-cpu", type, &b->socket);
         return b;
 }
 
@@ -94,12 +52,8 @@ Broker *broker_free(Broker *b) {
 
         if (b->socket >= 0)
                 (void) close(b->socket);
-        if (b->pid > 0) {
-                int status = broker_wait(b, 5000);
-
-                if (WIFEXITED(status) && WEXITSTATUS(status) == SANITIZER_EXIT)
-                        fail_msg("a sanitizer stopped the worker");
-        }
+        if (b->pid > 0)
+                child_end(&b->pid, 5000);
         free(b);
         return NULL;
 }
@@ -109,23 +63,7 @@ void broker_freep(Broker **b) {
 }
 
 int broker_wait(Broker *b, unsigned timeout_msec) {
-        uint64_t end = now_msec() + timeout_msec;
-
-        for (;;) {
-                const struct timespec pause = {.tv_nsec = 2000000};
-                int status;
-                pid_t p;
-
-                p = waitpid(b->pid, &status, WNOHANG);
-                assert_true(p >= 0);
-                if (p > 0) {
-                        b->pid = 0;
-                        return status;
-                }
-                if (now_msec() >= end)
-                        fail_msg("the worker lives on after %u ms", timeout_msec);
-                (void) nanosleep(&pause, NULL);
-        }
+        return child_wait(&b->pid, timeout_msec);
 }
 
 void broker_kill(Broker *b) {

@@ -30,7 +30,7 @@ DEFINE_CLEANUP(Job *, job_unref)
 #ifdef SANITIZED /* ten times slower */
 static const uint32_t rank_counts[] = {1, 3};
 #else
-static const uint32_t rank_counts[] = {1, 2, 3, 4, 5, 7, 8};
+static const uint32_t rank_counts[] = {1, 2, 3, 8};
 #endif
 
 static int setup(void **state) {
@@ -117,10 +117,22 @@ static uint8_t *decode_plainly(
         return film;
 }
 
+/* Made once for all tests: it is of the same numbers in each. */
 static uint8_t *film_plainly(CoderBench *b, H3Pixels pixels, uint64_t *ret_size) {
-        CLEANUP_FREE float *z = bench_numbers(N, 1);
+        static uint8_t *films[2];
+        static uint64_t sizes[2];
+        const bool wide = pixels == H3_PIXELS_F32;
+        uint8_t *film;
 
-        return decode_plainly(b, (uint64_t[]){CHANNELS, T, H, W}, z, pixels, ret_size);
+        if (!films[wide]) {
+                CLEANUP_FREE float *z = bench_numbers(N, 1);
+
+                films[wide] = decode_plainly(b, (uint64_t[]){CHANNELS, T, H, W}, z, pixels, sizes + wide);
+        }
+        *ret_size = sizes[wide];
+        film = malloc(*ret_size);
+        assert_non_null(film);
+        return memcpy(film, films[wide], *ret_size);
 }
 
 static void decode_ranks_and_delays_same_bits(void **state) {
@@ -188,7 +200,7 @@ static void decode_says_what_it_makes(void **state) {
  */
 static void decode_ring_has_every_frame_in_turn(void **state) {
         CoderBench *b = *state;
-        const uint64_t rings[] = {22, 23, 39, FRAMES, FRAMES + 7};
+        const uint64_t rings[] = {22, 23, FRAMES + 7};
         CLEANUP_FREE uint8_t *expected = NULL;
         uint64_t size;
 
@@ -521,7 +533,7 @@ static void encode_ranks_and_delays_same_bits(void **state) {
         uint64_t n, size;
 
         expected = encode_plainly(b, CLIP_FRAMES, pixels, false, &n);
-        for (size_t i = 0; i < ELEMENTSOF(rank_counts); i += 3) {
+        for (size_t i = 0; i < ELEMENTSOF(rank_counts); i += 2) {
                 CLEANUP_FREE uint8_t *z = NULL;
 
                 bench_set_ranks(b, rank_counts[i]);

@@ -199,7 +199,11 @@ static void check_split(const H3TextModel *m, const H3TextInput *in, const uint3
 
 static void split_of_golden_cases_same_bits(void **state) {
         static const char *const names[] = {"text_only", "one_image", "image_video"};
-        static const uint32_t rank_counts[] = {1, 2, 3, 4, 5, 7, 8, RANKS};
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* ten times slower */
+        static const uint32_t rank_counts[] = {1, 3};
+#else
+        static const uint32_t rank_counts[] = {1, 2, 3, 8, RANKS};
+#endif
         CLEANUP(text_model_files_freep) TextModelFiles *t = text_model_files_open("model.comfy.safetensors");
 
         for (size_t i = 0; i < 2 * ELEMENTSOF(names); i++) {

@@ -31,6 +31,9 @@ static const char *const conditioner[] = {DEMO "text_encoder/config.json",
         DEMO "text_encoder/model.safetensors", DEMO "tokenizer/vocab.json", DEMO "tokenizer/merges.txt",
         DEMO "tokenizer/tokenizer_config.json", NULL};
 
+static const char *const denoiser[] = {DEMO "transformer/config.json", DEMO "transformer/diffusion_pytorch_model.safetensors",
+        DEMO "scheduler/scheduler_config.json", NULL};
+
 static WireMessage job(Broker *b, WireType type, uint64_t id, WireJobKind kind, uint64_t model) {
         WireMessage m;
 
@@ -243,6 +246,18 @@ static void decode_closed_writes_nothing_more(void **state) {
         broker_load_sources(b, 4, video_vae, NULL); /* it lives on */
 }
 
+/* Of the file that came along; no other says. */
+static void model_ready_has_the_shifts_of_a_denoiser(void **state) {
+        CLEANUP(broker_freep) Broker *b = broker_open_ranks(3, 1, 0);
+        WireMessage m;
+
+        broker_load_sources(b, 1, denoiser, &m);
+        assert_int_equal(m.model_ready.kind, WIRE_MODEL_DENOISER);
+        assert_true(m.model_ready.shift_video == 6 && m.model_ready.shift_audio == 0);
+        broker_load_sources(b, 2, video_vae, &m);
+        assert_true(m.model_ready.shift_video == 0);
+}
+
 static void kinds_do_not_mix(void **state) {
         CLEANUP(arenas_freep) Arenas *a = arenas_new(ARENA, ARENA);
         CLEANUP(broker_freep) Broker *b = open_with(1, 1, a);
@@ -275,6 +290,7 @@ int main(void) {
                 cmocka_unit_test(decode_killed_anywhere_ends_alike),
                 cmocka_unit_test(decode_cancelled_answers_every_step),
                 cmocka_unit_test(decode_closed_writes_nothing_more),
+                cmocka_unit_test(model_ready_has_the_shifts_of_a_denoiser),
                 cmocka_unit_test(kinds_do_not_mix),
         };
 

@@ -22,7 +22,11 @@
 #define TRAJ_STEPS 4u
 /* Latent frames of 32 x 32 in job_long(): 256 rows each; a block of these takes about a tenth of a second
  * and more. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define LONG_FRAMES 3u
+#else
 #define LONG_FRAMES 10u
+#endif
 
 /* A worker that holds the tiny model as 1 and these arenas as session 2. */
 static Broker *open_with(uint64_t epoch, const Arenas *a) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "service/worker/reaper.h"
+#include "service/shared/reaper.h"
 
 #include <poll.h>
 #include <pthread.h>

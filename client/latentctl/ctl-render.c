@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* latentctl render: from a prompt to a film. */
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/latentctl/coding-job.h"
+#include "client/latentctl/lora-options.h"
+#include "client/latentctl/pictures.h"
+#include "client/latentctl/progress.h"
+#include "client/latentctl/render-plan.h"
+#include "client/latentctl/render-preview.h"
+#include "client/latentctl/report.h"
+#include "client/latentctl/results.h"
+#include "client/latentctl/run.h"
+#include "service/shared/canvas.h"
+
+#define ARENA_MIN 4096u
+#define STEPS_DEFAULT 20u
+#define PICTURE_PIXELS_MAX (768u * 1344u + 16u * 2540u + 256u) /* of a film that is as a picture: canvas_from_picture(), sides rounded up */
+
+typedef enum Part {
+        PART_DENOISER,
+        PART_CONDITIONER,
+        PART_VIDEO_VAE,
+        PART_AUDIO_VAE,
+        _PART_MAX,
+} Part;
+
+typedef struct Render {
+        CodingOptions coding;
+        const char *prompt, *size, *schedule, *sampler, *noise, *keep_latents, *contact_sheet, *format;
+        uint64_t frames, steps, seed;
+        double seconds, shift_video, shift_audio;
+        bool has_frames, has_seconds, has_seed, has_steps, plan;
+        uint32_t width, height; /* 0: not given */
+        StringList lora_arguments;
+        LoraOptions loras;
+        Pictures pictures;
+        char *text;
+        size_t text_size;
+        latent_tensor prompt_tensor;
+        latent_model *parts[_PART_MAX];
+        Preview preview;
+} Render;
+
+static void render_done(Render *x) {
+        for (size_t i = 0; i < _PART_MAX; i++)
+                latent_model_free(x->parts[i]);
+        loras_done(&x->loras);
+        pictures_done(&x->pictures);
+        preview_done(&x->preview);
+        free(x->text);
+}
+
+static int usage(latent_error *e, const char *text) {
+        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "%s", text);
+}
+
+/* What the file's name ends with. */
+static int choose_format(Render *x, latent_error *e) {
+        static const char *const formats[] = {"mp4", "webm", "mkv"};
+        const char *dot = strrchr(x->coding.output, '.');
+
+        for (size_t i = 0; dot && i < ELEMENTSOF(formats); i++)
+                if (strcmp(dot + 1, formats[i]) == 0) {
+                        x->format = formats[i];
+                        return 0;
+                }
+
+        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o %s: expected a name that ends with .mp4, .webm or .mkv", x->coding.output);
+}
+
+/* Zero would mean the default to the library: it is the service's error, said here. */
+static int check_numbers(Render *x, latent_error *e) {
+        if (x->has_frames && x->has_seconds)
+                return usage(e, "--frames and --seconds do not go together");
+        if (x->has_seconds) {
+                if (!(x->seconds > 0 && x->seconds * 24 <= CANVAS_FRAMES_MAX))
+                        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--seconds %g: expected more than 0 and at most %.2f", x->seconds,
+                                CANVAS_FRAMES_MAX / 24.0);
+                x->frames = (uint64_t) ceil(x->seconds * 24 - 1e-9);
+                x->has_frames = true;
+        }
+        if (x->has_frames && (x->frames == 0 || x->frames > CANVAS_FRAMES_MAX))
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--frames %" PRIu64 ": expected 1 to %u", x->frames, CANVAS_FRAMES_MAX);
+        if (x->has_steps && (x->steps == 0 || x->steps > 1000))
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--steps %" PRIu64 ": expected 1 to 1000", x->steps);
+        return 0;
+}
+
+static int check_options(Render *x, latent_error *e) {
+        int r;
+
+        if (!x->coding.output && !x->plan)
+                return usage(e, "-o FILM.mp4 is missing");
+        if (!x->prompt)
+                return usage(e, "--prompt TEXT is missing");
+
+        r = x->coding.output ? coding_check_options(&x->coding, e) : 0;
+        if (r >= 0 && x->coding.output)
+                r = choose_format(x, e);
+        if (r >= 0)
+                r = parse_size(x->size, &x->width, &x->height, e);
+        if (r >= 0)
+                r = check_numbers(x, e);
+        if (r >= 0)
+                r = preview_open(&x->preview, x->coding.model, x->coding.output, e);
+        if (r >= 0)
+                r = loras_parse(&x->lora_arguments, &x->loras, e);
+        return r;
+}
+
+static int open_parts(CodingJob *j, Render *x, latent_error *e) {
+        static const char *const folders[_PART_MAX] = {
+                [PART_DENOISER] = "transformer",
+                [PART_CONDITIONER] = "text_encoder",
+                [PART_VIDEO_VAE] = "vae",
+                [PART_AUDIO_VAE] = "audio_vae",
+        };
+        int r;
+
+        for (size_t i = 0; i < _PART_MAX; i++) {
+                /* Each part is read when it is its turn; adapters are merged into the denoiser before that. */
+                x->coding.defer = i != PART_DENOISER || x->lora_arguments.n == 0;
+                r = coding_open_model(j, folders[i], e);
+                if (r < 0)
+                        return r;
+                x->parts[i] = STEAL_PTR(j->model);
+        }
+
+        return 0;
+}
+
+/* Of the latents that are kept, with canvas.h's numbers: what is refused the service says better. */
+static uint64_t output_bytes(const Render *x) {
+        uint32_t frames, width = CANVAS_DEFAULT_WIDTH, height = CANVAS_DEFAULT_HEIGHT;
+        latent_tensor video = {.dtype = "F32", .n_dims = 4}, audio = {.dtype = "F32", .n_dims = 3};
+        Fault unused = {};
+        uint64_t bytes;
+
+        if ((!x->keep_latents && x->preview.steps == 0) || canvas_frames(x->has_frames ? x->frames : 124, &frames, &unused) < 0 ||
+                (x->size && canvas_size(x->width, x->height, &width, &height, &unused) < 0))
+                return ARENA_MIN;
+        if (!x->size && x->pictures.n > 0) {
+                width = PICTURE_PIXELS_MAX / 16 + 16;
+                height = 16;
+        }
+
+        video.shape[0] = 24;
+        video.shape[1] = canvas_video_tokens(frames);
+        video.shape[2] = height / 16;
+        video.shape[3] = width / 16;
+        audio.shape[0] = 32;
+        audio.shape[1] = 2;
+        audio.shape[2] = canvas_audio_tokens(frames);
+        video.size = audio.size = sizeof(float);
+        for (size_t i = 0; i < 4; i++)
+                video.size *= video.shape[i];
+        for (size_t i = 0; i < 3; i++)
+                audio.size *= audio.shape[i];
+        bytes = latent_output_bytes(&video, &audio, x->sampler ? x->sampler : "euler",
+                x->has_steps ? (uint32_t) x->steps : STEPS_DEFAULT, 0);
+        if (x->preview.steps > 0 && bytes < UINT64_MAX / 2)
+                bytes += video.size / sizeof(float) / 24 * 3;
+        return bytes < UINT64_MAX - ARENA_MIN ? bytes + ARENA_MIN : ARENA_MIN;
+}
+
+static int open_session(CodingJob *j, Render *x, latent_error *e) {
+        latent_session_options o = {
+                .struct_size = sizeof(o),
+                .input_bytes = x->text_size + ARENA_MIN,
+                .output_bytes = output_bytes(x),
+                .compute = x->coding.compute,
+                .conditioner = x->parts[PART_CONDITIONER],
+                .video_vae = x->parts[PART_VIDEO_VAE],
+                .audio_vae = x->parts[PART_AUDIO_VAE],
+        };
+        int r;
+
+        r = latent_session_open(j->client, x->parts[PART_DENOISER], &o, &j->session, e);
+        if (r >= 0)
+                r = loras_set(&x->loras, j->ctl, j->client, j->session, e);
+        if (r >= 0 && x->text_size > 0)
+                r = coding_place_text(x->text, x->text_size, &x->prompt_tensor, j->session, e);
+        return r;
+}
+
+static latent_render_options make_options(const Render *x, int fd, int sheet) {
+        return (latent_render_options){
+                .struct_size = sizeof(latent_render_options),
+                .flags = LATENT_RENDER_FILE | (sheet >= 0 ? LATENT_RENDER_SHEET : 0) | (x->keep_latents ? LATENT_RENDER_KEEP_LATENTS : 0),
+                .prompt = x->text_size > 0 ? &x->prompt_tensor : NULL,
+                .width = x->width,
+                .height = x->height,
+                .frames = (uint32_t) x->frames,
+                .steps = (uint32_t) x->steps,
+                .schedule = x->schedule,
+                .shift_video = x->shift_video,
+                .shift_audio = x->shift_audio,
+                .sampler = x->sampler,
+                .noise = x->noise,
+                .seed = x->seed,
+                .has_seed = x->has_seed,
+                .file = fd,
+                .format = x->format,
+                .pictures = x->pictures.items,
+                .n_pictures = x->pictures.n,
+                .picture_rule = x->pictures.rule,
+                .sheet = sheet,
+                .preview_steps = (uint32_t) x->preview.steps,
+                .preview_map = x->preview.steps > 0 ? x->preview.map : NULL,
+        };
+}
+
+static int start(CodingJob *j, const Render *x, int fd, int sheet, latent_error *e) {
+        const latent_render_options o = make_options(x, fd, sheet);
+
+        return latent_session_render(j->session, &o, &j->job, e);
+}
+
+/* What can be found wrong without the service. */
+static int prepare(Render *x, latent_error *e) {
+        int r;
+
+        r = check_options(x, e);
+        if (r >= 0)
+                r = coding_text(x->prompt, &x->text, &x->text_size, e);
+        return r < 0 ? r : pictures_open(&x->pictures, e);
+}
+
+static int open_pipeline(CodingJob *j, Render *x, latent_error *e) {
+        int r;
+
+        run_catch_signals();
+        r = open_parts(j, x, e);
+        return r < 0 ? r : open_session(j, x, e);
+}
+
+/* Nothing is run or written. The film counts as one for a file, which it will be. */
+static int run_plan(CodingJob *j, Render *x, latent_value **ret, latent_error *e) {
+        CLEANUP_CLOSE int fd = -EBADF;
+        latent_render_options o;
+        int r;
+
+        r = prepare(x, e);
+        if (r < 0)
+                return r;
+
+        fd = memfd_create("latentctl-plan", MFD_CLOEXEC);
+        if (fd < 0)
+                return ctl_error(e, -errno, LATENT_ERROR_INTERNAL, "A file in memory cannot be made: %s.", strerror(errno));
+
+        r = open_pipeline(j, x, e);
+        if (r < 0)
+                return r;
+
+        o = make_options(x, fd, -EBADF);
+        return latent_session_plan_render(j->session, &o, ret, e);
+}
+
+static int wait_for_film(CodingJob *j, Render *x, latent_error *e) {
+        x->preview.job = j->job;
+        return run_wait_and(j->ctl, j->job, PROGRESS_PHASES, preview_on_news, &x->preview, e);
+}
+
+/* The film is in place whatever became of it. */
+static int commit_sheet(const CodingJob *j, Output *sheet, latent_error *e) {
+        const latent_value *fault = latent_value_get(latent_job_result(j->job), "sheet-error");
+        const char *name = latent_value_as_string(latent_value_at(fault, 0)),
+                   *text = latent_value_as_string(latent_value_at(fault, 1));
+
+        if (fault)
+                return ctl_error(e, -EIO, name ? name : LATENT_ERROR_IO,
+                        "The film was written, its contact sheet was not: %s", text ? text : "?");
+
+        return output_commit(sheet, e);
+}
+
+static int run(CodingJob *j, Render *x, latent_error *e) {
+        CLEANUP(output_done) Output film = {.fd = -EBADF}, latents = {.fd = -EBADF}, sheet = {.fd = -EBADF};
+        const char *compute = x->coding.compute;
+        int r;
+
+        r = prepare(x, e);
+        if (r >= 0)
+                r = output_open(x->coding.output, &film, e);
+        if (r >= 0 && x->keep_latents)
+                r = output_open(x->keep_latents, &latents, e);
+        if (r >= 0 && x->contact_sheet)
+                r = output_open(x->contact_sheet, &sheet, e);
+        if (r < 0)
+                return r;
+
+        r = open_pipeline(j, x, e);
+        if (r >= 0)
+                r = start(j, x, film.fd, sheet.fd, e);
+        if (r >= 0)
+                r = wait_for_film(j, x, e);
+        if (r >= 0 && x->keep_latents)
+                r = results_write(
+                        &latents, j->job, compute && strcmp(compute, "auto") != 0 ? compute : "bf16", e);
+        if (r >= 0 && x->keep_latents)
+                r = output_commit(&latents, e);
+        if (r >= 0)
+                r = output_commit(&film, e);
+        return r < 0 || !x->contact_sheet ? r : commit_sheet(j, &sheet, e);
+}
+
+static void report(const CodingJob *j, const Render *x) {
+        const latent_value *v = latent_job_result(j->job), *phases = latent_value_get(v, "phases");
+        uint64_t frames = get_uint(v, "frames"), usec = get_uint(v, "compute-usec");
+        char buf[FORMAT_MAX];
+        JsonWriter w = {.file = stdout};
+
+        if (!j->ctl->json) {
+                (void) printf("%s: %" PRIu64 " frames of %" PRIu64 "x%" PRIu64 " (%.2f s), %" PRIu64
+                              " bytes, made in %s\n",
+                        x->coding.output, frames, get_uint(v, "width"), get_uint(v, "height"),
+                        (double) frames / 24, get_uint(v, "bytes"), format_usec(usec, buf));
+                return;
+        }
+
+        json_writer_object(&w, NULL);
+        json_writer_string(&w, "output", x->coding.output);
+        json_writer_uint(&w, "frames", frames);
+        json_writer_uint(&w, "width", get_uint(v, "width"));
+        json_writer_uint(&w, "height", get_uint(v, "height"));
+        json_writer_uint(&w, "samples", get_uint(v, "samples"));
+        json_writer_uint(&w, "bytes", get_uint(v, "bytes"));
+        if (x->contact_sheet)
+                json_writer_string(&w, "contact_sheet", x->contact_sheet);
+        json_writer_string(&w, "numerics", get_string(v, "numerics"));
+        json_writer_uint(&w, "compute_usec", usec);
+        json_writer_uint(&w, "queued_usec", get_uint(v, "queued-usec"));
+        if (phases)
+                json_writer_value(&w, "phases", phases);
+        loras_report(&x->loras, &w);
+        json_writer_line(&w);
+}
+
+static int plan(CodingJob *j, Render *x, const Verb *verb) {
+        CLEANUP(latent_value_freep) latent_value *v = NULL;
+        JsonWriter w = {.file = stdout};
+        latent_error e;
+        int r;
+
+        r = run_outcome(run_plan(j, x, &v, &e), &e);
+        if (r < 0)
+                return report_error(j->ctl, verb, &e);
+
+        if (!j->ctl->json) {
+                render_plan_print(v);
+                return STATUS_OK;
+        }
+
+        json_writer_object(&w, NULL);
+        json_writer_value(&w, "plan", v);
+        json_writer_line(&w);
+        return STATUS_OK;
+}
+
+int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
+        CLEANUP(render_done) Render x = {};
+        const Option options[] = {
+                CODING_OPTIONS(x.coding),
+                {"prompt", OPTION_STRING, &x.prompt, NULL, 'p'},
+                {"size", OPTION_STRING, &x.size, NULL, '\0'},
+                {"seconds", OPTION_DOUBLE, &x.seconds, &x.has_seconds, '\0'},
+                {"frames", OPTION_UINT, &x.frames, &x.has_frames, '\0'},
+                {"steps", OPTION_UINT, &x.steps, &x.has_steps, '\0'},
+                {"seed", OPTION_UINT, &x.seed, &x.has_seed, '\0'},
+                {"noise", OPTION_STRING, &x.noise, NULL, '\0'},
+                {"schedule", OPTION_STRING, &x.schedule, NULL, '\0'},
+                {"shift-video", OPTION_DOUBLE, &x.shift_video, NULL, '\0'},
+                {"shift-audio", OPTION_DOUBLE, &x.shift_audio, NULL, '\0'},
+                {"sampler", OPTION_STRING, &x.sampler, NULL, '\0'},
+                {"lora", OPTION_STRINGS, &x.lora_arguments, NULL, '\0'},
+                PICTURES_OPTIONS(x.pictures),
+                {"plan", OPTION_FLAG, &x.plan, NULL, '\0'},
+                {"keep-latents", OPTION_STRING, &x.keep_latents, NULL, '\0'},
+                {"contact-sheet", OPTION_STRING, &x.contact_sheet, NULL, '\0'},
+                {"preview", OPTION_UINT, &x.preview.steps, &x.preview.has_steps, '\0'},
+                {"preview-map", OPTION_STRING, &x.preview.map_path, NULL, '\0'},
+                {"compute", OPTION_STRING, &x.coding.compute, NULL, '\0'},
+                {"tokenizer", OPTION_STRING, &x.coding.tokenizer, NULL, '\0'},
+        };
+        CLEANUP(coding_done) CodingJob j = {.ctl = c, .options = &x.coding};
+        const char *operands[1];
+        latent_error e;
+        int r;
+
+        r = arguments_parse(c, argc, argv, options, ELEMENTSOF(options), 1, 1, operands, &e);
+        if (r < 0)
+                return report_error(c, verb, &e);
+        if (c->help) {
+                report_help(verb);
+                return STATUS_OK;
+        }
+
+        x.coding.model = operands[0];
+        if (x.plan)
+                return plan(&j, &x, verb);
+
+        /* A program reads along: each line is an object. */
+        c->json = c->json || isatty(STDOUT_FILENO) == 0;
+        r = run_outcome(run(&j, &x, &e), &e);
+        if (r < 0)
+                return report_error(c, verb, &e);
+
+        report(&j, &x);
+        return STATUS_OK;
+}

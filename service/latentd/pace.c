@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/latentd/pace.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+static bool same(const PaceKey *a, const PaceKey *b) {
+        return a->files == b->files && a->phase == b->phase && a->compute == b->compute && a->ranks == b->ranks;
+}
+
+static PaceEntry *find(PaceTable *t, const PaceKey *key) {
+        for (size_t i = 0; i < PACE_ENTRIES; i++)
+                if (t->entries[i].usec > 0 && same(&t->entries[i].key, key)) {
+                        t->entries[i].turn = ++t->turns;
+                        return &t->entries[i];
+                }
+
+        return NULL;
+}
+
+const PaceEntry *pace_find(PaceTable *t, const PaceKey *key) {
+        return find(t, key);
+}
+
+void pace_add(PaceTable *t, const PaceKey *key, double usec, double attention) {
+        PaceEntry *e = find(t, key);
+
+        if (!(usec > 0) || !isfinite(usec))
+                return;
+
+        if (e) {
+                e->usec = (e->usec + usec) / 2;
+                e->attention = attention;
+                return;
+        }
+
+        e = &t->entries[0];
+        for (size_t i = 1; i < PACE_ENTRIES; i++)
+                if (t->entries[i].turn < e->turn)
+                        e = &t->entries[i];
+        *e = (PaceEntry){ .key = *key, .usec = usec, .attention = attention, .turn = ++t->turns };
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* How fast parts of a Render were when they last ran: what later ones are foretold by. Lives as long as the service. */
+
+#include <stdint.h>
+
+#define PACE_ENTRIES 64
+
+typedef struct PaceKey {
+        uint64_t files;   /* a hash over names and sizes of a model's files; 0: no model's */
+        uint32_t phase;   /* RenderPhase, or one of the caller's own */
+        uint32_t compute; /* WireCompute */
+        uint32_t ranks;   /* as asked for; 0: all */
+} PaceKey;
+
+typedef struct PaceEntry {
+        PaceKey key;
+        double usec;      /* per unit of work; 0: the entry is free */
+        double attention; /* units of work for each pair of rows, which a model that is not loaded cannot tell */
+        uint64_t turn;    /* when it was used last */
+} PaceEntry;
+
+/* All zeros: nothing is known. */
+typedef struct PaceTable {
+        PaceEntry entries[PACE_ENTRIES];
+        uint64_t turns;
+} PaceTable;
+
+/* NULL: not measured. */
+const PaceEntry *pace_find(PaceTable *t, const PaceKey *key);
+/* A new measurement counts as much as all before it. usec that is not above 0 and finite changes nothing. The entry that was not used
+ * for longest makes room. */
+void pace_add(PaceTable *t, const PaceKey *key, double usec, double attention);
