@@ -322,6 +322,27 @@ __device__ static inline void batch_quantise(
         kept = {-1}; /* leaves its registers to that */
 }
 
+/* What fills up the last eight pieces of the rows of both batches adds 0. */
+__device__ static void rows_fill_up(const Neighbours &a, uint8_t *batches) {
+        const uint32_t pieces = (uint32_t) (a.norm.n / PIECE), pitch = row_pitch(a.norm.n);
+
+        for (uint32_t i = threadIdx.x; i < 2 * a.rows * 8; i += blockDim.x)
+                if (pieces + i % 8 < (pieces + 7) / 8 * 8)
+                        piece_store(batches + i / 8 * pitch, pieces + i % 8, make_uint4(0, 0, 0, 0));
+}
+
+/* This thread's pieces of a batch's rows into registers. */
+template <bool QUANTISE> __device__ static void batch_take(const Neighbours &a, const uint8_t *batch, uint4 (&y)[ROWS_MOST][2]) {
+        const uint32_t pieces = (uint32_t) (a.norm.n / PIECE), pitch = row_pitch(a.norm.n);
+
+#pragma unroll
+        for (unsigned r = 0; r < ROWS_MOST; r++)
+#pragma unroll
+                for (unsigned j = 0; j < 2; j++)
+                        if (r < a.rows && piece_of<QUANTISE>(a, j) < pieces)
+                                y[r][j] = piece_load(batch + r * pitch, piece_of<QUANTISE>(a, j));
+}
+
 /* Batches of a block: turn i sums batch i while batch i - 1 is normed and batch i + 1 is copied; the int8 rows of batch i - 1 follow at
  * the start of turn i + 1, when all of them have their scale. */
 template <bool ADD, bool QUANTISE> __global__ static void __launch_bounds__(THREADS_MOST, 2) norm_pieces(const __grid_constant__ Neighbours a) {
@@ -330,16 +351,14 @@ template <bool ADD, bool QUANTISE> __global__ static void __launch_bounds__(THRE
         const Places at = places(a, ADD, QUANTISE);
         uint8_t *shared = (uint8_t *) raw, *w = shared + at.weights;
         float *exchange = (float *) (shared + at.exchange);
-        const uint32_t pieces = (uint32_t) (a.norm.n / PIECE), pitch = row_pitch(a.norm.n), batch = a.rows * pitch;
+        const uint32_t batch = a.rows * row_pitch(a.norm.n);
         const uint32_t step = gridDim.x * a.rows, begin = blockIdx.x * a.rows; /* m is less than 2^31 */
         const bool works = threadIdx.x < a.workers;
         uint4 y[ROWS_MOST][2] = {};
         Kept kept = {-1};
         uint32_t first = begin;
 
-        for (uint32_t i = threadIdx.x; i < 2 * a.rows * 8; i += blockDim.x) /* what fills up the last eight pieces adds 0 */
-                if (pieces + i % 8 < (pieces + 7) / 8 * 8)
-                        piece_store(shared + i / 8 * pitch, pieces + i % 8, make_uint4(0, 0, 0, 0));
+        rows_fill_up(a, shared);
         if (works) {
                 weights_load<QUANTISE>(a, w);
                 batch_copy<ADD, QUANTISE>(a, first, (uint32_t) __cvta_generic_to_shared(shared), (uint32_t) __cvta_generic_to_shared(shared + at.add));
@@ -367,12 +386,7 @@ template <bool ADD, bool QUANTISE> __global__ static void __launch_bounds__(THRE
                         batch_sum<ADD>(a, first, first + step, s, odd, (uint32_t) __cvta_generic_to_shared(here));
                 } else {
                         if (has_before)
-#pragma unroll
-                                for (unsigned r = 0; r < ROWS_MOST; r++)
-#pragma unroll
-                                        for (unsigned j = 0; j < 2; j++)
-                                                if (r < a.rows && piece_of<QUANTISE>(a, j) < pieces)
-                                                        y[r][j] = piece_load(other + r * pitch, piece_of<QUANTISE>(a, j));
+                                batch_take<QUANTISE>(a, other, y);
                         batch_copy<ADD, QUANTISE>(a, first + step, (uint32_t) __cvta_generic_to_shared(other),
                                 (uint32_t) __cvta_generic_to_shared(shared + at.add));
 #pragma unroll

@@ -173,14 +173,18 @@ template <int STEPS, int HALF> static int launch_pieces(LkContext *c, const LkQk
         return cuda_result(cudaGetLastError());
 }
 
+static bool is_known(const LkQkNormRope *a, uint32_t pairs) {
+        return row_types(a->type) && a->x && a->head_dim > 0 && a->head_dim % 4 == 0 && a->head_dim <= HEAD_DIM_MAX &&
+                a->x_ld >= (uint64_t) a->heads * a->head_dim && (a->weight.data ? a->weight.n == a->head_dim : a->cos != NULL) &&
+                !a->cos == !a->sin && pairs <= a->head_dim / 2 && a->m <= UINT64_MAX / a->heads && row_blocks(a->m * a->heads) > 0;
+}
+
 extern "C" int lk_cuda_qk_norm_rope(LkContext *c, const LkQkNormRope *a) {
         uint32_t pairs = a->cos ? a->rope_dims : 0;
 
         if (a->m == 0 || a->heads == 0)
                 return 0;
-        if (!row_types(a->type) || !a->x || a->head_dim == 0 || a->head_dim % 4 || a->head_dim > HEAD_DIM_MAX ||
-                a->x_ld < (uint64_t) a->heads * a->head_dim || (a->weight.data ? a->weight.n != a->head_dim : !a->cos) ||
-                !a->cos != !a->sin || pairs > a->head_dim / 2 || a->m > UINT64_MAX / a->heads || row_blocks(a->m * a->heads) == 0)
+        if (!is_known(a, pairs))
                 return -EINVAL;
 
         if (a->type == LK_BF16 && a->weight.data && row_pieces(a->x, a->x_ld, a->head_dim)) {

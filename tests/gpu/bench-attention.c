@@ -15,9 +15,22 @@ static int run_attention(LkContext *c, const void *a) {
 static void measure(LkContext *c, const char *what, LkType t, uint64_t rows, uint32_t heads, uint32_t kv_heads, uint32_t dim, bool causal) {
         const uint64_t n = rows * heads * dim, nk = rows * kv_heads * dim;
         uint8_t *q = device_new(2 * n), *k = device_new(2 * nk), *v = device_new(2 * nk), *o = device_new(2 * n);
-        LkAttention a = { .type = t, .n_q = rows, .n_k = rows, .heads = heads, .kv_heads = kv_heads, .head_dim = dim, .causal = causal,
-                .scale = 1 / sqrtf((float) dim), .q = q, .k = k, .v = v, .o = o, .q_ld = (uint64_t) heads * dim, .k_ld = (uint64_t) kv_heads * dim,
-                .v_ld = (uint64_t) kv_heads * dim, .o_ld = (uint64_t) heads * dim };
+        LkAttention a = {.type = t,
+                .n_q = rows,
+                .n_k = rows,
+                .heads = heads,
+                .kv_heads = kv_heads,
+                .head_dim = dim,
+                .causal = causal,
+                .scale = 1 / sqrtf((float) dim),
+                .q = q,
+                .k = k,
+                .v = v,
+                .o = o,
+                .q_ld = (uint64_t) heads * dim,
+                .k_ld = (uint64_t) kv_heads * dim,
+                .v_ld = (uint64_t) kv_heads * dim,
+                .o_ld = (uint64_t) heads * dim};
         double msec, work = 4.0 * (double) rows * (double) rows * heads * dim * (causal ? 0.5 : 1);
 
         /* as f16 these bits are numbers of 1 to 4, which costs what others cost */

@@ -93,7 +93,9 @@ static void peer_init(Peer *p, const Job *j) {
         int found = 0;
 
         p->integer = j->type == LK_I8;
-        good(cublasLtMatmulDescCreate(&p->op, p->integer ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F, p->integer ? CUDA_R_32I : CUDA_R_32F), "op");
+        good(cublasLtMatmulDescCreate(&p->op, p->integer ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F,
+                     p->integer ? CUDA_R_32I : CUDA_R_32F),
+                "op");
         good(cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)), "op");
         good(cublasLtMatrixLayoutCreate(&p->w, in, k, n, (int64_t) k), "w");
         good(cublasLtMatrixLayoutCreate(&p->x, in, k, j->rows, (int64_t) k), "x");
@@ -158,8 +160,8 @@ static double bench(const char *what, const Layer *l, uint64_t rows, LkType type
                 peer = rate_waited(peer_launch, &p, SECONDS);
                 peer_done(&p);
                 *ret_peer += peer.usec;
-                printf("; library, bare: %.1f us %.0f TF %u MHz %u W; its time/ours %.3f", peer.usec, work / peer.usec, peer.mhz, peer.watts,
-                        peer.usec / ours.usec);
+                printf("; library, bare: %.1f us %.0f TF %u MHz %u W; its time/ours %.3f", peer.usec, work / peer.usec,
+                        peer.mhz, peer.watts, peer.usec / ours.usec);
         }
         printf("\n");
         return ours.usec;
@@ -242,8 +244,9 @@ static void bench_f32(void) {
                                          .block_stride = n * k * size}}};
                 Rate r = rate_waited(launch_f32, &f, SECONDS);
 
-                printf("f32 way, types %d %d %d, %lu x %lu x %lu: status %d, %.1f us, %.1f TF %u MHz %u W\n", cases[i].x, cases[i].w, cases[i].y,
-                        f.a.m, n, k, f.r, r.usec, 2e-6 * (double) (f.a.m * n * k) / r.usec, r.mhz, r.watts);
+                printf("f32 way, types %d %d %d, %lu x %lu x %lu: status %d, %.1f us, %.1f TF %u MHz %u W\n",
+                        cases[i].x, cases[i].w, cases[i].y, f.a.m, n, k, f.r, r.usec,
+                        2e-6 * (double) (f.a.m * n * k) / r.usec, r.mhz, r.watts);
         }
 }
 

@@ -100,21 +100,58 @@ int main(int argc, char **argv) {
         printf("# %llu rows, hidden %llu, inner %llu, ffn %llu\n", (unsigned long long) d.m, (unsigned long long) HIDDEN,
                 (unsigned long long) INNER, (unsigned long long) FFN);
 
-        const LkConvert copy = { .m = d.m, .n = FFN, .x = d.fc1, .x_type = LK_BF16, .x_ld = FFN, .y = d.act, .y_type = LK_BF16, .y_ld = FFN };
-        const LkConvert widen = { .m = d.m, .n = HIDDEN, .x = d.x, .x_type = LK_BF16, .x_ld = HIDDEN, .y = d.fc1, .y_type = LK_F32, .y_ld = HIDDEN };
+        const LkConvert copy = {.m = d.m,
+                .n = FFN,
+                .x = d.fc1,
+                .x_type = LK_BF16,
+                .x_ld = FFN,
+                .y = d.act,
+                .y_type = LK_BF16,
+                .y_ld = FFN};
+        const LkConvert widen = {.m = d.m,
+                .n = HIDDEN,
+                .x = d.x,
+                .x_type = LK_BF16,
+                .x_ld = HIDDEN,
+                .y = d.fc1,
+                .y_type = LK_F32,
+                .y_ld = HIDDEN};
         const LkResidual add = { .type = LK_BF16, .m = d.m, .n = HIDDEN, .x = d.x, .x_ld = HIDDEN, .y = d.y, .y_ld = HIDDEN, .mod = d.mod,
                 .mod_ld = 6 * HIDDEN, .mod_index = d.index, .gate_at = 2 * HIDDEN };
         const LkQuantise rows = { .rotation = 256, .q = d.q, .q_ld = HIDDEN, .scale = d.scale };
-        const LkQuantise heads = { .x_type = LK_BF16, .m = d.m, .k = INNER, .x = d.heads, .x_ld = INNER, .rotation = 256, .q = d.q, .q_ld = INNER,
-                .scale = d.scale };
-        const LkQuantise gated = { .x_type = LK_BF16, .m = d.m, .k = FFN, .x = d.fc1, .x_ld = 2 * FFN, .up = d.fc1 + FFN * 2, .up_ld = 2 * FFN,
-                .rotation = 256, .q = d.q, .q_ld = FFN, .scale = d.scale };
+        const LkQuantise heads = {.x_type = LK_BF16,
+                .m = d.m,
+                .k = INNER,
+                .x = d.heads,
+                .x_ld = INNER,
+                .rotation = 256,
+                .q = d.q,
+                .q_ld = INNER,
+                .scale = d.scale};
+        const LkQuantise gated = {.x_type = LK_BF16,
+                .m = d.m,
+                .k = FFN,
+                .x = d.fc1,
+                .x_ld = 2 * FFN,
+                .up = d.fc1 + FFN * 2,
+                .up_ld = 2 * FFN,
+                .rotation = 256,
+                .q = d.q,
+                .q_ld = FFN,
+                .scale = d.scale};
         const LkNorm norm = { .type = LK_BF16, .m = d.m, .n = HIDDEN, .x = d.x, .x_ld = HIDDEN, .weight = { d.weight, LK_BF16, HIDDEN },
                 .eps = 1e-6f, .mod = d.mod, .mod_ld = 6 * HIDDEN, .mod_index = d.index, .scale_at = HIDDEN, .y = d.h, .y_ld = HIDDEN };
         const LkQkNormRope qk = { .type = LK_BF16, .m = d.m, .heads = 56, .head_dim = 128, .x = d.heads, .x_ld = INNER,
                 .weight = { d.weight, LK_BF16, 128 }, .eps = 1e-6f, .cos = d.cosines, .sin = d.sines, .rope_dims = PAIRS };
-        const LkSwiglu swiglu = { .type = LK_BF16, .m = d.m, .n = FFN, .gate = d.fc1, .gate_ld = 2 * FFN, .up = d.fc1 + FFN * 2, .up_ld = 2 * FFN,
-                .y = d.act, .y_ld = FFN };
+        const LkSwiglu swiglu = {.type = LK_BF16,
+                .m = d.m,
+                .n = FFN,
+                .gate = d.fc1,
+                .gate_ld = 2 * FFN,
+                .up = d.fc1 + FFN * 2,
+                .up_ld = 2 * FFN,
+                .y = d.act,
+                .y_ld = FFN};
         LkNorm norm_add = norm, norm_q = norm, norm_add_q = norm;
 
         norm_add.add = norm_add_q.add = &add;

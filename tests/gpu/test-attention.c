@@ -148,9 +148,21 @@ static void case_free(Case *c) {
 }
 
 static LkAttention case_args(const Case *c) {
-        return (LkAttention){ .type = c->type, .n_q = c->rows, .n_k = c->rows, .heads = c->heads, .head_dim = c->dim, .kv_heads = c->kv_heads,
-                .scale = 1 / sqrtf((float) c->dim), .q = c->device[0], .k = c->device[1], .v = c->device[2], .o = c->device[3],
-                .q_ld = c->ld, .k_ld = c->kv_ld, .v_ld = c->kv_ld, .o_ld = c->ld };
+        return (LkAttention){.type = c->type,
+                .n_q = c->rows,
+                .n_k = c->rows,
+                .heads = c->heads,
+                .head_dim = c->dim,
+                .kv_heads = c->kv_heads,
+                .scale = 1 / sqrtf((float) c->dim),
+                .q = c->device[0],
+                .k = c->device[1],
+                .v = c->device[2],
+                .o = c->device[3],
+                .q_ld = c->ld,
+                .k_ld = c->kv_ld,
+                .v_ld = c->kv_ld,
+                .o_ld = c->ld};
 }
 
 /* The kernels that may serve the type and head size: that of the architecture, and the one that every card has. */
@@ -567,7 +579,8 @@ static void attention_plain_same_bits_as_cpu(void **state) {
         static const struct {
                 uint64_t rows;
                 uint32_t heads, kv_heads, dim, more;
-        } cases[] = { { 1, 1, 1, 4, 0 }, { 65, 2, 1, 72, 0 }, { 200, 4, 2, 36, 3 }, { 130, 2, 2, 128, 1 }, { 130, 1, 1, 256, 5 }, { 700, 2, 2, 12, 0 } };
+        } cases[] = {{1, 1, 1, 4, 0}, {65, 2, 1, 72, 0}, {200, 4, 2, 36, 3}, {130, 2, 2, 128, 1}, {130, 1, 1, 256, 5},
+                {700, 2, 2, 12, 0}};
 
         if (!gpu)
                 skip();

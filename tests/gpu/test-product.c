@@ -203,8 +203,8 @@ static void gemm_f32_one(LkType x_type, LkType y_type, WeightsForm f) {
         if (biased)
                 a.bias.data = bias.device + 1;
         assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
-        (void) snprintf(what, sizeof(what), "types %d %d %d, %llu x %llu x %llu, rotation %u", x_type, f.type, y_type, (unsigned long long) m,
-                (unsigned long long) f.rows, (unsigned long long) f.cols, f.rotation);
+        (void) snprintf(what, sizeof(what), "types %d %d %d, %llu x %llu x %llu, rotation %u", x_type, f.type, y_type,
+                (unsigned long long) m, (unsigned long long) f.rows, (unsigned long long) f.cols, f.rotation);
         assert_pair_same(&y, what);
         pair_free(&x);
         pair_free(&y);
@@ -225,7 +225,10 @@ static void gemm_f32_same_bits_as_cpu(void **state) {
                 for (LkType x = LK_F32; x <= LK_BF16; x++)
                         for (LkType y = LK_F32; y <= LK_BF16; y++)
                                 for (LkType t = LK_F32; t < LK_TYPE_MAX; t++) {
-                                        WeightsForm f = {.type = t, .rows = ANY(ns), .cols = ANY(ks), .offset = next() % 2 * (1 + next() % 15)};
+                                        WeightsForm f = {.type = t,
+                                                .rows = ANY(ns),
+                                                .cols = ANY(ks),
+                                                .offset = next() % 2 * (1 + next() % 15)};
 
                                         f.rotation = t == LK_I8 ? ANY(rotations) : 0;
                                         f.in_scale = t >= LK_I8 && next() % 2;
@@ -271,8 +274,14 @@ static void gemm_i8_one(uint64_t m, WeightsForm f, LkType y_type, bool odd) {
         Weights w = weights_new(f);
         Pair x = pair_filled(LK_I8, m * x_ld, 0), y = pair_new(m * y_ld * lk_type_size(y_type)), bias = pair_filled(LK_BF16, f.rows, 1),
              scale = pair_filled(LK_F32, m, 0);
-        LkGemmI8 a = {.m = m, .x = (const int8_t *) x.host, .x_ld = x_ld, .x_scale = (const float *) (void *) scale.host, .w = w.host, .y = y.host,
-                .y_type = y_type, .y_ld = y_ld};
+        LkGemmI8 a = {.m = m,
+                .x = (const int8_t *) x.host,
+                .x_ld = x_ld,
+                .x_scale = (const float *) (void *) scale.host,
+                .w = w.host,
+                .y = y.host,
+                .y_type = y_type,
+                .y_ld = y_ld};
         bool biased = next() % 2;
         void *zeros = calloc(1, y.size);
 
@@ -306,7 +315,9 @@ static void gemm_i8_same_bits_as_cpu(void **state) {
                 skip();
         for (LkType y = LK_F32; y <= LK_BF16; y++) {
                 for (int i = 0; i < 12; i++)
-                        gemm_i8_one(ANY(ms), (WeightsForm){.type = LK_I8, .rows = ANY(ns), .cols = ANY(ks), .offset = next() % 3}, y, next() % 2);
+                        gemm_i8_one(ANY(ms),
+                                (WeightsForm){.type = LK_I8, .rows = ANY(ns), .cols = ANY(ks), .offset = next() % 3}, y,
+                                next() % 2);
                 gemm_i8_one(301, (WeightsForm){.type = LK_I8, .rows = 384, .cols = 1040, .block_rows = 128}, y, false);
                 gemm_i8_one(1000, (WeightsForm){.type = LK_I8, .rows = 512, .cols = 5376}, y, false);
         }
@@ -336,8 +347,14 @@ static void gemm_i8_extreme_exact(void **state) {
         pair_sync(&scale);
         w.device.quant.scale = scale.device;
         for (int own = 0; own < 2; own++) {
-                const LkGemmI8 a = {.m = m, .x = (const int8_t *) x.device, .x_ld = k, .x_scale = (const float *) (void *) scale.device, .w = w.device,
-                        .y = y.device, .y_type = LK_F32, .y_ld = n};
+                const LkGemmI8 a = {.m = m,
+                        .x = (const int8_t *) x.device,
+                        .x_ld = k,
+                        .x_scale = (const float *) (void *) scale.device,
+                        .w = w.device,
+                        .y = y.device,
+                        .y_type = LK_F32,
+                        .y_ld = n};
 
                 lk_cuda_product_set(gpu, own, 0);
                 assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &a), 0);
@@ -356,7 +373,8 @@ static void gemm_i8_extreme_exact(void **state) {
 static void gemm_bf16_one(WeightsForm f, uint64_t m, bool own, bool odd) {
         uint64_t x_ld = f.cols + (odd ? 3 : 0), y_ld = f.rows + (odd ? 5 : 0), k = f.cols;
         Weights w = weights_new(f);
-        Pair x = pair_filled(LK_BF16, m * x_ld, 0), y = pair_new(m * y_ld * 2), bias = pair_filled(LK_F32, f.rows, 1), expanded = pair_new(f.rows * k * 4);
+        Pair x = pair_filled(LK_BF16, m * x_ld, 0), y = pair_new(m * y_ld * 2), bias = pair_filled(LK_F32, f.rows, 1),
+             expanded = pair_new(f.rows * k * 4);
         LkDequantise numbers = {.w = w.host, .y = (float *) (void *) expanded.host, .y_ld = k};
         LkGemm a = {.m = m, .x = x.device, .x_type = LK_BF16, .x_ld = x_ld, .w = w.device, .y = y.device, .y_type = LK_BF16, .y_ld = y_ld};
         bool biased = next() % 2;
@@ -391,8 +409,9 @@ static void gemm_bf16_one(WeightsForm f, uint64_t m, bool own, bool odd) {
                         error += ((double) of_bf16(h) - sum) * ((double) of_bf16(h) - sum);
                 }
         if (!(sqrt(error) <= 1.1 * sqrt(rounding) + 1e-30))
-                fail_msg("type %d, %s, %llu x %llu x %llu: error %g, of one rounding %g", f.type, own ? "own" : "library", (unsigned long long) m,
-                        (unsigned long long) f.rows, (unsigned long long) k, sqrt(error), sqrt(rounding));
+                fail_msg("type %d, %s, %llu x %llu x %llu: error %g, of one rounding %g", f.type,
+                        own ? "own" : "library", (unsigned long long) m, (unsigned long long) f.rows,
+                        (unsigned long long) k, sqrt(error), sqrt(rounding));
         free(got);
         pair_free(&x);
         pair_free(&y);
@@ -477,7 +496,14 @@ static void gemm_nan_stays_in_its_row(void **state) {
         x = pair_filled(LK_BF16, m * k, 0);
         y = pair_new(m * n * 2);
         for (int own = 0; own < 2; own++) {
-                LkGemm a = {.m = m, .x = x.device, .x_type = LK_BF16, .x_ld = k, .w = w.device, .y = y.device, .y_type = LK_BF16, .y_ld = n};
+                LkGemm a = {.m = m,
+                        .x = x.device,
+                        .x_type = LK_BF16,
+                        .x_ld = k,
+                        .w = w.device,
+                        .y = y.device,
+                        .y_type = LK_BF16,
+                        .y_ld = n};
                 uint8_t *clean, *got;
 
                 lk_cuda_product_set(gpu, own, 0);
@@ -553,8 +579,14 @@ static void gemm_bad_arguments_refused(void **state) {
         w = weights_new((WeightsForm){.type = LK_BF16, .rows = 8, .cols = 16});
         x = pair_filled(LK_BF16, 64, 0);
         LkGemm a = {.m = 2, .x = x.device, .x_type = LK_BF16, .x_ld = 15, .w = w.device, .y = x.device, .y_type = LK_BF16, .y_ld = 8};
-        LkGemmI8 b = {.m = 2, .x = (const int8_t *) x.device, .x_ld = 16, .x_scale = (const float *) (void *) x.device, .w = w.device, .y = x.device,
-                .y_type = LK_BF16, .y_ld = 8};
+        LkGemmI8 b = {.m = 2,
+                .x = (const int8_t *) x.device,
+                .x_ld = 16,
+                .x_scale = (const float *) (void *) x.device,
+                .w = w.device,
+                .y = x.device,
+                .y_type = LK_BF16,
+                .y_ld = 8};
 
         assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), -EINVAL); /* rows overlap */
         a.x_ld = 16;

@@ -254,7 +254,8 @@ static void norm_one(LkType t, uint64_t m, uint64_t n) {
 
 static void quantise_one(LkType t, uint64_t m, uint64_t n) {
         for (int gated = 0; gated < 2; gated++) {
-                Pair x = pair_spoilt(t, m, n, true), up = pair_spoilt(t, m, n, next() % 2), q = pair_bytes(m * n), scales = pair_new(LK_F32, m);
+                Pair x = pair_spoilt(t, m, n, true), up = pair_spoilt(t, m, n, next() % 2), q = pair_bytes(m * n),
+                     scales = pair_new(LK_F32, m);
                 LkQuantise a = { .x_type = t, .m = m, .k = n, .x = x.host, .x_ld = n, .up = gated ? up.host : NULL, .up_ld = n,
                         .rotation = rotation_of(n), .q = q.host, .q_ld = n, .scale = scales.host };
 
@@ -407,8 +408,18 @@ static void silu_of_every_number_same_bits_as_cpu(void **state) {
         if (!gpu)
                 skip();
 
-        Pair g = pair_new(LK_BF16, m * n), u = pair_new(LK_BF16, m * n), q = pair_bytes(m * n), scales = pair_new(LK_F32, m), y = pair_new(LK_BF16, m * n);
-        LkQuantise a = { .x_type = LK_BF16, .m = m, .k = n, .x = g.host, .x_ld = n, .up = u.host, .up_ld = n, .q = q.host, .q_ld = n, .scale = scales.host };
+        Pair g = pair_new(LK_BF16, m * n), u = pair_new(LK_BF16, m * n), q = pair_bytes(m * n),
+             scales = pair_new(LK_F32, m), y = pair_new(LK_BF16, m * n);
+        LkQuantise a = {.x_type = LK_BF16,
+                .m = m,
+                .k = n,
+                .x = g.host,
+                .x_ld = n,
+                .up = u.host,
+                .up_ld = n,
+                .q = q.host,
+                .q_ld = n,
+                .scale = scales.host};
         LkSwiglu b = { .type = LK_BF16, .m = m, .n = n, .gate = g.host, .gate_ld = n, .up = u.host, .up_ld = n, .y = y.host, .y_ld = n };
 
         for (uint64_t i = 0; i < m * n; i++) {
