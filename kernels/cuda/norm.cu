@@ -282,7 +282,8 @@ typedef struct Shared {
 } Shared;
 
 /* By the warp that sums in turn t: what the batch is normed with, and what the next but one, from row `later` on, is added with. */
-template <bool ADD> __device__ static inline void batch_sum(const Neighbours &a, uint32_t first, uint32_t later, Shared &s, uint32_t t, uint32_t at) {
+template <bool ADD>
+__device__ static inline void batch_sum(const Neighbours &a, uint32_t first, uint32_t later, Shared &s, uint32_t t, uint32_t at) {
         const unsigned r = threadIdx.x % 32;
         int32_t mod = 0, gate = 0;
         float sum;
@@ -333,7 +334,8 @@ __device__ static inline void batch_quantise(
         for (unsigned r = 0; r < ROWS_MOST; r++)
                 if (unusual >> r & 1)
                         plain_quantise(
-                                a.quantise, first + r, [&](uint64_t i) { return plain_norm(a.norm, LK_BF16, first + r, i, s.factors[t % TURNS][r]); },
+                                a.quantise, first + r,
+                                [&](uint64_t i) { return plain_norm(a.norm, LK_BF16, first + r, i, s.factors[t % TURNS][r]); },
                                 exchange, &s.plain_most);
         kept = {-1}; /* leaves its registers to that */
 }
@@ -359,7 +361,8 @@ template <bool QUANTISE> __device__ static void batch_take(const Neighbours &a, 
 
 /* Batches of a block: turn t sums batch t, and norms batch t - 1 after the int8 rows of batch t - 2, all of which have their scale then;
  * batch t + 1 is copied meanwhile and, before the turn ends, added. What is behind the barrier of a turn is done by all threads. */
-template <bool ADD, bool QUANTISE> __global__ static void __launch_bounds__(THREADS_MOST, 2) norm_pieces(const __grid_constant__ Neighbours a) {
+template <bool ADD, bool QUANTISE>
+__global__ static void __launch_bounds__(THREADS_MOST, 2) norm_pieces(const __grid_constant__ Neighbours a) {
         extern __shared__ uint4 raw[];
         __shared__ Shared s;
         const Places at = places(a, ADD, QUANTISE);

@@ -67,7 +67,7 @@ template <int STEPS> __device__ static inline float lane_sum(const uint32_t (&pa
 }
 
 /* A warp for a row at a time. Rows behind it are not prefetched: those of all warps, read and written, are more than the cache holds. */
-template <int STEPS, int HALF> __global__ static void __launch_bounds__(256, HALF > 3 ? 3 : 4) qk_pieces(LkQkNormRope a) {
+template <int STEPS, int HALF> __global__ static void __launch_bounds__(256, HALF > 6 ? 2 : HALF > 3 ? 3 : 4) qk_pieces(LkQkNormRope a) {
         const unsigned lane = threadIdx.x % 32, l = lane / 4; /* l: the lane of ops.h, after the transposition */
         const uint64_t warps = (uint64_t) gridDim.x * 8;
         float w[STEPS], cosines[HALF + 1], sines[HALF + 1];

@@ -16,8 +16,7 @@
 #include "kernels/cuda/rows.cuh"
 
 #define SQUARE 16u        /* numbers in a row of a square */
-#define SQUARE_LD 20u     /* floats from one row to the next in shared memory */
-#define SQUARE_PITCH 336u /* floats from one square to the next: the other half of the banks */
+#define SQUARE_PITCH 304u /* floats from one square to the next in shared memory: the other half of the banks */
 #define SQUARE_WORDS 136u /* the same as pairs of bf16: the next quarter of the banks */
 #define SHARE_SMALLEST 0x14800000u /* 2^-86 */
 #define SHARE_LARGEST 0x73800000u  /* 2^104: g of the largest rows is a normal number */
@@ -67,6 +66,11 @@ template <unsigned APART> __device__ static inline void square_rotate(float *v, 
                         rotate_four(v[i * APART], v[(i + 4) * APART], v[(i + 8) * APART], v[(i + 12) * APART]);
 }
 
+/* Where row i is in shared memory, in floats: the same four numbers of eight rows lie in different banks. */
+__device__ static inline uint32_t square_row(uint32_t i) {
+        return i * SQUARE + i / 2 * 4;
+}
+
 /* Rows to columns: v[i * N / 16 + c] becomes row i of the thread's column c. */
 template <unsigned N> __device__ static inline void share_turn(float (&v)[N], float *exchange) {
         const unsigned lane = threadIdx.x % 32;
@@ -75,15 +79,16 @@ template <unsigned N> __device__ static inline void share_turn(float (&v)[N], fl
         __syncwarp();
 #pragma unroll
         for (unsigned i = 0; i < N; i += 4)
-                *(float4 *) (square + share_row<N>(i / 16) * SQUARE_LD + i % 16) = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+                *(float4 *) (square + square_row(share_row<N>(0)) + square_row(i / 16 * SHARE_THREADS(N)) + i % 16) =
+                        make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
         __syncwarp();
         square += lane % SHARE_THREADS(N) * (N / 16);
 #pragma unroll
         for (unsigned i = 0; i < 16; i++) {
                 if (N == 16)
-                        v[i] = square[i * SQUARE_LD];
+                        v[i] = square[square_row(i)];
                 else
-                        *(float2 *) &v[i * 2] = *(const float2 *) (square + i * SQUARE_LD);
+                        *(float2 *) &v[i * 2] = *(const float2 *) (square + square_row(i));
         }
 }
 

@@ -6,7 +6,8 @@
 #define EACH 32u          /* numbers a thread */
 #define THREADS_MOST 448u /* 72 registers a thread at two blocks */
 
-/* silu of the numbers of bf16 from 2^-25 up to 128 in magnitude, by sign, five digits of the exponent and the fraction. Others take longer. */
+/* silu of the numbers of bf16 from 2^-25 up to 128 in magnitude, by sign, five digits of the exponent and the fraction. Others take
+ * longer. */
 #define TABLE 8192u
 #define TABLE_LEAST 0x3300u
 #define TABLE_END 0x4300u
@@ -104,10 +105,11 @@ __device__ static inline void share_end(float (&v)[EACH], uint32_t k) {
 }
 
 /* A row of the block comes nearer. */
-__device__ static inline void row_nearer(const LkQuantise &a, uint32_t row) {
+template <bool GATED> __device__ static inline void row_nearer(const LkQuantise &a, uint32_t row) {
         for (uint32_t i = threadIdx.x * 8; i < (uint32_t) a.k / 8; i += blockDim.x * 8) {
                 row_prefetch(row_piece(a.x, row, a.x_ld, i));
-                row_prefetch(row_piece(a.up, row, a.up_ld, i));
+                if (GATED)
+                        row_prefetch(row_piece(a.up, row, a.up_ld, i));
         }
 }
 
@@ -126,9 +128,10 @@ __device__ static void row_plain(const LkQuantise &a, uint64_t row, float *excha
 
 /* A block for a row at a time, a thread for EACH of its numbers, which are on their way while the row before is finished. Shared memory:
  * SHARE_BYTES for each warp. */
-template <bool GATED> __global__ static void __launch_bounds__(THREADS_MOST, 2) quantise_pieces(const __grid_constant__ LkQuantise a, int stages) {
+template <bool GATED>
+__global__ static void __launch_bounds__(THREADS_MOST, 2) quantise_pieces(const __grid_constant__ LkQuantise a, int stages) {
         extern __shared__ uint4 raw[];
-        __shared__ float table[GATED ? TABLE : 1];
+        __shared__ float table[GATED ? TABLE : 1]; /* of silu */
         __shared__ uint32_t most[2][THREADS_MOST / 32], plain_most;
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
         float *exchange = (float *) raw + warp * (SHARE_BYTES(EACH) / 4);
@@ -146,19 +149,16 @@ template <bool GATED> __global__ static void __launch_bounds__(THREADS_MOST, 2) 
                 uint4 y[EACH / 8];
                 uint32_t bits;
 
-                if constexpr (GATED) {
-                        row_nearer(a, next);
+                row_nearer<GATED>(a, next);
+                if constexpr (GATED)
                         share_gate(v, s, table, exchange);
-                } else {
+                else
 #pragma unroll
                         for (unsigned i = 0; i < EACH / 8; i++)
                                 piece_floats(s.x[i], v + i * 8);
-                        share_fetch<GATED>(a, next, s);
-                }
                 share_end(v, (uint32_t) a.k);
                 bits = share_make<EACH>(v, stages, exchange, y);
-                if (GATED)
-                        share_fetch<GATED>(a, next, s); /* not before: its registers had v */
+                share_fetch<GATED>(a, next, s); /* not before: its registers had v */
                 if (lane == 0)
                         most[parity][warp] = bits;
                 __syncthreads();
@@ -199,7 +199,8 @@ template <bool GATED> static int launch_pieces(LkContext *c, const LkQuantise *a
 extern "C" int lk_cuda_quantise(LkContext *c, const LkQuantise *a) {
         bool pieces = a->x_type == LK_BF16 && a->k % SQUARE == 0 && a->k <= THREADS_MOST * EACH && rows_near(a->m, a->x_ld) &&
                       row_pieces(a->x, a->x_ld, a->k) &&
-                      (!a->up || (rows_near(a->m, a->up_ld) && row_pieces(a->up, a->up_ld, a->k))) && (uintptr_t) a->q % 16 == 0 && a->q_ld % 16 == 0;
+                      (!a->up || (rows_near(a->m, a->up_ld) && row_pieces(a->up, a->up_ld, a->k))) && (uintptr_t) a->q % 16 == 0 &&
+                      a->q_ld % 16 == 0;
 
         if (a->m == 0 || a->k == 0)
                 return 0;

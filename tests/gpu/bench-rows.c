@@ -58,8 +58,10 @@ static int run_convert(LkContext *c, const void *a) {
 }
 
 /* One pass; `times` of it to the blocks that have it. bytes: of a row. */
-static void measure(const Data *d, const char *what, BenchRun run, const void *args, double bytes, int kind, unsigned times, Block *blocks) {
-        const double msec = bench_msec(d->c, run, args, BENCH_SAMPLES, d->x), moved = bytes * (double) d->m, floor = moved / d->stream / 1e6;
+static void measure(const Data *d, const char *what, BenchRun run, const void *args, double bytes, int kind, unsigned times,
+        Block *blocks) {
+        const double msec = bench_msec(d->c, run, args, BENCH_SAMPLES, d->x), moved = bytes * (double) d->m;
+        const double floor = moved / d->stream / 1e6;
 
         printf("%-42s %7.3f ms %6.0f GB/s, floor %6.3f ms, %5.3f of it\n", what, msec, moved / msec / 1e6, floor, msec / floor);
         for (int i = BF16; i <= INT8; i++)
@@ -73,8 +75,8 @@ static void measure(const Data *d, const char *what, BenchRun run, const void *a
 static bool block_holds(const Data *d, const char *what, const Block *b) {
         const double limit = 4.0 * (double) d->m / 75794;
 
-        printf("a block in %s: %.3f ms, floor %.3f ms (%.3f of it), limit %.3f ms: %s\n", what, b->msec, b->floor, b->msec / b->floor, limit,
-                b->msec <= limit ? "holds" : "DOES NOT HOLD");
+        printf("a block in %s: %.3f ms, floor %.3f ms (%.3f of it), limit %.3f ms: %s\n", what, b->msec, b->floor,
+                b->msec / b->floor, limit, b->msec <= limit ? "holds" : "DOES NOT HOLD");
         return b->msec <= limit;
 }
 

@@ -517,12 +517,14 @@ static void many_rows_same_bits_as_cpu(void **state) {
 /* Rows that are further apart than they are wide, by one backend. p: what is read, then what is written, on its side. */
 enum { X, UP, WEIGHT, COSINES, SINES, HEADS, Y, NORMED, Q, SCALES, Q_NORMED, SCALES_NORMED, ARRAYS };
 
-static void strides_run(const LkOps *ops, LkContext *c, void *const *p, LkType t, uint64_t m, uint64_t n, uint64_t extra, uint32_t rotation) {
+static void strides_run(const LkOps *ops, LkContext *c, void *const *p, LkType t, uint64_t m, uint64_t n, uint64_t extra,
+        uint32_t rotation) {
         const uint64_t ld = n + extra, far = 3 * n + extra;
         const LkQuantise quantise = { .x_type = t, .m = m, .k = n, .x = p[X], .x_ld = far, .up = p[UP], .up_ld = ld, .rotation = rotation,
                 .q = p[Q], .q_ld = ld, .scale = p[SCALES] };
         const LkQuantise normed = { .rotation = rotation, .q = p[Q_NORMED], .q_ld = far, .scale = p[SCALES_NORMED] };
-        const LkSwiglu swiglu = { .type = t, .m = m, .n = n, .gate = p[X], .gate_ld = far, .up = p[UP], .up_ld = ld, .y = p[Y], .y_ld = ld };
+        const LkSwiglu swiglu = { .type = t, .m = m, .n = n, .gate = p[X], .gate_ld = far, .up = p[UP], .up_ld = ld,
+                .y = p[Y], .y_ld = ld };
         const LkResidual add = { .type = t, .m = m, .n = n, .x = p[X], .x_ld = far, .y = p[UP], .y_ld = ld };
         const LkNorm norm = { .type = t, .m = m, .n = n, .x = p[X], .x_ld = far, .eps = 1e-5f, .y = p[NORMED], .y_ld = ld,
                 .weight = { p[WEIGHT], LK_F32, n }, .add = &add, .quantise = &normed };
@@ -539,9 +541,18 @@ static void strides_run(const LkOps *ops, LkContext *c, void *const *p, LkType t
 static void strides_form(LkType t, uint64_t m, uint64_t n, uint64_t extra) {
         const uint64_t ld = n + extra, far = 3 * n + extra;
         const uint32_t rotation = rotation_of(n);
-        Pair a[ARRAYS] = { pair_spoilt(t, m, far, true), pair_spoilt(t, m, ld, true), pair_new(LK_F32, n > 128 ? n : 128), pair_new(LK_F32, m * 48),
-                pair_new(LK_F32, m * 48), pair_spoilt(t, m, 256 + extra, true), pair_new(t, m * ld), pair_new(t, m * ld), pair_bytes(m * ld),
-                pair_new(LK_F32, m), pair_bytes(m * far), pair_new(LK_F32, m) };
+        Pair a[ARRAYS] = { [X] = pair_spoilt(t, m, far, true),
+                [UP] = pair_spoilt(t, m, ld, true),
+                [WEIGHT] = pair_new(LK_F32, n > 128 ? n : 128),
+                [COSINES] = pair_new(LK_F32, m * 48),
+                [SINES] = pair_new(LK_F32, m * 48),
+                [HEADS] = pair_spoilt(t, m, 256 + extra, true),
+                [Y] = pair_new(t, m * ld),
+                [NORMED] = pair_new(t, m * ld),
+                [Q] = pair_bytes(m * ld),
+                [SCALES] = pair_new(LK_F32, m),
+                [Q_NORMED] = pair_bytes(m * far),
+                [SCALES_NORMED] = pair_new(LK_F32, m) };
         void *host[ARRAYS], *device[ARRAYS];
 
         for (int i = 0; i < ARRAYS; i++) {
@@ -551,8 +562,9 @@ static void strides_form(LkType t, uint64_t m, uint64_t n, uint64_t extra) {
         strides_run(lk_cpu_ops(LK_CPU_AUTO), cpu, host, t, m, n, extra, rotation);
         strides_run(lk_cuda_ops(), gpu, device, t, m, n, extra, rotation);
         for (int i = 0; i < ARRAYS; i++) {
-                static const char *const what[ARRAYS] = { [X] = "x", [HEADS] = "heads", [Y] = "swiglu", [NORMED] = "norm", [Q] = "int8 rows",
-                        [SCALES] = "scales", [Q_NORMED] = "int8 rows behind the norm", [SCALES_NORMED] = "scales behind the norm" };
+                static const char *const what[ARRAYS] = { [X] = "x", [HEADS] = "heads", [Y] = "swiglu", [NORMED] = "norm",
+                        [Q] = "int8 rows", [SCALES] = "scales",
+                        [Q_NORMED] = "int8 rows behind the norm", [SCALES_NORMED] = "scales behind the norm" };
 
                 assert_pair_same(&a[i], what[i] ? what[i] : "what is only read", m, n);
                 pair_free(&a[i]);
@@ -592,8 +604,8 @@ static void row_position_same_bits(void **state) {
                 pair_sync(&x);
                 pair_sync(&up);
 
-                LkQuantise gated = { .x_type = LK_BF16, .m = m, .k = n, .x = x.device, .x_ld = n, .up = up.device, .up_ld = n, .rotation = 256,
-                        .q = q.device, .q_ld = n, .scale = scales.device };
+                LkQuantise gated = { .x_type = LK_BF16, .m = m, .k = n, .x = x.device, .x_ld = n, .up = up.device, .up_ld = n,
+                        .rotation = 256, .q = q.device, .q_ld = n, .scale = scales.device };
                 LkQuantise normed = { .rotation = 256, .q = (int8_t *) q.device + m * n, .q_ld = n, .scale = (float *) scales.device + m };
                 LkResidual add = { .type = LK_BF16, .m = m, .n = n, .x = x.device, .x_ld = n, .y = up.device, .y_ld = n };
                 LkNorm norm = { .type = LK_BF16, .m = m, .n = n, .x = x.device, .x_ld = n, .weight = { w.device, LK_F32, n }, .eps = 1e-5f,
