@@ -6,26 +6,27 @@
 #define EACH 32u          /* numbers a thread */
 #define THREADS_MOST 448u /* 72 registers a thread at two blocks */
 
-/* silu of the numbers of bf16 from 2^-25 up to 128 in magnitude, by sign, five digits of the exponent and the fraction. Others take
- * longer. */
+/* silu of the numbers of bf16 from 2^-25 up to 128 in magnitude: those whose bits, without the sign, are TABLE / 2 from 0x3300 on. Others
+ * take longer. TABLE_SHIFT added, those of the exponent say whether a number is one of them, and the last ones which. */
 #define TABLE 8192u
 #define TABLE_LEAST 0x3300u
-#define TABLE_END 0x4300u
+#define TABLE_SHIFT 0x0d000d00u
+#define TABLE_BITS 0x70007000u
+#define TABLE_OURS 0x40004000u
 
 /* Number i of the table is that of this g. */
 __device__ static inline float table_number(uint32_t i) {
-        const uint32_t low = i & 0xfffu, h = low | (low < (TABLE_LEAST & 0xfffu) ? TABLE_END & 0xf000u : TABLE_LEAST & 0xf000u);
-
-        return __uint_as_float((h | i >> 12 << 15) << 16);
+        return __uint_as_float((TABLE_LEAST + i % (TABLE / 2)) << 16 | i / (TABLE / 2) << 31);
 }
 
-__device__ static inline bool table_has(uint32_t least, uint32_t most) {
-        return (most & 0xffffu) < TABLE_END && most >> 16 < TABLE_END && (least & 0xffffu) >= TABLE_LEAST && least >> 16 >= TABLE_LEAST;
+/* Bits of `other` stay 0 where all pairs are in the table. */
+__device__ static inline uint32_t table_other(uint32_t other, uint32_t pair) {
+        return other | ((pair + TABLE_SHIFT) ^ TABLE_OURS);
 }
 
 /* silu of a pair. */
 __device__ static inline void table_get(const float *table, uint32_t pair, float &low, float &high) {
-        const uint32_t at = (pair << 2 & 0x3ffc3ffcu) | (pair >> 1 & 0x40004000u); /* bytes */
+        const uint32_t bits = pair + TABLE_SHIFT, at = (bits << 2 & 0x3ffc3ffcu) | (bits >> 1 & 0x40004000u); /* bytes */
 
         low = *(const float *) ((const uint8_t *) table + (at & 0xffffu));
         high = *(const float *) ((const uint8_t *) table + (at >> 16));
@@ -54,14 +55,12 @@ template <bool GATED> struct Share {
 
 /* v = silu(x) * up. exchange: of the warp, which has to call this together. */
 __device__ static inline void share_gate(float (&v)[EACH], const Share<true> &s, const float *table, float *exchange) {
-        uint32_t most = 0, least = 0x7f7f7f7fu;
+        uint32_t other = 0;
 
 #pragma unroll
-        for (unsigned i = 0; i < EACH / 8; i++) {
-                most = pair_most(pair_most(pair_most(pair_most(most, s.x[i].x), s.x[i].y), s.x[i].z), s.x[i].w);
-                least = pair_least(pair_least(pair_least(pair_least(least, s.x[i].x), s.x[i].y), s.x[i].z), s.x[i].w);
-        }
-        if (__all_sync(0xffffffffu, table_has(least, most)))
+        for (unsigned i = 0; i < EACH / 8; i++)
+                other = table_other(table_other(table_other(table_other(other, s.x[i].x), s.x[i].y), s.x[i].z), s.x[i].w);
+        if (__all_sync(0xffffffffu, (other & TABLE_BITS) == 0))
 #pragma unroll
                 for (unsigned i = 0; i < EACH / 8; i++) {
                         table_get(table, s.x[i].x, v[i * 8], v[i * 8 + 1]);

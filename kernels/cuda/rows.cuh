@@ -170,14 +170,7 @@ __device__ static inline float silu_near(float g) {
         return __fmul_rn(__fmaf_rn(fabsf(g), -0x1.6p-21f, g), y);
 }
 
-/* The larger and the smaller magnitude; NaN before all. */
-__device__ static inline uint32_t pair_most(uint32_t most, uint32_t pair) {
-        uint32_t y;
-
-        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(most), "r"(pair & 0x7fff7fffu));
-        return y;
-}
-
+/* The smaller magnitude; NaN before all. */
 __device__ static inline uint32_t pair_least(uint32_t least, uint32_t pair) {
         uint32_t y;
 
