@@ -23,7 +23,7 @@
  * the file has it and is expanded tile by tile, so that a model is never in memory twice.
  *
  * All functions return 0 or a negative errno (-EINVAL for an argument that breaks the contract, -EIO or
- * -ENODEV when a device fails). They are called from one thread per LkContext. */
+ * -ENODEV when a device fails, -ECANCELED as stop_when() says). They are called from one thread per LkContext. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -409,6 +409,8 @@ typedef struct LkFetch {
         uint64_t rows, width, stride; /* width: bytes of a row */
 } LkFetch;
 
+typedef bool (*LkStop)(void *userdata);
+
 typedef struct LkOps {
         const char *backend;          /* "cpu", "cuda" */
         const char *numerics_id;      /* what the bits depend on, e.g. "cpu-1" */
@@ -419,6 +421,10 @@ typedef struct LkOps {
         /* threads: 0 = as many as the calling thread's CPU mask allows. */
         int (*context_new)(uint32_t threads, LkContext **ret);
         LkContext *(*context_free)(LkContext *c); /* accepts NULL, returns NULL */
+        /* From now on the context's operations, whatever their size, end soon with -ECANCELED and undefined results
+         * once stop() says true, which it then keeps to. Any thread may ask it, often. stop NULL: never. The member
+         * is NULL where every operation is soon done. */
+        void (*stop_when)(LkContext *c, LkStop stop, void *userdata);
 
         /* Device memory, 256-byte aligned. The CPU backend's device memory is ordinary memory. */
         int (*memory_new)(LkContext *c, uint64_t size, void **ret);

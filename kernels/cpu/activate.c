@@ -80,6 +80,5 @@ int LK_ISA(activate)(LkContext *c, const LkActivate *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
 
-        rows_run(c, a->m, a->n, activate_row, a);
-        return 0;
+        return rows_run(c, a->m, a->n, activate_row, a);
 }

@@ -172,6 +172,5 @@ int LK_ISA(alias_free)(LkContext *c, const LkAliasFree *a) {
 
         j.scratch = p;
         blocks = a->m / j.rows + (a->m % j.rows != 0);
-        threads_run(c->threads, blocks * j.slices, alias_free_task, &j);
-        return 0;
+        return threads_run(c->threads, blocks * j.slices, alias_free_task, &j);
 }

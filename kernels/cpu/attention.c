@@ -41,6 +41,7 @@ typedef struct AttentionScratch {
 
 typedef struct AttentionJob {
         const LkAttention *attention;
+        const Threads *threads;
         AttentionScratch *scratch; /* one per thread */
         uint64_t blocks;           /* tasks per head */
         uint32_t padded;           /* head_dim in whole tiles */
@@ -240,7 +241,8 @@ static void attention_task(void *userdata, uint64_t task, uint32_t thread) {
         pack_queries(j, s, head, row, n);
 
         end = a->causal ? a->first_row + row + n : a->n_k;
-        for (uint64_t key = 0; key < end; key += LK_KEY_TILE) {
+        /* all keys of a long film are seconds of work for one task */
+        for (uint64_t key = 0; key < end && !threads_stopped(j->threads); key += LK_KEY_TILE) {
                 uint32_t n_keys = end - key < LK_KEY_TILE ? (uint32_t) (end - key) : LK_KEY_TILE;
 
                 pack_keys(j, s, head, key, n_keys);
@@ -292,11 +294,11 @@ int LK_ISA(attention)(LkContext *c, const LkAttention *a) {
         if (r < 0)
                 return r;
 
+        j.threads = c->threads;
         j.scratch = scratch;
         j.group = a->kv_heads > 0 ? a->heads / a->kv_heads : 1;
         j.blocks = a->n_q / BLOCK_ROWS + (a->n_q % BLOCK_ROWS != 0);
         j.padded = (a->head_dim + TILE_COLS - 1) / TILE_COLS * TILE_COLS;
 
-        threads_run(c->threads, j.blocks * a->heads, attention_task, &j);
-        return 0;
+        return threads_run(c->threads, j.blocks * a->heads, attention_task, &j);
 }

@@ -31,6 +31,5 @@ int LK_ISA(average)(LkContext *c, const LkAverage *a) {
                 if (!check_rows(a->x[k], LK_F32, 1, a->n, a->n))
                         return -EINVAL;
 
-        threads_run(c->threads, a->n / TASK_NUMBERS + (a->n % TASK_NUMBERS != 0), average_task, (void *) a);
-        return 0;
+        return threads_run(c->threads, a->n / TASK_NUMBERS + (a->n % TASK_NUMBERS != 0), average_task, (void *) a);
 }

@@ -76,6 +76,10 @@ LkContext *context_free(LkContext *c) {
         return NULL;
 }
 
+void context_stop_when(LkContext *c, LkStop stop, void *userdata) {
+        threads_stop_when(c->threads, stop, userdata);
+}
+
 static int memory_aligned(uint64_t size, void **ret) {
         void *p;
 

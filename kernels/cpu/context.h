@@ -18,6 +18,7 @@ struct LkContext {
 
 int context_new(uint32_t threads, LkContext **ret);
 LkContext *context_free(LkContext *c);
+void context_stop_when(LkContext *c, LkStop stop, void *userdata);
 
 /* At least size bytes, contents undefined, valid until the next call. Returns -ENOMEM. */
 int context_scratch(LkContext *c, size_t size, void **ret);

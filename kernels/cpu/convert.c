@@ -35,6 +35,5 @@ int LK_ISA(convert)(LkContext *c, const LkConvert *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
 
-        rows_run(c, a->m, a->n, convert_row, a);
-        return 0;
+        return rows_run(c, a->m, a->n, convert_row, a);
 }

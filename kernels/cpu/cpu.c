@@ -26,6 +26,7 @@
                 .host_weights = true,                      \
                 .context_new = context_new,                \
                 .context_free = context_free,              \
+                .stop_when = context_stop_when,            \
                 .memory_new = context_memory_new,          \
                 .memory_free = context_memory_free,        \
                 .memory_trim = context_memory_trim,        \

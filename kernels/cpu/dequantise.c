@@ -26,6 +26,5 @@ int LK_ISA(dequantise)(LkContext *c, const LkDequantise *a) {
         if (a->w.rows == 0 || a->w.cols == 0)
                 return 0;
 
-        rows_run(c, a->w.rows, a->w.cols, dequantise_row, a);
-        return 0;
+        return rows_run(c, a->w.rows, a->w.cols, dequantise_row, a);
 }

@@ -70,7 +70,9 @@ static inline void gemm_compute_task(void *userdata, uint64_t task, uint32_t thr
                         j->tile(j, pm, pn);
 }
 
-static inline void gemm_block(LkContext *c, GemmJob *j) {
+static inline int gemm_block(LkContext *c, GemmJob *j) {
+        int r;
+
         j->panels_m = divide_up(j->m, TILE_ROWS);
         j->panels_n = divide_up(j->n, TILE_COLS);
         j->tasks_m = divide_up(j->panels_m, TASK_PANELS_M);
@@ -80,10 +82,14 @@ static inline void gemm_block(LkContext *c, GemmJob *j) {
                 j->first = j->k0 == 0;
                 j->last = j->k0 + j->k == j->steps;
 
-                threads_run(c->threads, j->panels_m + j->panels_n, gemm_pack_task, j);
-                threads_run(c->threads, j->tasks_m * divide_up(j->panels_n, TASK_PANELS_N),
-                        gemm_compute_task, j);
+                r = threads_run(c->threads, j->panels_m + j->panels_n, gemm_pack_task, j);
+                if (r >= 0)
+                        r = threads_run(c->threads, j->tasks_m * divide_up(j->panels_n, TASK_PANELS_N),
+                                gemm_compute_task, j);
+                if (r < 0)
+                        return r;
         }
+        return 0;
 }
 
 /* Columns per block: few rows leave room for more of them. */
@@ -124,7 +130,9 @@ static inline int gemm_run(LkContext *c, GemmJob *j) {
 
                 for (j->n0 = 0; j->n0 < j->cols; j->n0 += j->n) {
                         j->n = min_u64(cols, j->cols - j->n0);
-                        gemm_block(c, j);
+                        r = gemm_block(c, j);
+                        if (r < 0)
+                                return r;
                 }
         }
 

@@ -141,6 +141,13 @@ static int group_scratch(LkContext *c, GroupJob *j) {
         return 0;
 }
 
+static int sum_up(LkContext *c, GroupJob *j) {
+        int r;
+
+        r = threads_run(c->threads, j->args->frames * j->blocks, sum_task, j);
+        return r < 0 ? r : threads_run(c->threads, j->args->frames, combine_task, j);
+}
+
 int LK_ISA(group_norm)(LkContext *c, const LkGroupNorm *a) {
         GroupJob j = {.args = a};
         uint64_t rows;
@@ -156,11 +163,9 @@ int LK_ISA(group_norm)(LkContext *c, const LkGroupNorm *a) {
         if (r < 0)
                 return r;
 
-        threads_run(c->threads, a->frames * j.blocks, sum_task, &j);
-        threads_run(c->threads, a->frames, combine_task, &j);
+        r = sum_up(c, &j);
         j.squares = true;
-        threads_run(c->threads, a->frames * j.blocks, sum_task, &j);
-        threads_run(c->threads, a->frames, combine_task, &j);
-        threads_run(c->threads, a->frames * j.blocks, apply_task, &j);
-        return 0;
+        if (r >= 0)
+                r = sum_up(c, &j);
+        return r < 0 ? r : threads_run(c->threads, a->frames * j.blocks, apply_task, &j);
 }

@@ -68,6 +68,5 @@ int LK_ISA(layer_norm)(LkContext *c, const LkLayerNorm *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
 
-        rows_run(c, a->m, a->n, layer_norm_row, a);
-        return 0;
+        return rows_run(c, a->m, a->n, layer_norm_row, a);
 }

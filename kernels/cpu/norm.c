@@ -102,8 +102,7 @@ static int norm_and_quantise(LkContext *c, const LkNorm *a) {
                 return r;
 
         j.scratch = scratch;
-        threads_run(c->threads, a->m / j.rows_per_task + (a->m % j.rows_per_task != 0), norm_task, &j);
-        return 0;
+        return threads_run(c->threads, a->m / j.rows_per_task + (a->m % j.rows_per_task != 0), norm_task, &j);
 }
 
 /* What is asked for beside the norm does not contradict it. */
@@ -141,6 +140,5 @@ int LK_ISA(norm)(LkContext *c, const LkNorm *a) {
 
         if (a->quantise)
                 return norm_and_quantise(c, a);
-        rows_run(c, a->m, a->n, norm_row, a);
-        return 0;
+        return rows_run(c, a->m, a->n, norm_row, a);
 }

@@ -73,6 +73,5 @@ int LK_ISA(qk_norm_rope)(LkContext *c, const LkQkNormRope *a) {
         if (a->m == 0 || n == 0)
                 return 0;
 
-        rows_run(c, a->m, n, qk_row, a);
-        return 0;
+        return rows_run(c, a->m, n, qk_row, a);
 }

@@ -50,6 +50,5 @@ int LK_ISA(quantise)(LkContext *c, const LkQuantise *a) {
         if (r < 0)
                 return r;
         j.rows = scratch;
-        threads_run(c->threads, a->m / j.rows_per_task + (a->m % j.rows_per_task != 0), quantise_task, &j);
-        return 0;
+        return threads_run(c->threads, a->m / j.rows_per_task + (a->m % j.rows_per_task != 0), quantise_task, &j);
 }

@@ -16,6 +16,5 @@ int LK_ISA(residual)(LkContext *c, const LkResidual *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
 
-        rows_run(c, a->m, a->n, residual_task, a);
-        return 0;
+        return rows_run(c, a->m, a->n, residual_task, a);
 }

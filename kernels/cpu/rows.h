@@ -24,11 +24,11 @@ static inline void rows_task(void *userdata, uint64_t task, uint32_t thread) {
 }
 
 /* Runs fn for rows 0..m-1 of about n elements each; a task is big enough to be worth waking a thread. */
-static inline void rows_run(LkContext *c, uint64_t m, uint64_t n, RowTask fn, const void *arg) {
+static inline int rows_run(LkContext *c, uint64_t m, uint64_t n, RowTask fn, const void *arg) {
         uint64_t rows = n >= 16384 ? 1 : 16384 / (n + 1) + 1;
         RowsJob job = {.fn = fn, .arg = arg, .m = m, .rows_per_task = rows};
 
-        threads_run(c->threads, m / rows + (m % rows != 0), rows_task, &job);
+        return threads_run(c->threads, m / rows + (m % rows != 0), rows_task, &job);
 }
 
 /* Address of row i. */

@@ -50,6 +50,5 @@ int LK_ISA(snake)(LkContext *c, const LkSnake *a) {
         j.a = numbers;
         j.gain = numbers + a->channels + VT_N;
         j.n = a->m * a->channels;
-        threads_run(c->threads, j.n / TASK_NUMBERS + (j.n % TASK_NUMBERS != 0), snake_task, &j);
-        return 0;
+        return threads_run(c->threads, j.n / TASK_NUMBERS + (j.n % TASK_NUMBERS != 0), snake_task, &j);
 }

@@ -38,6 +38,5 @@ int LK_ISA(swiglu)(LkContext *c, const LkSwiglu *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
 
-        rows_run(c, a->m, a->n, swiglu_row, a);
-        return 0;
+        return rows_run(c, a->m, a->n, swiglu_row, a);
 }

@@ -37,6 +37,9 @@ struct Threads {
 
         _Atomic uint64_t next; /* first task that nobody took */
 
+        ThreadsStop stop; /* written by the caller while no job is open */
+        void *stop_userdata;
+
         Worker workers[];
 };
 
@@ -44,7 +47,7 @@ static void run_tasks(Threads *t, ThreadsTask fn, void *arg, uint64_t n_tasks, u
         for (;;) {
                 uint64_t task = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
 
-                if (task >= n_tasks)
+                if (task >= n_tasks || threads_stopped(t))
                         return;
 
                 fn(arg, task, index);
@@ -156,11 +159,25 @@ uint32_t threads_count(const Threads *t) {
         return t->count;
 }
 
-void threads_run(Threads *t, uint64_t n_tasks, ThreadsTask fn, void *arg) {
+void threads_stop_when(Threads *t, ThreadsStop stop, void *userdata) {
+        t->stop = stop;
+        t->stop_userdata = userdata;
+}
+
+bool threads_stopped(const Threads *t) {
+        return t->stop && t->stop(t->stop_userdata);
+}
+
+/* A thread that stopped has seen it before the caller looks: so no task is missing of what is said to be done. */
+static int result_of_run(const Threads *t) {
+        return threads_stopped(t) ? -ECANCELED : 0;
+}
+
+int threads_run(Threads *t, uint64_t n_tasks, ThreadsTask fn, void *arg) {
         if (t->count == 1 || n_tasks <= 1) {
-                for (uint64_t i = 0; i < n_tasks; i++)
+                for (uint64_t i = 0; i < n_tasks && !threads_stopped(t); i++)
                         fn(arg, i, 0);
-                return;
+                return result_of_run(t);
         }
 
         (void) pthread_mutex_lock(&t->lock);
@@ -180,4 +197,5 @@ void threads_run(Threads *t, uint64_t n_tasks, ThreadsTask fn, void *arg) {
         while (t->active > 0)
                 (void) pthread_cond_wait(&t->idle, &t->lock);
         (void) pthread_mutex_unlock(&t->lock);
+        return result_of_run(t);
 }

@@ -40,6 +40,7 @@ struct RankGroup {
         pthread_cond_t changed;
         RankIdle idle; /* NULL: none */
         bool poked;
+        Job *running; /* whose step runs; NULL: none */
         Task tasks[STEPS_QUEUED_MAX]; /* ring */
         unsigned first, n_tasks;
         bool stop;          /* no more steps */
@@ -73,6 +74,7 @@ static bool next_task(RankGroup *g, Task *ret) {
         bool found;
 
         (void) pthread_mutex_lock(&g->lock);
+        g->running = NULL;
         while (!g->stop && g->n_tasks == 0)
                 wait_for_task(g);
         found = !g->stop;
@@ -80,6 +82,7 @@ static bool next_task(RankGroup *g, Task *ret) {
                 *ret = g->tasks[g->first];
                 g->first = (g->first + 1) % STEPS_QUEUED_MAX;
                 g->n_tasks--;
+                g->running = ret->job;
                 g->poked = true;
         }
         (void) pthread_mutex_unlock(&g->lock);
@@ -98,7 +101,14 @@ static void *steps_thread(void *userdata) {
         return NULL;
 }
 
-static bool next_order(RankGroup *g, uint64_t bit, RankOrder *ret) {
+static bool is_cancelled(void *userdata) {
+        const Job *j = userdata;
+
+        return atomic_load_explicit(&j->cancelled, memory_order_relaxed);
+}
+
+/* ret_job: whose step the order is of, which is there until it is done; NULL: of none. */
+static bool next_order(RankGroup *g, uint64_t bit, RankOrder *ret, Job **ret_job) {
         bool found;
 
         (void) pthread_mutex_lock(&g->lock);
@@ -107,6 +117,7 @@ static bool next_order(RankGroup *g, uint64_t bit, RankOrder *ret) {
         found = g->pending & bit;
         g->pending &= ~bit;
         *ret = g->order;
+        *ret_job = g->running;
         (void) pthread_mutex_unlock(&g->lock);
         return found;
 }
@@ -116,6 +127,7 @@ static void *rank_thread(void *userdata) {
         RankGroup *g = rank->group;
         uint64_t bit = UINT64_C(1) << rank->index;
         RankOrder order;
+        Job *job;
         char name[16];
         int r;
 
@@ -133,7 +145,9 @@ static void *rank_thread(void *userdata) {
         if (r < 0)
                 return NULL;
 
-        while (next_order(g, bit, &order)) {
+        while (next_order(g, bit, &order, &job)) {
+                if (g->ops->stop_when)
+                        g->ops->stop_when(rank->context, job ? is_cancelled : NULL, job);
                 r = order.work(order.userdata, rank->index, rank->context);
                 (void) pthread_mutex_lock(&g->lock);
                 if (r < 0 && g->result == 0)

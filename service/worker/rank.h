@@ -56,6 +56,7 @@ typedef struct RankOrder {
         void (*stuck)(void *userdata, uint32_t rank);
 } RankOrder;
 
-/* Has the ranks do it and waits for all of them. Returns 0 or the error of one of them (which of several is
+/* Has the ranks do it and waits for all of them. If it is for a step, its job's cancel ends the backend's operations, too (stop_when()
+ * of ops.h). Returns 0 or the error of one of them (which of several is
  * not said). From the steps' thread, or while no step is queued: one order at a time. */
 int rank_group_run(RankGroup *g, const RankOrder *order);
