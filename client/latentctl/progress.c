@@ -36,7 +36,7 @@ static void format_where(const latent_progress *n, char *buf, size_t size) {
                 (void) snprintf(buf, size, "waiting for the service");
         else if (strcmp(n->phase, "crash-wait") == 0)
                 (void) snprintf(buf, size, "waiting after crashes");
-        else if (n->state == LATENT_JOB_QUEUED)
+        else if (n->state == LATENT_JOB_QUEUED || strcmp(n->phase, "queue") == 0)
                 (void) snprintf(buf, size, "waiting");
         else if (is_load && n->blocks > 0)
                 (void) snprintf(buf, size, "%s %u/%u MiB", n->phase, n->block, n->blocks);

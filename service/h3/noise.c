@@ -12,6 +12,7 @@
 #define WORDS 624
 #define SHIFT 397
 #define BLOCK 16 /* numbers that are made at once: 8 pairs */
+#define ASK_NUMBERS 65536 /* a multiple of BLOCK; some milliseconds */
 #define TWO_PI 6.283185307179586
 
 #define CONDITION_PART 0.999f
@@ -26,6 +27,8 @@ void h3_noise_init(H3Noise *g, uint64_t seed) {
         }
         g->at = WORDS;
         g->has_spare = false;
+        g->stop = NULL;
+        g->stop_userdata = NULL;
 }
 
 static void renew(H3Noise *g) {
@@ -123,6 +126,8 @@ static void draw_parts(H3Noise *g, uint64_t n, uint64_t period, uint64_t part, f
         for (uint64_t i = 0; i < whole; i += BLOCK) {
                 uint64_t at = i % period;
 
+                if (i % ASK_NUMBERS == 0 && g->stop && g->stop(g->stop_userdata))
+                        return;
                 if (at >= part && at + BLOCK <= period) {
                         skip_words(g, BLOCK);
                         continue;
@@ -168,29 +173,24 @@ int h3_noise_target(H3Noise *g, H3NoiseOrder order, const H3Config *c, const H3S
         return 0;
 }
 
-int h3_noise_condition_comfy(const H3Config *c, const H3Grid *g, uint64_t seed, float *ret) {
-        uint64_t n_rows = g->frames * h3_grid_rows_h(c, g) * h3_grid_rows_w(c, g);
+int h3_noise_condition_comfy(H3Noise *g, const H3Config *c, const H3Grid *grid, float *ret) {
+        uint64_t n_rows = grid->frames * h3_grid_rows_h(c, grid) * h3_grid_rows_w(c, grid);
         uint64_t n = n_rows * c->video_channels * c->patch_h * c->patch_w;
         CLEANUP_FREE float *rows = malloc(n * sizeof(float));
-        H3Noise generator;
 
         if (!rows)
                 return -ENOMEM;
-        h3_noise_init(&generator, seed);
-        h3_noise_draw(&generator, n, rows);
-        h3_rows_to_video(c, g, rows, 0, n_rows, ret);
+        h3_noise_draw(g, n, rows);
+        h3_rows_to_video(c, grid, rows, 0, n_rows, ret);
         return 0;
 }
 
 void h3_noise_condition_official(
-        const H3Config *c, const H3Grid *g, uint64_t full_frames, uint64_t seed, float *ret) {
-        uint64_t per_frame = g->height * g->width;
-        uint64_t full = full_frames > g->frames ? full_frames : g->frames;
-        H3Noise generator;
+        H3Noise *g, const H3Config *c, const H3Grid *grid, uint64_t full_frames, float *ret) {
+        uint64_t per_frame = grid->height * grid->width;
+        uint64_t full = full_frames > grid->frames ? full_frames : grid->frames;
 
-        h3_noise_init(&generator, seed);
-        draw_parts(&generator, c->video_channels * full * per_frame, full * per_frame, g->frames * per_frame,
-                ret);
+        draw_parts(g, c->video_channels * full * per_frame, full * per_frame, grid->frames * per_frame, ret);
 }
 
 void h3_noise_mix(const float *z, const float *noise, uint64_t n, float *ret) {

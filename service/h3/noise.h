@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/ops.h"
 #include "service/h3/layout.h"
 
 /* The generator: mt19937, and the second of a pair of normals that a draw of fewer than 16 left over. */
@@ -15,6 +16,10 @@ typedef struct H3Noise {
         uint32_t at; /* of the next word; 624: none is left */
         bool has_spare;
         double spare;
+        /* The owner's: asked now and then while much is drawn. Once it says true, what is drawn is undefined: ask it again
+         * afterwards. NULL: never. */
+        LkStop stop;
+        void *stop_userdata;
 } H3Noise;
 
 /* Only the low 32 bits of the seed count, as in torch. */
@@ -37,14 +42,14 @@ int h3_noise_target(H3Noise *g, H3NoiseOrder order, const H3Config *c, const H3S
 /* Noise of one visual condition, ret [24, T, H, W] of its grid. Sounds stay clean.
  *  diffusers: the request's one generator draws the conditions in order, then the target:
  *             h3_noise_draw(g, 24 * T * H * W, ret).
- *  comfy:     a new generator for each, drawn as rows [rows, 96].
- *  official:  a new generator for each draws `full_frames` frames, the first ones count. full_frames is
+ *  comfy:     a new generator of the seed for each, drawn as rows [rows, 96].
+ *  official:  likewise, it draws `full_frames` frames, the first ones count. full_frames is
  *             T of the target + the number of condition frames of the task, and at least the grid's. Takes
  *             time for all of them, 3 ns for each number that does not count.
  * -ENOMEM (comfy). */
-int h3_noise_condition_comfy(const H3Config *c, const H3Grid *g, uint64_t seed, float *ret);
+int h3_noise_condition_comfy(H3Noise *g, const H3Config *c, const H3Grid *grid, float *ret);
 void h3_noise_condition_official(
-        const H3Config *c, const H3Grid *g, uint64_t full_frames, uint64_t seed, float *ret);
+        H3Noise *g, const H3Config *c, const H3Grid *grid, uint64_t full_frames, float *ret);
 
 /* ret = 0.999 * z + 0.001 * noise: a visual condition as the model sees it, and what is kept of a video
  * under a denoise mask. ret may be z or noise. */

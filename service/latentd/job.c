@@ -176,7 +176,9 @@ void job_start(Job *j, const char *phase) {
 }
 
 uint64_t job_queued_usec(const Job *j) {
-        return j->state == JOB_QUEUED ? clock_usec() - j->created_usec : j->queued_usec;
+        if (j->state == JOB_QUEUED)
+                return clock_usec() - j->created_usec;
+        return j->queued_usec + (owns_render(j) ? render_waits_usec(j->render) : 0);
 }
 
 static void send_progress(Job *j) {

@@ -11,11 +11,27 @@
 
 #define SESSIONS_MAX 1024 /* of all users: as many as a worker takes arenas of */
 
+/* " N bytes of them are ..", or "": memory of closed sessions that is about to be free. */
+static void describe_leaving(const Manager *m, uid_t uid, char *ret, size_t size) {
+        const Session *s;
+        uint64_t bytes = 0;
+
+        TAILQ_FOREACH(s, &m->sessions, entry)
+                if (s->uid == uid && s->state == SESSION_CLOSED)
+                        bytes += session_bytes(s);
+        ret[0] = '\0';
+        if (bytes > 0)
+                (void) snprintf(ret, size,
+                        " %" PRIu64 " bytes are of sessions and films that just ended and come back by themselves, mostly within a "
+                        "second: try again.",
+                        bytes);
+}
+
 int quota_check_session(const Manager *m, uid_t uid, uint64_t arena_bytes, Fault *f) {
         const Config *c = m->config;
         const Session *s;
         const Remains *x;
-        char closed[160] = "";
+        char closed[160] = "", leaving[160];
         uint64_t bytes = 0;
         uint32_t n = 0, n_closed = 0, all = 0;
 
@@ -42,6 +58,7 @@ int quota_check_session(const Manager *m, uid_t uid, uint64_t arena_bytes, Fault
                         "mappings.",
                         n_closed);
 
+        describe_leaving(m, uid, leaving, sizeof(leaving));
         if (all >= SESSIONS_MAX)
                 return fault_set(f, -EDQUOT, FAULT_LIMIT,
                         "The service has %" PRIu32 " sessions, as many as it can: wait until one is closed.",
@@ -57,8 +74,8 @@ int quota_check_session(const Manager *m, uid_t uid, uint64_t arena_bytes, Fault
                 return fault_set(f, -EDQUOT, FAULT_LIMIT,
                         "Arenas of %" PRIu64 " bytes do not fit: your sessions hold %" PRIu64
                         " bytes and the limit is %" PRIu64
-                        " (ArenaBytesPerUser=). Ask for smaller ones or close a session.%s",
-                        arena_bytes, bytes, c->arena_bytes_per_user, closed);
+                        " (ArenaBytesPerUser=). Ask for smaller ones or close a session.%s%s",
+                        arena_bytes, bytes, c->arena_bytes_per_user, leaving, closed);
 
         return 0;
 }
@@ -67,6 +84,7 @@ int quota_check_arena(const Manager *m, uid_t uid, uint64_t bytes, Fault *f) {
         const Config *c = m->config;
         const Session *s;
         const Remains *x;
+        char leaving[160];
         uint64_t held = 0;
 
         TAILQ_FOREACH(s, &m->sessions, entry)
@@ -74,12 +92,13 @@ int quota_check_arena(const Manager *m, uid_t uid, uint64_t bytes, Fault *f) {
         TAILQ_FOREACH(x, &m->remains, entry)
                 held += x->uid == uid ? x->input_bytes + x->output_bytes : 0;
 
+        describe_leaving(m, uid, leaving, sizeof(leaving));
         if (bytes > c->arena_bytes_per_user || held > c->arena_bytes_per_user - bytes)
                 return fault_set(f, -EDQUOT, FAULT_LIMIT,
                         "The film needs %" PRIu64 " bytes between its phases: your sessions hold %" PRIu64
                         " bytes and the limit is %" PRIu64
-                        " (ArenaBytesPerUser=). Ask for a smaller film or close a session.",
-                        bytes, held, c->arena_bytes_per_user);
+                        " (ArenaBytesPerUser=). Ask for a smaller film or close a session.%s",
+                        bytes, held, c->arena_bytes_per_user, leaving);
 
         return 0;
 }

@@ -55,6 +55,8 @@ struct Render {
         RenderStage stage;
         RenderPhase phase;
         Job *child; /* unfinished, hidden; NULL: none */
+        bool child_waits; /* what it spends in the queue counts for the job's */
+        const char *phase_before; /* of the job, when the child was made */
         bool child_ended; /* its results are below, and next_source looks at them */
         Session *work, *pixels;
         Session *aliases[_RENDER_PLACE_MAX][_RENDER_PLACE_MAX]; /* [from][to]; for as long as the render runs */

@@ -216,9 +216,12 @@ static int size_all(Render *r, uint64_t *ret_bytes, Fault *f) {
         int error;
 
         if (r->o.width == 0) {
+                const MediaDone *first = &r->items[0].probed;
                 Fault inner = {};
 
-                error = canvas_from_picture(r->items[0].probed.width, r->items[0].probed.height, &r->o.width, &r->o.height, &inner);
+                error = r->items[0].kind == WIRE_CONDITION_KEYFRAME
+                              ? canvas_from_picture(first->width, first->height, &r->o.width, &r->o.height, &inner)
+                              : canvas_of_clip(CANVAS_REFERENCE, first->width, first->height, &r->o.width, &r->o.height, &inner);
                 if (error < 0)
                         return name_fault(r, 0, error, &inner, f);
                 render_drop_preview(&r->o);

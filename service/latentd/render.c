@@ -16,6 +16,17 @@
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
 
+/* The worker may be at something else when a phase wants it: that is waiting, as before the first. */
+static void count_wait(Render *r, const Job *child) {
+        if (r->child_waits && child->kind != JOB_LOAD)
+                r->job->queued_usec += job_queued_usec(child);
+        r->child_waits = false;
+}
+
+uint64_t render_waits_usec(const Render *r) {
+        return r->child && r->child_waits && r->child->queued && r->child->state == JOB_QUEUED ? job_queued_usec(r->child) : 0;
+}
+
 static void on_child_done(void *userdata, const Job *j) {
         Render *r = userdata;
         char unused[32];
@@ -34,6 +45,9 @@ static void on_child_done(void *userdata, const Job *j) {
                 for (uint32_t i = 0; i < ELEMENTSOF(r->child_results); i++)
                         (void) job_result_tensor(j, i, unused, &r->child_results[i]);
         r->job->compute_usec += j->compute_usec;
+        count_wait(r, j);
+        if (j->kind == JOB_PLAN) /* its progress is nobody's, and what comes next may need no worker */
+                r->job->phase = r->phase_before;
         if (j->kind == JOB_SAMPLE || r->o.encode_only)
                 memcpy(r->job->numerics_id, j->numerics_id, sizeof(r->job->numerics_id));
         /* What comes next is not for here: this is called from inside of the queue. */
@@ -48,6 +62,7 @@ static void drop_child(Render *r) {
         if (child) {
                 child->done_fn = NULL;
                 child->render = NULL;
+                count_wait(r, child);
                 job_cancel(child);
         }
 }
@@ -124,6 +139,13 @@ static void own_child(Render *r, Job *child) {
         r->child = child;
         child->done_fn = on_child_done;
         child->done_userdata = r;
+        r->child_waits = r->job->state == JOB_RUNNING; /* else it is the job's own time in the queue */
+        r->phase_before = r->job->phase;
+        if (!child->queued || child->state != JOB_QUEUED)
+                return;
+
+        r->job->phase = child->phase;
+        job_progress(r->job);
 }
 
 /* Encode's plan says how many tokens the prompt has; nothing of it runs. */

@@ -92,6 +92,8 @@ Render *render_free(Render *r);
 void render_on_progress(Render *r, const Job *child);
 void render_on_frames(Render *r, const Job *child);
 void render_on_preview(Render *r, const Job *child);
+/* How long the hidden job that waits for the worker now has done so, beyond what the job's queued_usec has. */
+uint64_t render_waits_usec(const Render *r);
 /* From the reader of the film. */
 void render_release_frames(Render *r, uint64_t up_to);
 

@@ -103,7 +103,10 @@ int session_path(const Session *s, char **ret) {
         return 0;
 }
 
-static int populate_one(int fd, uint64_t size) {
+/* So much at a time: a session that was closed meanwhile is gone within that, some tenths of a second. */
+#define POPULATE_BYTES (UINT64_C(256) << 20)
+
+static int populate_one(const Session *s, int fd, uint64_t size) {
         void *map;
         int r;
 
@@ -111,7 +114,10 @@ static int populate_one(int fd, uint64_t size) {
         if (r < 0)
                 return r;
 
-        r = memory_populate(map, size);
+        for (uint64_t at = 0, n; r >= 0 && at < size; at += n) {
+                n = size - at < POPULATE_BYTES ? size - at : POPULATE_BYTES;
+                r = s->unwanted ? -ECANCELED : memory_populate((char *) map + at, n);
+        }
         (void) munmap(map, size);
         return r;
 }
@@ -122,12 +128,12 @@ static int populate(void *userdata) {
         int r;
 
         if (s->form == SESSION_CLIENT) {
-                r = populate_one(s->input_fd, s->input_bytes);
+                r = populate_one(s, s->input_fd, s->input_bytes);
                 if (r < 0)
                         return r;
         }
 
-        r = populate_one(s->output_fd, s->output_bytes);
+        r = populate_one(s, s->output_fd, s->output_bytes);
         if (r < 0)
                 return r;
 
@@ -146,7 +152,7 @@ static void populate_done(void *userdata, int result) {
                 return;
         }
 
-        if (result < 0)
+        if (result < 0 && result != -ECANCELED)
                 (void) fault_set(&f, result, result == -ENOMEM ? FAULT_DOES_NOT_FIT : FAULT_INTERNAL,
                         "Arenas of %" PRIu64 " + %" PRIu64 " bytes could not be populated: %s.",
                         s->input_bytes, s->output_bytes, strerror(-result));
@@ -673,6 +679,7 @@ void session_close(Session *s) {
                 return;
 
         s->state = SESSION_CLOSED;
+        s->unwanted = true;
         s->n_busy++; /* stays whatever the jobs do below */
         while ((j = first_uncancelled(s)))
                 job_cancel(j);

@@ -3,6 +3,8 @@
 
 /* A client's session on a model: two arenas and their jobs. */
 
+#include <stdatomic.h>
+
 #include "service/latentd/lora.h"
 #include "service/latentd/manager.h"
 #include "service/latentd/plan.h"
@@ -47,6 +49,7 @@ struct Session {
         Remains *remains; /* what becomes of them, so that closing needs no memory */
         void *output_map;     /* read-only: the broker reads commit words through it */
         uint64_t arena_epoch; /* worker_link_epoch() of the worker that has the arenas */
+        atomic_bool unwanted; /* it was closed: the populating ends early */
         unsigned n_busy;      /* unfinished jobs, and the populating */
 
         /* queue.c: the last JOB_OPEN that the worker of this epoch answered, and how; 0: none */

@@ -211,8 +211,10 @@ static int take_frame(Pixels *p, const Track *t, const AVFrame *frame, Fault *f)
         return pixels_take(p, frame, turn_of_track(t->stream), aspect, f);
 }
 
-static int first_picture(Input *in, AVStream *s, Pixels *p, Fault *f) {
+/* ret_alone: NULL, or whether no second one is there; what is behind it may be anything, then it is a clip. */
+static int first_picture(Input *in, AVStream *s, Pixels *p, bool *ret_alone, Fault *f) {
         CLEANUP(track_done) Track t = {};
+        Fault unused = {};
         int r;
 
         r = open_film_track(in, s, &t, f);
@@ -223,7 +225,12 @@ static int first_picture(Input *in, AVStream *s, Pixels *p, Fault *f) {
                 return r;
         if (r == 0)
                 return input_fail(in, f, "Its film has no picture.");
-        return take_frame(p, &t, t.frame, f);
+        r = take_frame(p, &t, t.frame, f);
+        if (r < 0)
+                return r;
+        if (ret_alone)
+                *ret_alone = track_next(&t, &unused) == 0;
+        return 0;
 }
 
 /* The file's first picture. */
@@ -235,7 +242,7 @@ static int decode_first(Input *in, Pixels *p, Fault *f) {
                 return decode_still(in, p, f);
 
         r = find_film(in, &s, f);
-        return r < 0 ? r : first_picture(in, s, p, f);
+        return r < 0 ? r : first_picture(in, s, p, NULL, f);
 }
 
 static int decode_picture(const MediaRead *m, Input *in, uint8_t *place, MediaDone *ret, Fault *f) {
@@ -391,6 +398,7 @@ static uint64_t count_of(double seconds, AVRational unit) {
 
 static int probe_streams(Input *in, Pixels *p, MediaDone *ret, Fault *f) {
         const AVStream *sound;
+        bool alone = false;
         AVStream *film;
         int r;
 
@@ -413,8 +421,14 @@ static int probe_streams(Input *in, Pixels *p, MediaDone *ret, Fault *f) {
 
         ret->frames = count_of(track_duration(in, film), film_time);
         ret->frames += ret->frames == 0;
-        ret->still = ret->frames == 1 && strcmp(in->kind->demuxer, "gif") == 0;
-        return first_picture(in, film, p, f); /* it knows how it is turned */
+        r = first_picture(in, film, p, &alone, f); /* it knows how it is turned */
+        if (r < 0)
+                return r;
+        if (alone && !sound) { /* for however long it would be shown */
+                ret->frames = 1;
+                ret->still = 1;
+        }
+        return 0;
 }
 
 static int probe(Input *in, MediaDone *ret, Fault *f) {

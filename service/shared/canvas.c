@@ -31,15 +31,18 @@ uint32_t canvas_audio_tokens(uint32_t frames) {
         return (frames * 10 + 3) / 6;
 }
 
-static int check_ratio(uint64_t width, uint64_t height, Fault *f) {
+/* Another size of the film does not help a reference, which keeps its own shape. */
+#define CROP_REFERENCE "crop it first, the size of the film does not matter"
+
+/* help: what does. */
+static int check_ratio(uint64_t width, uint64_t height, const char *help, Fault *f) {
         if (width == 0 || height == 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "A picture of %" PRIu64 "x%" PRIu64 " pixels was asked for: both sides must be above 0.", width, height);
         if (width / RATIO_MAX > height || (width / RATIO_MAX == height && width % RATIO_MAX > 0) ||
                 height / RATIO_MAX > width || (height / RATIO_MAX == width && height % RATIO_MAX > 0))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "%" PRIu64 "x%" PRIu64 " pixels are more than %u:1: crop the picture, or ask for another size.", width,
-                        height, RATIO_MAX);
+                        "%" PRIu64 "x%" PRIu64 " pixels are more than %u:1: %s.", width, height, RATIO_MAX, help);
         return 0;
 }
 
@@ -63,7 +66,7 @@ int canvas_size(uint64_t width, uint64_t height, uint32_t *ret_width, uint32_t *
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "A film of %" PRIu64 "x%" PRIu64 " pixels was asked for, expected sides of at most %u.", width, height,
                         CANVAS_SIDE_MAX);
-        r = check_ratio(width, height, f);
+        r = check_ratio(width, height, "ask for another size", f);
         if (r < 0)
                 return r;
 
@@ -76,7 +79,7 @@ int canvas_from_picture(uint64_t width, uint64_t height, uint32_t *ret_width, ui
         double w = (double) width, h = (double) height, scale;
         int r;
 
-        r = check_ratio(width, height, f);
+        r = check_ratio(width, height, "crop the picture, or ask for a size", f);
         if (r < 0)
                 return r;
 
@@ -94,7 +97,7 @@ int canvas_of_reference(CanvasRule rule, uint64_t width, uint64_t height, uint32
         double w = (double) width, h = (double) height, scale;
         int r;
 
-        r = check_ratio(width, height, f);
+        r = check_ratio(width, height, CROP_REFERENCE, f);
         if (r < 0)
                 return r;
 
@@ -113,6 +116,9 @@ int canvas_of_clip(
         uint32_t w, h;
         int r;
 
+        r = check_ratio(width, height, CROP_REFERENCE, f);
+        if (r < 0)
+                return r;
         r = canvas_from_picture(width, height, &w, &h, f);
         if (r < 0)
                 return r;

@@ -196,8 +196,10 @@ static int draw_noise(MediaWork *x) {
                 return -ENOMEM;
         }
         h3_noise_init(&generator, x->seed);
+        generator.stop = job_is_cancelled;
+        generator.stop_userdata = x->job;
         h3_noise_draw(&generator, n, x->noise);
-        return 0;
+        return x->job->cancelled ? -ECANCELED : 0;
 }
 
 /* Once, and again after memory was missing. */

@@ -45,6 +45,7 @@ Job *job_unref(Job *j) {
 
         free_inputs(j);
         (void) coder_free(j->coder);
+        (void) job_start_free(j->start);
         free(j->state.slot);
         free(j->next.slot);
         free(j->velocity.slot);
@@ -360,7 +361,7 @@ static void start(Job *j, const WireJobOpen *w) {
         /* What an earlier job left here must not look like a commit of this one while its slot 0 is half
          * written. */
         atomic_store_explicit(commit_word(j), 0, memory_order_release);
-        if (j->kind == WIRE_JOB_SAMPLE)
+        if (j->kind == WIRE_JOB_SAMPLE && !job_start_is_open(j))
                 memcpy(job_slot(j, j->committed), j->state.slot, (size_t) j->slot_stride);
         if (w->flags & WIRE_JOB_KEEP_STEPS)
                 pass_kept(j, w);
@@ -504,7 +505,7 @@ int job_new(const WireJobOpen *w, const JobParts *parts, uint64_t epoch, Job **r
 
         if (!j->plan_only && !(w->flags & WIRE_JOB_RESUME))
                 start(j, w);
-        if (!j->plan_only)
+        if (!j->plan_only && !job_start_is_open(j))
                 job_write_commit(j, j->committed); /* also a resumed one: from here on the word carries this
                                                       worker's epoch */
         *ret = STEAL_PTR(j);
@@ -553,6 +554,12 @@ void job_step_input(const Job *j, uint32_t step, H3StepInput *ret) {
         };
         if (j->kind == WIRE_JOB_SAMPLE)
                 h3_sampler_sigmas(&j->sampler, step, &ret->sigma_video, &ret->sigma_audio);
+}
+
+bool job_is_cancelled(void *job) {
+        const Job *j = job;
+
+        return atomic_load_explicit(&j->cancelled, memory_order_relaxed);
 }
 
 bool job_preview(Job *j, uint32_t step, const H3StepInput *x) {

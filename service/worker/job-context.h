@@ -30,7 +30,8 @@ typedef struct StreamMask {
         float *mask, *pooled, *clean, *held; /* as H3SamplerMask */
 } StreamMask;
 
-typedef struct Coder Coder; /* coder.h */
+typedef struct Coder Coder;       /* coder.h */
+typedef struct JobStart JobStart; /* job-start.c */
 
 typedef struct Job {
         atomic_uint n_ref;
@@ -64,6 +65,7 @@ typedef struct Job {
         StreamMask masks[2];                /* SAMPLE: video, audio */
         H3SamplerMask sampler_masks[2];     /* views of them */
         H3Sampler sampler;                  /* SAMPLE; points to the above */
+        JobStart *start; /* owned; the noise that the first step draws, then NULL */
 
         /* place of the results in the output arena */
         uint32_t n_slots;
@@ -119,12 +121,21 @@ typedef struct JobParts {
 } JobParts;
 
 /* JOB_OPEN: checks everything, copies what is used, draws the noise. Only when nothing is wrong any more,
- * state committed so far (0, or start_step) and the commit word are written (RESUME: the committed state is
+ * state committed so far (0, or start_step) and the commit word are written, or as "none yet" if the state is
+ * still to be drawn (RESUME: the committed state is
  * read, the commit word renewed; PLAN_ONLY: nothing). On failure f says why and the output arena is as it
  * was. -EINVAL, -ENOMEM, ... */
 int job_new(const WireJobOpen *w, const JobParts *parts, uint64_t epoch, Job **ret, Fault *f);
 Job *job_ref(Job *j);
 Job *job_unref(Job *j);
+
+/* A LkStop: the job was cancelled. */
+bool job_is_cancelled(void *job);
+
+/* On the steps' thread, before the first step: draws the noise that the job asks for, of conditions and start. A long film's
+ * takes many seconds, in which the link's thread must go on to hear of a cancel. A state that begins with it is written to its slot
+ * then, with the commit word. -ECANCELED, -ENOMEM, -EINVAL (InvalidTensor: the start is not finite): the job is of no use then. */
+int job_draw_noise(Job *j, Fault *f);
 
 /* Fills everything of ret behind the header. */
 void job_describe(const Job *j, WireJobReady *ret);

@@ -40,4 +40,6 @@ void job_hold_video(Job *j, const float *noise);
 
 /* job-start.c: the conditions' noise, the kept video's noise, and the state that the job goes on from: its
  * start, the slot that the client gives, or what is committed in the output arena. */
-int job_make_start(Job *j, const WireJobOpen *w, const Latents *given, Fault *f);
+int job_make_start(Job *j, const WireJobOpen *w, Latents *given, Fault *f); /* given: may be taken over */
+bool job_start_is_open(const Job *j); /* the state is still to be drawn */
+JobStart *job_start_free(JobStart *x);  /* accepts NULL, returns NULL */

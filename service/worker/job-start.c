@@ -7,6 +7,28 @@
 #include "service/shared/cleanup.h"
 #include "service/worker/job-input.h"
 
+/* What job_draw_noise() has still to do. */
+struct JobStart {
+        WireNoise noise, condition_noise;
+        uint64_t seed;
+        bool state;    /* the job's state begins with it: neither a slot nor what is committed */
+        bool failed;   /* or it is at work */
+        Latents given; /* streams alone, owned: what the noise is mixed with */
+};
+
+JobStart *job_start_free(JobStart *x) {
+        if (!x)
+                return NULL;
+        free(x->given.video);
+        free(x->given.audio);
+        free(x);
+        return NULL;
+}
+
+bool job_start_is_open(const Job *j) {
+        return j->start && j->start->state;
+}
+
 /* Numbers that may be drawn for conditions as the official program does, most of them only passed over: as
  * many as a film of the most rows that there may be. */
 #define NOISE_MAX (UINT64_C(96) << 24)
@@ -42,15 +64,22 @@ static int check_official(const Job *j, Fault *f) {
         return 0;
 }
 
-static int draw_condition(
-        const Job *j, const WireJobOpen *w, const H3Grid *g, H3Noise *generator, float *ret) {
-        const H3Config *c = &j->model->h3->config;
+static void new_generator(Job *j, H3Noise *ret) {
+        h3_noise_init(ret, j->start->seed);
+        ret->stop = job_is_cancelled;
+        ret->stop_userdata = j;
+}
 
-        switch ((WireNoise) w->condition_noise) {
+static int draw_condition(Job *j, const H3Grid *g, H3Noise *generator, float *ret) {
+        const H3Config *c = &j->model->h3->config;
+        H3Noise own;
+
+        new_generator(j, &own);
+        switch (j->start->condition_noise) {
         case WIRE_NOISE_COMFY:
-                return h3_noise_condition_comfy(c, g, w->seed, ret);
+                return h3_noise_condition_comfy(&own, c, g, ret);
         case WIRE_NOISE_OFFICIAL:
-                h3_noise_condition_official(c, g, full_frames(j), w->seed, ret);
+                h3_noise_condition_official(&own, c, g, full_frames(j), ret);
                 return 0;
         default:
                 h3_noise_draw(generator, c->video_channels * g->frames * g->height * g->width, ret);
@@ -59,16 +88,12 @@ static int draw_condition(
 }
 
 /* In the order of the conditions: diffusers draws all of them from one generator, before the film. */
-static int noise_conditions(Job *j, const WireJobOpen *w, H3Noise *generator, Fault *f) {
+static int noise_conditions(Job *j, H3Noise *generator) {
         const H3Shape *s = &j->layout->shape;
-        int r = 0;
+        int r;
 
-        if (w->condition_noise == WIRE_NOISE_GIVEN)
+        if (j->start->condition_noise == WIRE_NOISE_GIVEN)
                 return 0;
-        if (w->condition_noise == WIRE_NOISE_OFFICIAL)
-                r = check_official(j, f);
-        if (r < 0)
-                return r;
         for (uint32_t i = 0; i < s->n_conditions; i++) {
                 const H3Grid *g = &s->conditions[i].grid;
                 uint64_t n = j->model->h3->config.video_channels * g->frames * g->height * g->width;
@@ -79,9 +104,11 @@ static int noise_conditions(Job *j, const WireJobOpen *w, H3Noise *generator, Fa
                 noise = malloc(n * sizeof(float));
                 if (!noise)
                         return -ENOMEM;
-                r = draw_condition(j, w, g, generator, noise);
+                r = draw_condition(j, g, generator, noise);
                 if (r < 0)
                         return r;
+                if (j->cancelled)
+                        return -ECANCELED;
                 h3_noise_mix(j->condition_video[i], noise, n, j->condition_video[i]);
         }
         return 0;
@@ -98,31 +125,82 @@ static void mix_start(float sigma, const float *latent, uint64_t n, float *noise
                 noise[i] = sigma * noise[i] + rest * latent[i];
 }
 
-static int start_from_noise(
-        Job *j, const WireJobOpen *w, H3Noise *after_conditions, const Latents *given, Fault *f) {
-        bool comfy = w->noise == WIRE_NOISE_COMFY;
-        H3SamplerState state = latents_state(&j->state);
+/* Where the state is not wanted, the film's noise goes where the next state will be made. */
+static int noise_film(Job *j, H3Noise *after_conditions) {
+        const JobStart *x = j->start;
+        bool comfy = x->noise == WIRE_NOISE_COMFY;
+        const Latents *to = x->state ? &j->state : &j->next;
         H3Noise *generator = after_conditions, own;
-        float sigma_video, sigma_audio;
         int r;
 
         /* conditions that others drew left nothing in this generator */
         if (comfy) {
-                h3_noise_init(&own, w->seed);
+                new_generator(j, &own);
                 generator = &own;
         }
         r = h3_noise_target(generator, comfy ? H3_NOISE_COMFY : H3_NOISE_DIFFUSERS, &j->model->h3->config,
-                &j->layout->shape, j->state.video, j->state.audio);
+                &j->layout->shape, to->video, to->audio);
         if (r < 0)
                 return r;
+        if (j->cancelled)
+                return -ECANCELED;
         if (j->sampler.video_mask)
-                job_hold_video(j, j->state.video);
+                job_hold_video(j, to->video);
+        return 0;
+}
+
+static int start_from_noise(Job *j, Fault *f) {
+        const Latents *given = &j->start->given;
+        H3SamplerState state = latents_state(&j->state);
+        float sigma_video, sigma_audio;
 
         h3_sampler_sigmas(&j->sampler, 0, &sigma_video, &sigma_audio);
         mix_start(sigma_video, given->video, j->n_video, j->state.video);
         mix_start(sigma_audio, given->audio, j->n_audio, j->state.audio);
         h3_sampler_start(&j->sampler, j->state.video, j->state.audio, &state);
         return job_check_finite(j, "the start", &j->state, f);
+}
+
+/* As job_commit(), of the state that no step has made. */
+static int publish_start(Job *j) {
+        int r = 0;
+
+        (void) pthread_mutex_lock(&j->lock);
+        if (j->closed)
+                r = -ECANCELED;
+        else {
+                memcpy(job_slot(j, j->committed), j->state.slot, (size_t) j->slot_stride);
+                job_write_commit(j, j->committed);
+        }
+        (void) pthread_mutex_unlock(&j->lock);
+        return r;
+}
+
+int job_draw_noise(Job *j, Fault *f) {
+        JobStart *x = j->start;
+        H3Noise generator;
+        int r;
+
+        if (!x)
+                return 0;
+        if (x->failed) /* some conditions may have theirs already */
+                return fault_set(f, -EINVAL, FAULT_INTERNAL, "The job's noise could not be drawn.");
+        x->failed = true;
+
+        new_generator(j, &generator);
+        r = noise_conditions(j, &generator);
+        if (r >= 0 && x->noise != WIRE_NOISE_GIVEN)
+                r = noise_film(j, &generator);
+        if (r >= 0 && x->state) {
+                r = start_from_noise(j, f);
+                if (r >= 0)
+                        r = publish_start(j);
+        }
+        if (r < 0)
+                return r;
+
+        j->start = job_start_free(x);
+        return 0;
 }
 
 static int start_from_given(Job *j, const Latents *given, Fault *f) {
@@ -208,17 +286,43 @@ static int start_from_slot(Job *j, const WireJobOpen *w, Fault *f) {
         return job_check_finite(j, "slot", &j->state, f);
 }
 
-int job_make_start(Job *j, const WireJobOpen *w, const Latents *given, Fault *f) {
+/* For later: what of the noise the job needs. */
+static int plan_noise(Job *j, const WireJobOpen *w, Latents *given, Fault *f) {
+        bool conditions = w->condition_noise != WIRE_NOISE_GIVEN && j->layout->shape.n_conditions > 0;
+        bool state = !(w->flags & WIRE_JOB_RESUME) && w->start_step == 0 && w->noise != WIRE_NOISE_GIVEN;
+        /* Also of a job that goes on from elsewhere: what is kept of a video has the noise of the start. */
+        bool film = state || (w->noise != WIRE_NOISE_GIVEN && j->sampler.video_mask);
+        int r;
+
+        if (w->condition_noise == WIRE_NOISE_OFFICIAL) {
+                r = check_official(j, f);
+                if (r < 0)
+                        return r;
+        }
+        if (j->plan_only || !(conditions || film))
+                return 0;
+
+        j->start = calloc(1, sizeof(*j->start));
+        if (!j->start)
+                return -ENOMEM;
+        *j->start = (JobStart){
+                .noise = film ? (WireNoise) w->noise : WIRE_NOISE_GIVEN,
+                .condition_noise = (WireNoise) w->condition_noise,
+                .seed = w->seed,
+                .state = state,
+        };
+        if (state)
+                j->start->given = STEAL(*given, (Latents){});
+        return 0;
+}
+
+int job_make_start(Job *j, const WireJobOpen *w, Latents *given, Fault *f) {
         bool resumed = w->flags & WIRE_JOB_RESUME;
-        H3Noise generator;
         int r;
 
         r = check_slots(j, w, f);
-        if (r < 0)
-                return r;
-
-        h3_noise_init(&generator, w->seed);
-        r = noise_conditions(j, w, &generator, f);
+        if (r >= 0)
+                r = plan_noise(j, w, given, f);
         if (r < 0)
                 return r;
         if (j->kind == WIRE_JOB_STEP) {
@@ -227,9 +331,7 @@ int job_make_start(Job *j, const WireJobOpen *w, const Latents *given, Fault *f)
                 return resumed ? resume(j, f) : 0;
         }
 
-        /* Also of a job that goes on from elsewhere: what is kept of a video has the noise of the start. */
-        r = w->noise == WIRE_NOISE_GIVEN ? start_from_given(j, given, f)
-                                         : start_from_noise(j, w, &generator, given, f);
+        r = w->noise == WIRE_NOISE_GIVEN ? start_from_given(j, given, f) : 0;
         if (r < 0)
                 return r;
         if (resumed)

@@ -101,12 +101,6 @@ static void *steps_thread(void *userdata) {
         return NULL;
 }
 
-static bool is_cancelled(void *userdata) {
-        const Job *j = userdata;
-
-        return atomic_load_explicit(&j->cancelled, memory_order_relaxed);
-}
-
 /* ret_job: whose step the order is of, which is there until it is done; NULL: of none. */
 static bool next_order(RankGroup *g, uint64_t bit, RankOrder *ret, Job **ret_job) {
         bool found;
@@ -147,7 +141,7 @@ static void *rank_thread(void *userdata) {
 
         while (next_order(g, bit, &order, &job)) {
                 if (g->ops->stop_when)
-                        g->ops->stop_when(rank->context, job ? is_cancelled : NULL, job);
+                        g->ops->stop_when(rank->context, job ? job_is_cancelled : NULL, job);
                 r = order.work(order.userdata, rank->index, rank->context);
                 (void) pthread_mutex_lock(&g->lock);
                 if (r < 0 && g->result == 0)

@@ -357,6 +357,10 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
                 return 0;
         }
 
+        r = job_draw_noise(j, f);
+        if (r < 0)
+                return explain(s, j, r, f);
+
         r = admit(s, j, f);
         if (r < 0)
                 return r;

@@ -92,10 +92,12 @@ static void noise_by_hand(Arenas *a, WireJobOpen *j, uint32_t kind, uint64_t see
                 if (n == 0)
                         continue;
                 assert_true(noise && z);
+                if (kind != WIRE_NOISE_DIFFUSERS)
+                        h3_noise_init(&g, seed);
                 if (kind == WIRE_NOISE_COMFY)
-                        assert_int_equal(h3_noise_condition_comfy(&tiny_config, &grid, seed, noise), 0);
+                        assert_int_equal(h3_noise_condition_comfy(&g, &tiny_config, &grid, noise), 0);
                 else if (kind == WIRE_NOISE_OFFICIAL)
-                        h3_noise_condition_official(&tiny_config, &grid, full, seed, noise);
+                        h3_noise_condition_official(&g, &tiny_config, &grid, full, noise);
                 else
                         h3_noise_draw(&g, n, noise);
                 memcpy(z, a->input + w->video_offset, n * sizeof(float));
