@@ -209,6 +209,29 @@ static void condition_official_is_cut_from_a_film(void **state) {
         check_official((H3Grid){1, 5, 7}, 41); /* most of it is skipped */
 }
 
+static bool second_time(void *userdata) {
+        unsigned *asked = userdata;
+
+        return ++*asked > 1;
+}
+
+/* A long draw asks now and then, and ends there. */
+static void draw_stopped_ends_early(void **state) {
+        const uint64_t n = 1 << 20;
+        CLEANUP_FREE float *x = calloc(n, sizeof(float));
+        H3Noise g = generator(1);
+        unsigned asked = 0;
+
+        assert_non_null(x);
+        g.stop = second_time;
+        g.stop_userdata = &asked;
+        h3_noise_draw(&g, n, x);
+        assert_int_equal(asked, 2);
+        assert_true(x[0] != 0);
+        for (uint64_t i = n / 2; i < n; i++)
+                assert_true(x[i] == 0);
+}
+
 static void mix_has_one_part_in_a_thousand(void **state) {
         const float z[2] = {2, -1}, noise[2] = {-3, 5};
         float ret[2];
@@ -227,6 +250,7 @@ int main(void) {
                 cmocka_unit_test(condition_diffusers_comes_first),
                 cmocka_unit_test(condition_comfy_is_drawn_as_rows),
                 cmocka_unit_test(condition_official_is_cut_from_a_film),
+                cmocka_unit_test(draw_stopped_ends_early),
                 cmocka_unit_test(mix_has_one_part_in_a_thousand),
         };
 

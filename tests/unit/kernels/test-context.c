@@ -171,6 +171,86 @@ static void threads_tasks_run_at_the_same_time(void **state) {
         assert_null(threads_free(t));
 }
 
+typedef struct Stop {
+        _Atomic uint64_t calls, at; /* tasks or questions so far; from so many on it says stop */
+} Stop;
+
+static bool has_enough(void *userdata) {
+        Stop *s = userdata;
+
+        return atomic_load(&s->calls) >= atomic_load(&s->at);
+}
+
+static void call_task(void *arg, uint64_t task, uint32_t thread) {
+        Stop *s = arg;
+
+        atomic_fetch_add(&s->calls, 1);
+}
+
+/* What threads have begun they end; a run that is told to stop says so, and the next one is whole again. */
+static void threads_stopped_run_begins_no_more(void **state) {
+        for (uint32_t n = 1; n <= 3; n++) {
+                Stop s = {.at = 10};
+                Threads *t;
+
+                assert_int_equal(threads_new(n, &t), 0);
+                threads_stop_when(t, has_enough, &s);
+                assert_int_equal(threads_run(t, 100000, call_task, &s), -ECANCELED);
+                assert_in_range(s.calls, 10, 9 + n);
+                assert_int_equal(threads_run(t, 5, call_task, &s), -ECANCELED);
+                assert_in_range(s.calls, 10, 9 + n);
+
+                threads_stop_when(t, NULL, NULL);
+                s.calls = 0;
+                assert_int_equal(threads_run(t, 1000, call_task, &s), 0);
+                assert_int_equal(s.calls, 1000);
+                assert_null(threads_free(t));
+        }
+}
+
+static bool ask(void *userdata) {
+        Stop *s = userdata;
+
+        return atomic_fetch_add(&s->calls, 1) >= atomic_load(&s->at);
+}
+
+#define KEYS (20 * LK_KEY_TILE)
+
+/* One task with many keys asks on the way; a product asks between its blocks; both have their bits afterwards. */
+static void ops_long_ones_are_stopped_on_the_way(void **state) {
+        static float q[4] = {1, 2, 3, 4}, k[KEYS * 4], o[4], want[4], y[KEYS];
+        const LkOps *ops = lk_cpu_ops(LK_CPU_AUTO);
+        const LkAttention attention = {.type = LK_F32, .n_q = 1, .n_k = KEYS, .heads = 1, .head_dim = 4, .scale = 0.5f,
+                .q = q, .k = k, .v = k, .o = o, .q_ld = 4, .k_ld = 4, .v_ld = 4, .o_ld = 4};
+        const LkGemm gemm = {.m = KEYS, .x = k, .x_type = LK_F32, .x_ld = 4,
+                .w = {.data = q, .type = LK_F32, .rows = 1, .cols = 4, .row_stride = 16, .block_rows = 1},
+                .y = y, .y_type = LK_F32, .y_ld = 1};
+        Stop s = {.at = UINT64_MAX};
+        LkContext *c;
+
+        for (unsigned i = 0; i < KEYS * 4; i++)
+                k[i] = (float) (i % 7) - 3;
+        assert_int_equal(ops->context_new(1, &c), 0);
+        assert_int_equal(ops->attention(c, &attention), 0);
+        memcpy(want, o, sizeof(o));
+
+        ops->stop_when(c, ask, &s);
+        assert_int_equal(ops->attention(c, &attention), 0);
+        assert_true(s.calls > KEYS / LK_KEY_TILE);
+        assert_memory_equal(o, want, sizeof(o));
+        s.calls = 0;
+        s.at = 5;
+        assert_int_equal(ops->attention(c, &attention), -ECANCELED);
+        assert_true(s.calls < 10);
+        assert_int_equal(ops->gemm(c, &gemm), -ECANCELED);
+
+        ops->stop_when(c, NULL, NULL);
+        assert_int_equal(ops->gemm(c, &gemm), 0);
+        assert_int_equal(ops->attention(c, &attention), 0);
+        assert_memory_equal(o, want, sizeof(o));
+        assert_null(ops->context_free(c));
+}
+
 static void threads_bad_count_is_refused(void **state) {
         Threads *t = NULL;
 
@@ -189,6 +269,8 @@ int main(void) {
                 cmocka_unit_test(context_scratch_grows),
                 cmocka_unit_test(threads_every_task_runs_once),
                 cmocka_unit_test(threads_tasks_run_at_the_same_time),
+                cmocka_unit_test(threads_stopped_run_begins_no_more),
+                cmocka_unit_test(ops_long_ones_are_stopped_on_the_way),
                 cmocka_unit_test(threads_bad_count_is_refused),
         };
 

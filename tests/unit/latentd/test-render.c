@@ -536,6 +536,55 @@ static void cancel_is_answered_at_once_in_each_phase(void **state) {
         assert_int_equal(f->n_starts, 1); /* no worker had to go for it */
 }
 
+static Session *others;
+static Job *other;
+
+/* When the render's prompt is encoded, somebody else asks for a step, which takes its time. */
+static bool let_other_in(Fake *f, const WireMessage *m) {
+        if (m->header.type == WIRE_CANCEL) {
+                fake_error(f, m->header.job, 0, FAULT_CANCELLED);
+                return true;
+        }
+        if (other && m->header.type == WIRE_STEP && m->header.job == other->id) {
+                seen++;
+                return true;
+        }
+        if (!other && is_phase(f, m))
+                other = fake_submit(f, others, WIRE_JOB_STEP, 1, 0);
+        return false;
+}
+
+/* Also behind a job that was cancelled and that the worker is still at. */
+static void phase_that_waits_says_so_and_counts(void **state) {
+        Fake *f = *state;
+        Session *s = fake_pipeline(f, FILM_ARENA);
+        RenderOptions o = fake_film(22);
+        uint64_t before;
+        Job *j;
+
+        others = fake_session(f, 0);
+        other = NULL;
+        f->hook = let_other_in;
+        phase = 0;
+        seen = 0;
+        j = fake_render(f, s, &o);
+        RUN_UNTIL(f, seen > 0 && j->render->child && j->render->child->kind == JOB_SAMPLE);
+        assert_int_equal(j->state, JOB_RUNNING);
+        assert_int_equal(j->render->child->state, JOB_QUEUED);
+        assert_string_equal(j->phase, "queue");
+        before = job_queued_usec(j);
+        assert_true(before < clock_usec() - j->created_usec);
+        run_for(f, 20000);
+        assert_true(job_queued_usec(j) >= before + 20000);
+
+        job_cancel(other);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_film(s, j, 22);
+        assert_true(j->queued_usec >= before + 20000);
+        assert_true(j->queued_usec < clock_usec() - j->created_usec);
+        assert_int_equal(job_queued_usec(j), j->queued_usec);
+}
+
 static void cancel_before_anything_runs(void **state) {
         Fake *f = *state;
         Session *s = fake_pipeline(f, FILM_ARENA);
@@ -701,6 +750,7 @@ int main(void) {
                 cmocka_unit_test_setup_teardown(death_in_a_phase_costs_a_step, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(two_deaths_in_a_step_end_it, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(cancel_is_answered_at_once_in_each_phase, fake_setup, fake_teardown),
+                cmocka_unit_test_setup_teardown(phase_that_waits_says_so_and_counts, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(cancel_before_anything_runs, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(cancel_while_memory_is_made, fake_setup, fake_teardown),
                 cmocka_unit_test_setup_teardown(closing_the_session_ends_its_renders, fake_setup, fake_teardown),

@@ -978,6 +978,38 @@ static void session_new_owner_leaves_while_it_opens(void **state) {
         f->peer = fake_peer_new(f);
 }
 
+#define PIECE (UINT64_C(128) << 20)
+#define LARGE (24 * PIECE) /* of both: seconds, if it was populated to its end */
+
+/* Within a piece or two. Meanwhile its memory counts, and whoever asks for more hears that it comes back. */
+static void session_closed_while_it_opens_stops_populating(void **state) {
+        Fake *f = *state;
+        Opened opened = {}, unused = {};
+        uint64_t begin = clock_usec(), piece;
+        Fault fault;
+
+        f->m->config->arena_bytes_per_user = 2 * LARGE;
+        assert_int_equal(try_session(f, PIECE, &unused, &fault), 0);
+        RUN_UNTIL(f, unused.calls);
+        piece = clock_usec() - begin;
+        session_close(STEAL_PTR(unused.session));
+        RUN_UNTIL(f, f->m->arena_bytes == 0);
+
+        begin = clock_usec();
+        if (try_session(f, LARGE, &opened, &fault) == -ENOMEM)
+                skip(); /* the machine has not as much */
+        session_forget(TAILQ_FIRST(&f->m->sessions));
+        assert_int_equal(f->m->arena_bytes, 2 * LARGE);
+        assert_int_equal(try_session(f, ARENA_BYTES, &unused, &fault), -EDQUOT);
+        assert_non_null(strstr(fault.text, "come back by themselves"));
+        RUN_UNTIL(f, TAILQ_EMPTY(&f->m->sessions) && f->m->arena_bytes == 0);
+        assert_true(clock_usec() - begin < 8 * piece + 100000);
+        unused.calls = 0;
+        assert_int_equal(try_session(f, ARENA_BYTES, &unused, &fault), 0);
+        RUN_UNTIL(f, unused.calls);
+        session_close(unused.session);
+}
+
 static void session_arenas_are_sealed_and_output_map_is_read_only(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, 0);
@@ -1088,6 +1120,7 @@ int main(void) {
                 TEST(session_new_limits_leave_state_as_it_was),
                 TEST(session_new_counts_what_loads_were_promised),
                 TEST(session_new_owner_leaves_while_it_opens),
+                TEST(session_closed_while_it_opens_stops_populating),
                 TEST(session_arenas_are_sealed_and_output_map_is_read_only),
                 TEST(session_closed_arenas_count_while_a_client_has_them),
                 TEST(session_closed_pages_go_in_spite_of_a_path),

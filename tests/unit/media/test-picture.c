@@ -183,6 +183,27 @@ static void read_exif_orientations_upright(void **state) {
         }
 }
 
+/* One picture is a picture, however long it is to be shown; two are a clip. */
+static void probe_file_of_one_picture_is_still(void **state) {
+        static const struct {
+                const char *name, *options;
+                bool still;
+        } cases[] = {{"i.gif", "-frames:v 1", true}, {"j.gif", "-r 5 -frames:v 1", true}, {"k.gif", "-r 5 -frames:v 2", false},
+                {"l.mkv", "-r 5 -frames:v 1 -c:v ffv1", true}, {"m.mkv", "-r 5 -frames:v 2 -c:v ffv1", false}};
+
+        for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
+                CLEANUP_CLOSE int file = -EBADF;
+                MediaDone d;
+
+                if (!ffmpeg("-f lavfi -i testsrc=s=32x32:r=25 %s %s", cases[i].options, cases[i].name))
+                        skip();
+                file = ffmpeg_file(cases[i].name);
+                d = probe_file(file);
+                if (d.still != cases[i].still || (d.frames == 1) != cases[i].still)
+                        fail_msg("%s: still %u, %llu frames", cases[i].name, d.still, (unsigned long long) d.frames);
+        }
+}
+
 static void read_first_of_animation(void **state) {
         CLEANUP_FREE uint8_t *q = NULL, *clip = NULL;
         CLEANUP_CLOSE int file = -EBADF;
@@ -207,6 +228,7 @@ int main(void) {
                 cmocka_unit_test(read_grey_and_16_bits_exact),
                 cmocka_unit_test(read_transparent_over_black),
                 cmocka_unit_test(read_exif_orientations_upright),
+                cmocka_unit_test(probe_file_of_one_picture_is_still),
                 cmocka_unit_test(read_first_of_animation),
         };
 

@@ -2,6 +2,7 @@
 #include "service/shared/canvas.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "tests/unit/shared/cmocka-all.h"
 
@@ -104,6 +105,22 @@ static int clip(uint64_t w, uint64_t h, uint32_t *ret_w, uint32_t *ret_h, Fault 
         return canvas_of_clip(rule, w, h, ret_w, ret_h, f);
 }
 
+/* Another size helps a film, not a reference. */
+static void refusal_says_what_helps(void **state) {
+        Fault film = {}, picture = {}, of_reference = {}, of_clip = {};
+        uint32_t w, h;
+
+        assert_true(canvas_size(16, 400, &w, &h, &film) < 0);
+        assert_non_null(strstr(film.text, "ask for another size"));
+        assert_true(canvas_from_picture(16, 400, &w, &h, &picture) < 0);
+        assert_non_null(strstr(picture.text, "crop the picture, or ask for a size"));
+        assert_true(canvas_of_reference(CANVAS_COMFY, 16, 400, 64, 64, &w, &h, &of_reference) < 0);
+        assert_true(canvas_of_clip(CANVAS_COMFY, 16, 400, &w, &h, &of_clip) < 0);
+        assert_non_null(strstr(of_reference.text, "crop it first"));
+        assert_null(strstr(of_reference.text, "ask for"));
+        assert_string_equal(of_reference.text, of_clip.text);
+}
+
 /* Numbers of the two programs' own expressions, evaluated in Python. */
 static void references_get_the_size_of_their_rule(void **state) {
         rule = CANVAS_REFERENCE;
@@ -142,6 +159,7 @@ static void clips_are_cut_to_17m_and_5(void **state) {
 
 int main(void) {
         const struct CMUnitTest tests[] = {
+                cmocka_unit_test(refusal_says_what_helps),
                 cmocka_unit_test(references_get_the_size_of_their_rule),
                 cmocka_unit_test(clips_get_the_size_of_their_rule),
                 cmocka_unit_test(clips_are_cut_to_17m_and_5),

@@ -497,3 +497,11 @@ void assert_commit(const Arenas *a, const WireMessage *ready, uint32_t epoch, ui
         assert_int_equal(e, epoch);
         assert_int_equal(s, steps_done);
 }
+
+void assert_no_commit(const Arenas *a, const WireMessage *ready) {
+        uint32_t e, s;
+        uint64_t word;
+
+        memcpy(&word, a->output + ready->job_ready.commit_offset, sizeof(word));
+        assert_true(wire_commit_unpack(word, &e, &s) < 0);
+}

@@ -104,3 +104,4 @@ const float *slot_video(const Arenas *a, const WireMessage *ready, uint32_t k);
 const float *slot_audio(const Arenas *a, const WireMessage *ready, uint32_t k);
 const float *slot_carried(const Arenas *a, const WireMessage *ready, uint32_t k);
 void assert_commit(const Arenas *a, const WireMessage *ready, uint32_t epoch, uint32_t steps_done);
+void assert_no_commit(const Arenas *a, const WireMessage *ready); /* not even that nothing is done */

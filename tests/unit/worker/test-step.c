@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/worker/step.h"
 
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -52,10 +54,23 @@ typedef struct Bench {
 static void no_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
 }
 
+/* One rank does all of it. */
+static void plan_whole(Job *j) {
+        WireMessage m;
+        WirePlan *w = &m.plan;
+        Fault f = {};
+
+        wire_init(&m, WIRE_PLAN, 1, 5, 0);
+        w->ranks = w->row_tile = w->chunks = 1;
+        w->kind = WIRE_PLAN_HIDDEN_GATHER;
+        w->exchange = WIRE_EXCHANGE_HOST;
+        w->rows[0].end = j->layout->rows;
+        w->heads[0].end = 8;
+        assert_int_equal(plan_new(w, j->layout->rows, 8, 1, &j->plan, &f), 0);
+}
+
 static int setup(void **state) {
         Bench *b = calloc(1, sizeof(*b));
-        WirePlan *w;
-        WireMessage m;
         Fault f = {};
 
         assert_non_null(b);
@@ -71,14 +86,7 @@ static int setup(void **state) {
         b->runner = (StepRunner){.backend = &b->backend, .link = b->link, .merged = MERGED_CACHE_INIT};
 
         b->job = fixture_job(b->x, 5);
-        wire_init(&m, WIRE_PLAN, 1, 5, 0);
-        w = &m.plan;
-        w->ranks = w->row_tile = w->chunks = 1;
-        w->kind = WIRE_PLAN_HIDDEN_GATHER;
-        w->exchange = WIRE_EXCHANGE_HOST;
-        w->rows[0].end = b->job->layout->rows;
-        w->heads[0].end = 8;
-        assert_int_equal(plan_new(w, b->job->layout->rows, 8, 1, &b->job->plan, &f), 0);
+        plan_whole(b->job);
         *state = b;
         return 0;
 }
@@ -240,7 +248,7 @@ static void step_run_merge_device_out_of_memory_can_be_tried_again(void **state)
         (void) job_unref(j);
 }
 
-/* Cancelled while it merges: it is seen afterwards, and what was made is kept for others. */
+/* Cancelled while it merges, where that does not stop: it is seen afterwards, and what was made is kept for others. */
 static Job *cancelled_by_gemm;
 
 static int cancelling_gemm(LkContext *c, const LkGemm *a) {
@@ -266,6 +274,98 @@ static void step_run_cancelled_during_merge_is_seen_after_it(void **state) {
         assert_int_equal(gemm_count, 0);
         (void) job_unref(j);
         (void) job_unref(other);
+}
+
+/* ---- as the worker does it ---- */
+
+typedef struct Queued {
+        Bench *bench;
+        int result;
+        Fault fault;
+        atomic_bool done;
+} Queued;
+
+static void run_queued(void *userdata, RankGroup *g, Job *j, uint32_t step) {
+        Queued *q = userdata;
+        StepResult result;
+
+        q->fault = (Fault){};
+        q->result = step_run(&q->bench->runner, g, j, step, &result, &q->fault);
+        q->done = true;
+}
+
+static int queue_and_wait(RankGroup *g, Queued *q, Job *j) {
+        q->done = false;
+        assert_int_equal(rank_group_queue(g, j, 0), 0);
+        while (!q->done)
+                (void) usleep(1000);
+        return q->result;
+}
+
+static atomic_int gemms_left;
+
+static int cancelling_gemm_in_a_while(LkContext *c, const LkGemm *a) {
+        if (--gemms_left == 0)
+                cancelled_by_gemm->cancelled = true;
+        return real->gemm(c, a);
+}
+
+/* Wherever it is: the operation in which the cancel comes is the last. The next job of the group knows nothing of it. */
+static void step_queued_cancelled_inside_of_a_block_stops_there(void **state) {
+        Bench *b = *state;
+        Queued q = {.bench = b};
+        RankGroup *g = NULL;
+        Fault f = {};
+
+        assert_int_equal(rank_group_new(&b->ops, 1, 2, run_queued, &q, &g, &f), 0);
+        b->ops.gemm = cancelling_gemm_in_a_while;
+        for (int at = 1, r = -ECANCELED; r < 0; at += 3) {
+                Job *j = cancelled_by_gemm = fixture_job(b->x, 7);
+
+                plan_whole(j);
+                gemms_left = at;
+                r = queue_and_wait(g, &q, j);
+                if (r == 0) { /* a step has not as many */
+                        assert_true(at > 10 && gemms_left > 0);
+                        (void) job_unref(j);
+                        break;
+                }
+                assert_int_equal(r, -ECANCELED);
+                assert_string_equal(q.fault.name, FAULT_CANCELLED);
+                assert_int_equal(gemms_left, 0);
+                assert_int_equal(j->committed, 0);
+                (void) job_unref(j);
+        }
+
+        gemms_left = INT_MAX;
+        assert_int_equal(queue_and_wait(g, &q, b->job), 0);
+        assert_int_equal(b->job->committed, 1);
+        assert_null(rank_group_free(g));
+}
+
+/* Likewise a merge, of which nothing is kept then. */
+static void step_queued_cancelled_merge_stops_and_is_made_anew(void **state) {
+        Bench *b = *state;
+        Job *j = merge_job(b, 1), *other = merge_job(b, 1);
+        Queued q = {.bench = b};
+        RankGroup *g = NULL;
+        Fault f = {};
+
+        assert_int_equal(rank_group_new(&b->ops, 1, 2, run_queued, &q, &g, &f), 0);
+        b->ops.gemm = cancelling_gemm_in_a_while;
+        cancelled_by_gemm = j;
+        gemms_left = 1;
+        assert_int_equal(queue_and_wait(g, &q, j), -ECANCELED);
+        assert_string_equal(q.fault.name, FAULT_CANCELLED);
+        assert_int_equal(gemms_left, 0);
+        assert_null(j->merged);
+
+        gemms_left = INT_MAX;
+        assert_int_equal(queue_and_wait(g, &q, other), 0);
+        assert_true(gemms_left < INT_MAX);
+        (void) job_unref(j);
+        (void) job_unref(other);
+        assert_null(rank_group_free(g));
 }
 
 static void step_run_cancelled_keeps_the_state(void **state) {
@@ -527,6 +627,8 @@ int main(void) {
                 STEP_TEST(step_run_merge_does_not_fit_says_numbers),
                 STEP_TEST(step_run_merge_device_out_of_memory_can_be_tried_again),
                 STEP_TEST(step_run_cancelled_during_merge_is_seen_after_it),
+                STEP_TEST(step_queued_cancelled_inside_of_a_block_stops_there),
+                STEP_TEST(step_queued_cancelled_merge_stops_and_is_made_anew),
                 STEP_TEST(step_run_cancelled_keeps_the_state),
                 STEP_TEST(step_run_progress_is_rare),
                 STEP_TEST(step_run_three_ranks_same_state),

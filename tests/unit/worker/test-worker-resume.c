@@ -82,9 +82,10 @@ static uint8_t *run_undisturbed(const Variant *v, uint64_t *ret_stride) {
         *ret_stride = ready.job_ready.slot_stride;
         slots = malloc((STEPS + 1) * *ret_stride);
         assert_non_null(slots);
-        memcpy(slots, slot_video(a, &ready, 0), *ret_stride);
         for (uint32_t i = 0; i < STEPS; i++) {
                 broker_step(b, 5, i);
+                if (i == 0) /* which has made its own noise by then */
+                        memcpy(slots, slot_video(a, &ready, 0), *ret_stride);
                 memcpy(slots + (i + 1) * *ret_stride, slot_video(a, &ready, i + 1), *ret_stride);
         }
         return slots;
@@ -115,8 +116,11 @@ static void run_killed(const Variant *v, const uint8_t *slots) {
                 open.job_open.flags |= i > 0 ? WIRE_JOB_RESUME : 0;
                 broker_open_job(b, &open, &ready);
                 assert_int_equal(ready.job_ready.committed, i);
-                assert_commit(a, &ready, i + 1, i);
-                assert_slots(a, &ready, i, slots);
+                if (i > 0 || !v->noise) {
+                        assert_commit(a, &ready, i + 1, i);
+                        assert_slots(a, &ready, i, slots);
+                } else
+                        assert_no_commit(a, &ready); /* the start is drawn by the first step */
                 if (i < STEPS)
                         broker_step(b, 5, i);
                 broker_kill(b);
