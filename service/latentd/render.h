@@ -84,7 +84,7 @@ int render_new_encode(Session *s, Peer *owner, const RenderOptions *o, Job **ret
 void render_cancel(Render *r);
 /* Of the same request only what it would take: answers the call when that is known. o has no pictures, and its files are not touched. */
 int render_plan(Session *s, Peer *owner, const RenderOptions *o, sd_bus_message *message, Fault *f);
-/* The job has ended: nothing of it runs any more for the client's eyes. What the worker is at ends at its next block. */
+/* The job has ended: nothing of it runs any more for the client's eyes. What the worker is at ends soon after. */
 void render_stop(Render *r);
 Render *render_free(Render *r);
 

@@ -209,13 +209,21 @@ static int start(Job *j, VideoWork *x) {
         return 0;
 }
 
-/* A band of rows. */
+/* A band of rows, so many at a time that a cancel is heard. */
+#define BLEND_ROWS 64u
 static int blend_band(void *userdata, uint32_t rank, LkContext *context) {
         const VideoWork *x = userdata;
         uint64_t height = x->plan.rows.length, ranks = x->job->coder->ranks;
         H3Range rows = {height * rank / ranks, height * (rank + 1) / ranks};
+        int r = 0;
 
-        return h3_range_size(rows) > 0 ? h3_video_decode_blend(&x->plan, &x->blend, rows) : 0;
+        while (r >= 0 && h3_range_size(rows) > 0) {
+                uint64_t n = h3_range_size(rows) < BLEND_ROWS ? h3_range_size(rows) : BLEND_ROWS;
+
+                r = x->job->cancelled ? -ECANCELED : h3_video_decode_blend(&x->plan, &x->blend, (H3Range){rows.begin, rows.begin + n});
+                rows.begin += n;
+        }
+        return r;
 }
 
 static void stuck(void *userdata, uint32_t rank) {

@@ -91,7 +91,7 @@ typedef struct Job {
         bool plan_admitted; /* by rank 0's thread: its memory was found */
 
         atomic_uint n_pending; /* steps queued or running */
-        atomic_bool cancelled; /* set by the link thread, seen at the next block */
+        atomic_bool cancelled; /* set by the link thread; seen by what runs in a fraction of a second */
 
         pthread_mutex_t lock; /* of closed, and held while results are written */
         bool closed;          /* nothing of this job may reach the output arena any more */
@@ -156,6 +156,6 @@ bool job_preview(Job *j, uint32_t step, const H3StepInput *x);
  * the job was closed meanwhile: then nothing was written. */
 int job_commit(Job *j, const Latents *result);
 
-/* JOB_CLOSE: a running step stops at its next block, and nothing is written to the output arena after this
+/* JOB_CLOSE: a running step stops soon, and nothing is written to the output arena after this
  * returned. */
 void job_close(Job *j);

@@ -5,8 +5,8 @@
 
 #include "service/worker/step.h"
 
-/* Makes j->merged if the job has adapters: of the cache, or by a merge, which cannot be cancelled on the way
- * (a cancel is seen before and after it). Nothing to do for strengths of 0 alone, but for a MERGE, which is
+/* Makes j->merged if the job has adapters: of the cache, or by a merge, of which a cancel on the way leaves
+ * nothing. Nothing to do for strengths of 0 alone, but for a MERGE, which is
  * asked what applies of them. -ECANCELED, -EINVAL (InvalidModel), -ENOMEM (DoesNotFit, before anything is
  * merged), device errors. */
 int step_choose_model(StepRunner *s, RankGroup *g, Job *j, Fault *f);
