@@ -61,8 +61,10 @@ static int refine(void *userdata, uint32_t index, LkContext *context) {
         r = residency_begin(&x->runner->residency, index, H3_PASS_TEXT, &rank);
         if (r < 0)
                 return r;
-        return h3_refine_text(
-                &rank, job_model(x->job), x->job->compute, x->text, x->job->text_rows, &x->refined, x->fault);
+        residency_trim(&x->runner->residency, context);
+        r = h3_refine_text(&rank, job_model(x->job), x->job->compute, x->text, x->job->text_rows, &x->refined, x->fault);
+        residency_trim(&x->runner->residency, context);
+        return r;
 }
 
 static int refine_text(StepRunner *s, RankGroup *g, const Job *j, const void **ret, Fault *f) {
