@@ -35,6 +35,7 @@ void residency_note(Residency *x) {
         uint64_t bytes = 0;
         uint32_t blocks = 0;
 
+        x->used_usec = clock_usec();
         for (uint32_t i = 0; i < RANKS_MAX; i++) {
                 DeviceWeightsState s;
 

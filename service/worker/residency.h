@@ -49,7 +49,7 @@ typedef struct Residency {
         uint32_t piece_rows;  /* H3Rank */
         uint64_t regrow_usec; /* after a shrink: when it is planned anew; 0: as planned */
         uint64_t regrow_delay_usec;
-        uint64_t used_usec;   /* when a step began last */
+        uint64_t used_usec;   /* when a step began or ended last */
         bool warned;          /* that memory cannot be registered */
 
         /* for the broker; any thread */

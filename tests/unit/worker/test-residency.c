@@ -449,6 +449,28 @@ static void rest_idle_model_is_let_go(void **state) {
         bench_free(b);
 }
 
+static int slow_attention(LkContext *c, const LkAttention *a) {
+        (void) usleep(20000);
+        return device_ops_cpu()->attention(c, a);
+}
+
+/* A step that takes longer than that is no time without one. */
+static void rest_long_step_is_not_idle(void **state) {
+        Bench *b = bench_new(PLENTY);
+        Job *j = new_job(b, 5);
+        uint64_t used;
+        Fault f;
+
+        b->ops.attention = slow_attention;
+        b->runner.residency.limits.idle_usec = 30000;
+        assert_int_equal(try_step(b, j, &f), 0);
+        used = device_sim.used;
+        assert_true(residency_rest(&b->runner.residency, b->ranks) != UINT64_MAX);
+        assert_int_equal(device_sim.used, used);
+        (void) job_unref(j);
+        bench_free(b);
+}
+
 /* The device fails in the middle; another process's device takes the job up. */
 static void step_device_error_job_goes_on(void **state) {
         CLEANUP_FREE float *want = expected();
@@ -561,6 +583,7 @@ int main(void) {
                 cmocka_unit_test(step_does_not_fit_says_numbers),
                 cmocka_unit_test(rest_closed_model_is_let_go),
                 cmocka_unit_test(rest_idle_model_is_let_go),
+                cmocka_unit_test(rest_long_step_is_not_idle),
                 cmocka_unit_test(step_device_error_job_goes_on),
                 cmocka_unit_test(step_device_gone_is_an_error),
                 cmocka_unit_test(step_regions_are_writable_to_the_driver_alone),
