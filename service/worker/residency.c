@@ -43,8 +43,8 @@ void residency_note(Residency *x) {
                         continue;
                 device_weights_state(model_weights_device(x->ranks[i].weights), &s);
                 bytes += s.bytes;
-                if (s.resident / 2 > blocks)
-                        blocks = s.resident / 2; /* two parts each, behind the ends */
+                if (s.resident > 0 && (s.resident - 1) / 2 > blocks)
+                        blocks = (s.resident - 1) / 2; /* two parts each, behind the ends */
         }
         x->device_model = x->base ? x->base->id : 0;
         x->device_bytes = bytes;
