@@ -106,8 +106,9 @@ static int device_memory(uint64_t *ret_free, uint64_t *ret_total) {
         return failed ? -ENODEV : 0;
 }
 
-static void device_error(char *ret, size_t size) {
-        (void) snprintf(ret, size, "the GPU Played GPU (0000:41:00.0) failed");
+static bool device_error(char *ret, size_t size) {
+        (void) snprintf(ret, size, "the GPU Played GPU (0000:41:00.0) %s", played->gone ? "has fallen off the bus" : "failed");
+        return played->gone;
 }
 
 const Backend *backend_get(Fault *f) {
