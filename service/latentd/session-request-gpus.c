@@ -60,7 +60,8 @@ static int find_device(const WireHello *h, const char *name, uint32_t *ret, Faul
 
         list_devices(h, devices);
         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                "\"gpus\" names \"%.64s\", which the worker does not have. Expected numbers, UUIDs or PCI addresses of: %s.", name, devices);
+                "\"gpus\" names \"%.64s\", which the worker does not have. Expected numbers, UUIDs or PCI addresses of: %s.", name,
+                devices);
 }
 
 /* Each is there, and named once. */
@@ -97,9 +98,11 @@ int request_check_gpus(const Manager *m, const RequestGpus *x, Fault *f) {
                         "\"gpus\": the worker has not told of its devices yet. Try again in a moment, or leave the key out.");
         if (strcmp(h->backend, "cpu") == 0)
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "\"gpus\" is for GPUs, and this service computes on the CPU: leave the key out (latentctl doctor says what it has).");
+                        "\"gpus\" is for GPUs, and this service computes on the CPU: leave the key out (latentctl doctor says what it "
+                        "has).");
         if (x->n == 0)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"gpus\" names no device. Leave the key out for all of them.");
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"gpus\" names no device. Leave the key out for all of them.");
         if (x->n > h->n_devices)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"gpus\" names %zu devices, the worker has %" PRIu32 ".", x->n,
                         h->n_devices);

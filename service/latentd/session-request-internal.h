@@ -2,8 +2,8 @@
 #pragma once
 
 /* What the readers of requests share: session-request.c (OpenSession, Step, what Step and Sample have in
- * common), session-request-gpus.c, session-request-sample.c, session-request-code.c, session-request-conditions.c, session-request-render.c,
- * session-request-pictures.c. */
+ * common), session-request-code.c, session-request-conditions.c, session-request-gpus.c, session-request-pictures.c,
+ * session-request-render.c, session-request-sample.c. */
 
 #include "service/latentd/bus-error.h"
 #include "service/latentd/session-request.h"

@@ -287,7 +287,8 @@ static void stamp_says_when_it_was_reached(void **state) {
         assert_int_equal(ops->stamp(context), 0);
         assert_int_equal(ops->stamped(context, &usec), 0);
         end = clock_usec();
-        print_message("an empty queue: %lld us after the call, which took %llu\n", (long long) (usec - begin), (unsigned long long) (end - begin));
+        print_message("an empty queue: %lld us after the call, which took %llu\n", (long long) (usec - begin),
+                (unsigned long long) (end - begin));
         assert_true(usec + 300 >= begin && usec <= end + 300);
 
         begin = clock_usec();
@@ -296,7 +297,8 @@ static void stamp_says_when_it_was_reached(void **state) {
         work_for_a_while(memory);
         assert_int_equal(ops->stamped(context, &usec), 0);
         end = clock_usec();
-        print_message("between equal parts: after %llu of %llu us\n", (unsigned long long) (usec - begin), (unsigned long long) (end - begin));
+        print_message("between equal parts: after %llu of %llu us\n", (unsigned long long) (usec - begin),
+                (unsigned long long) (end - begin));
         assert_true(usec > begin + (end - begin) / 3 && usec < end - (end - begin) / 3);
         ops->memory_free(context, memory);
 }

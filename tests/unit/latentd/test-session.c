@@ -862,7 +862,8 @@ static int request_split(Fake *f, const char *path, uint32_t ranks, const uint32
 
 /* Of a worker with several devices, which none of this version is. */
 static void request_open_gpus_are_all_or_refused(void **state) {
-        static const char *const uuids[] = { "GPU-a", "GPU-b", "GPU-c" }, *const addresses[] = { "0000:01:00.0", "0000:02:00.0", "0000:03:00.0" };
+        static const char *const uuids[] = { "GPU-a", "GPU-b", "GPU-c" };
+        static const char *const addresses[] = { "0000:01:00.0", "0000:02:00.0", "0000:03:00.0" };
         static const struct {
                 const char *names[5], *fault, *text;
                 int result;

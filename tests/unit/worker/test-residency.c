@@ -99,8 +99,7 @@ static void bench_free(Bench *b) {
         free(b);
 }
 
-static Job *new_job(Bench *b, uint64_t id) {
-        const uint32_t ranks = rank_group_size(b->ranks);
+static Job *new_job_of_ranks(Bench *b, uint64_t id, uint32_t ranks) {
         Job *j = fixture_job(b->x, id);
         WireMessage m;
         Fault f = {};
@@ -108,8 +107,12 @@ static Job *new_job(Bench *b, uint64_t id) {
         wire_init(&m, WIRE_PLAN, 1, id, 0);
         assert_int_equal(plan_make(j->layout->rows, 8, ranks, 1, &(PlanWishes){.chunks = ranks > 1 ? 2 : 1}, &m.plan), 0);
         assert_int_equal(plan_ranks_used(&m.plan), ranks);
-        assert_int_equal(plan_new(&m.plan, j->layout->rows, 8, ranks, &j->plan, &f), 0);
+        assert_int_equal(plan_new(&m.plan, j->layout->rows, 8, rank_group_size(b->ranks), &j->plan, &f), 0);
         return j;
+}
+
+static Job *new_job(Bench *b, uint64_t id) {
+        return new_job_of_ranks(b, id, rank_group_size(b->ranks));
 }
 
 static int try_step(Bench *b, Job *j, Fault *f) {
@@ -346,6 +349,38 @@ static int trim(void *userdata, uint32_t rank, LkContext *context) {
         return 0;
 }
 
+static const LkOps *fast;
+
+static void slow_free(LkContext *c, void *p) {
+        (void) usleep(2000);
+        fast->memory_free(c, p);
+}
+
+/* A rank that had the device for itself lets go before others take their share: no job finds less than the one before. */
+static void step_ranks_yield_to_each_other(void **state) {
+        CLEANUP_FREE float *want = expected();
+        uint64_t all = peak_of(3);
+        Bench *b = bench_of_ranks(all - all / 6, 3);
+        uint32_t blocks[2] = {};
+        const LkOps ops = b->ops;
+
+        fast = &ops;
+        b->ops.memory_free = slow_free;
+        for (uint32_t i = 0; i < 6; i++) {
+                Job *j = new_job_of_ranks(b, 5 + i, i % 2 ? 3 : 1);
+
+                run_to_end(b, j);
+                assert_same(j, want);
+                (void) job_unref(j);
+                if (i < 2)
+                        blocks[i] = b->runner.residency.device_blocks;
+                assert_int_equal(b->runner.residency.device_blocks, blocks[i % 2]);
+                assert_int_equal(b->runner.residency.regrow_delay_usec, 0); /* nothing was refused */
+        }
+        assert_true(blocks[0] > blocks[1] && blocks[1] > 0);
+        bench_free(b);
+}
+
 /* What contexts keep goes. */
 static int on_ranks_trim(Bench *b) {
         return rank_group_run(b->ranks, &(RankOrder){.ranks = (UINT64_C(1) << rank_group_size(b->ranks)) - 1, .work = trim,
@@ -579,6 +614,7 @@ int main(void) {
                 cmocka_unit_test(step_less_memory_than_said_goes_on),
                 cmocka_unit_test(step_peak_is_the_plan),
                 cmocka_unit_test(step_ranks_share_a_device),
+                cmocka_unit_test(step_ranks_yield_to_each_other),
                 cmocka_unit_test(step_refused_memory_comes_back),
                 cmocka_unit_test(step_does_not_fit_says_numbers),
                 cmocka_unit_test(rest_closed_model_is_let_go),
