@@ -159,6 +159,8 @@ static void copy_until(Queues *q, uint64_t position) {
                 for (uint64_t i = 0; i < a->rows; i++)
                         memcpy((uint8_t *) a->device + i * a->width, (const uint8_t *) a->host + i * a->stride, a->width);
         }
+        if (n == 0)
+                return;
         q->n_copies -= n;
         memmove(q->copies, q->copies + n, q->n_copies * sizeof(*q->copies));
 }
