@@ -91,4 +91,5 @@ int lk_cuda_attention(LkContext *c, const LkAttention *a);
 int lk_cuda_gemm(LkContext *c, const LkGemm *a);
 int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a);
 int lk_cuda_dequantise(LkContext *c, const LkDequantise *a);
+int lk_cuda_conv(LkContext *c, const LkConv *a);
 }

@@ -172,6 +172,7 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.gemm = lk_cuda_gemm;
         ops.gemm_i8 = lk_cuda_gemm_i8;
         ops.dequantise = lk_cuda_dequantise;
+        ops.conv = lk_cuda_conv;
         for (int t = LK_F32; t < LK_TYPE_MAX; t++)
                 ops.weights[t] = t <= LK_I8 ? LK_NATIVE : LK_EXPANDED;
         return &ops;

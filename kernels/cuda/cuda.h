@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The CUDA backend. Convolutions and what else only the VAEs want are still NULL. */
+/* The CUDA backend. What else than convolutions only the VAEs want is still NULL. */
 
 #include "kernels/ops.h"
 
