@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chains of fma, for conv.cu. Four warps; a warp has 32 FM positions and 16 FN columns of the block's tile, a thread FM x FN squares of four
- * by four that lie apart, so that a warp's reads of shared memory are whole lines. The larger the thread's part, the fewer reads there are
- * for a product: 6 of 16 bytes for 128 in the largest form. */
+/* Chains of fma, for conv.cu. Four warps; a warp has 32 FM positions and 16 FN columns of the block's tile, a thread FM x FN squares of
+ * four by four that lie apart, so that a warp's reads of shared memory are whole lines. The larger the thread's part, the fewer reads there
+ * are for a product: 6 of 16 bytes for 128 in the largest form. */
 
 #include "kernels/cuda/conv.cuh"
 #include "kernels/cuda/product.cuh"
@@ -198,9 +198,22 @@ template <uint32_t FM, uint32_t FN, uint32_t WM, uint32_t WN> static int launch(
         return cuda_result(cudaGetLastError());
 }
 
+/* weight: of the time that an output takes. What shares a wave of blocks, one a processor, ends together. */
+static const struct {
+        uint32_t height, width, weight;
+        int (*launch)(cudaStream_t stream, ConvArgs *a);
+} forms[] = {
+        { 128, 128, 8, launch<2, 4, 2, 2> },
+        { 128, 64, 9, launch<2, 2, 2, 2> },
+        { 64, 64, 13, launch<1, 2, 2, 2> },
+        { 128, 32, 13, launch<1, 2, 4, 1> },
+};
+#define FORMS (sizeof(forms) / sizeof(*forms))
+
 int conv_f32(LkContext *c, const ConvBox *b) {
         ConvArgs a = { *b };
-        uint64_t tiles;
+        uint64_t least = UINT64_MAX;
+        size_t best = 0;
         int processors, r;
 
         a.m = b->box.size[0] * b->box.size[1] * b->box.size[2]; /* no more than elements of a plane */
@@ -209,13 +222,16 @@ int conv_f32(LkContext *c, const ConvBox *b) {
         if (r < 0)
                 return r;
 
-        /* The form changes no bit: the largest that gives every processor its two blocks. */
-        tiles = ((uint64_t) a.m + 127) / 128 * ((b->n + 127) / 128);
-        if (b->n <= 32)
-                return launch<1, 2, 4, 1>(c->stream, &a);
-        if (tiles < 2 * (uint64_t) processors)
-                return launch<1, 2, 2, 2>(c->stream, &a);
-        if (b->n <= 64)
-                return launch<2, 2, 2, 2>(c->stream, &a);
-        return launch<2, 4, 2, 2>(c->stream, &a);
+        /* The form changes no bit. */
+        for (size_t i = 0; i < FORMS; i++) {
+                uint64_t height = forms[i].height, width = forms[i].width;
+                uint64_t tiles = (a.m + height - 1) / height * ((b->n + width - 1) / width);
+                uint64_t cost = (tiles + (uint64_t) processors - 1) / (uint64_t) processors * height * width * forms[i].weight;
+
+                if (cost < least) {
+                        least = cost;
+                        best = i;
+                }
+        }
+        return forms[best].launch(c->stream, &a);
 }

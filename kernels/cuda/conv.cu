@@ -48,14 +48,17 @@ __device__ static int64_t pixel_at(const PlaneArgs &p, uint32_t at) {
 
 __global__ static void __launch_bounds__(THREADS) planes_kernel(const __grid_constant__ PlaneArgs p) {
         __shared__ float tile[TILE][TILE + 1];
+        __shared__ int64_t pixels[TILE];
         uint32_t lane = threadIdx.x % TILE, warp = threadIdx.x / TILE, first = blockIdx.x % p.tiles * TILE;
         uint64_t channel = (uint64_t) (blockIdx.x / p.tiles) * TILE;
 
-        for (uint32_t i = warp; i < TILE; i += THREADS / TILE) {
-                int64_t pixel = first + i < p.plane ? pixel_at(p, first + i) : -1;
-
-                tile[i][lane] = pixel >= 0 && channel + lane < p.a.channels ? p.a.x[(uint64_t) pixel * p.a.channels + channel + lane] : 0;
-        }
+        if (warp == 0)
+                pixels[lane] = first + lane < p.plane ? pixel_at(p, first + lane) : -1;
+        __syncthreads();
+        for (uint32_t i = warp; i < TILE; i += THREADS / TILE)
+                tile[i][lane] = pixels[i] >= 0 && channel + lane < p.a.channels
+                                        ? p.a.x[(uint64_t) pixels[i] * p.a.channels + channel + lane]
+                                        : 0;
         __syncthreads();
         for (uint32_t i = warp; i < TILE; i += THREADS / TILE)
                 if (channel + i < p.a.channels && first + lane < p.plane)
@@ -196,9 +199,9 @@ static bool cut_conv(const LkConv *a, const uint64_t size[3], uint64_t room, Cut
         return true;
 }
 
-/* Columns from `begin` on of one box. */
-static int conv_box(LkContext *c, const LkConv *a, ConvBox *b, uint64_t channels, float *planes) {
-        uint64_t tiles = (b->plane + TILE - 1) / TILE, blocks = tiles * ((channels + TILE - 1) / TILE);
+/* One box of the columns that `b` names. */
+static int conv_box(LkContext *c, const LkConv *a, const ConvBox *b, float *planes) {
+        uint64_t tiles = (b->plane + TILE - 1) / TILE, blocks = tiles * ((a->channels + TILE - 1) / TILE);
         const PlaneArgs p = { *a, b->box, b->plane, (uint32_t) tiles, planes };
         int r;
 
@@ -206,7 +209,6 @@ static int conv_box(LkContext *c, const LkConv *a, ConvBox *b, uint64_t channels
                 return -EINVAL;
         planes_kernel<<<(unsigned) blocks, THREADS, 0, c->stream>>>(p);
         r = cuda_result(cudaGetLastError());
-        b->planes = planes;
         return r < 0 ? r : conv_f32(c, b);
 }
 
@@ -227,6 +229,7 @@ static int conv_columns(LkContext *c, const LkConv *a, const uint64_t size[3], c
                 b.stride[i] = a->axis[i].stride;
                 b.y_size[i] = size[i];
         }
+        b.planes = planes;
         b.plane = (uint32_t) cut->plane;
         b.w = w;
         b.w_ld = ld;
@@ -251,7 +254,7 @@ static int conv_columns(LkContext *c, const LkConv *a, const uint64_t size[3], c
                                         b.box.first[i] = first[i];
                                         b.box.size[i] = (uint32_t) at_most(cut->size[i], size[i] - first[i]);
                                 }
-                                r = conv_box(c, a, &b, a->channels, planes);
+                                r = conv_box(c, a, &b, planes);
                         }
         return r;
 }

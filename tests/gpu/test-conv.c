@@ -209,7 +209,7 @@ static void conv_random_same_bits_as_cpu(void **state) {
         }
 }
 
-/* Every form of the kernel, full tiles and cut ones: more blocks than any device has processors twice. */
+/* Every form of the kernel, full tiles and cut ones, several blocks for each of a device's processors and fewer. */
 static void conv_tiles_same_bits_as_cpu(void **state) {
         static const struct {
                 uint64_t channels, out, h, w;
@@ -219,9 +219,9 @@ static void conv_tiles_same_bits_as_cpu(void **state) {
         if (!gpu)
                 skip();
         for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-                Form f = {.axis = {{.size = 1, .kernel = 3, .stride = 1, .dilation = 1, .before = 2},
-                                  {.size = cases[i].h, .kernel = 3, .stride = 1, .dilation = 1, .before = 1, .after = 1, .pad = LK_PAD_REFLECT},
-                                  {.size = cases[i].w, .kernel = 3, .stride = 1, .dilation = 1, .before = 1, .after = 1, .pad = LK_PAD_REFLECT}},
+                Form f = {.axis = {{1, 3, 1, 1, 2, 0, LK_PAD_ZERO},
+                                  {cases[i].h, 3, 1, 1, 1, 1, LK_PAD_REFLECT},
+                                  {cases[i].w, 3, 1, 1, 1, 1, LK_PAD_REFLECT}},
                         .channels = cases[i].channels,
                         .out = cases[i].out,
                         .w = (LkType) (LK_F32 + i % 3),
@@ -269,12 +269,12 @@ static void conv_beyond_scratch_same_bits_as_cpu(void **state) {
         conv_one(&f);
 
         f.axis[1] = (LkConvAxis){.size = 3, .kernel = 2, .stride = 1, .dilation = 1, .before = 13, .after = 14};
-        f.axis[2] = (LkConvAxis){.size = 40, .kernel = 1, .stride = 1, .dilation = 1, .before = 29000, .after = 21000, .pad = LK_PAD_REPLICATE};
+        f.axis[2] = (LkConvAxis){40, 1, 1, 1, 29000, 21000, LK_PAD_REPLICATE};
         conv_one(&f);
 
         f.channels = 256;
         f.axis[0] = (LkConvAxis){.size = 3, .kernel = 3, .stride = 1, .dilation = 1, .before = 60};
-        f.axis[1] = f.axis[2] = (LkConvAxis){.size = 98, .kernel = 1, .stride = 1, .dilation = 1, .before = 1, .after = 1, .pad = LK_PAD_REFLECT};
+        f.axis[1] = f.axis[2] = (LkConvAxis){98, 1, 1, 1, 1, 1, LK_PAD_REFLECT};
         conv_one(&f);
 
         /* Blocks of the weights that lie on one another. */
@@ -308,9 +308,11 @@ static void conv_beyond_scratch_same_bits_as_cpu(void **state) {
 
 /* Frames alone, and pieces of a sound alone, as the VAEs' callers cut them. */
 static void conv_parts_have_the_bits_of_the_whole(void **state) {
-        const Form video = {.axis = {{7, 3, 1, 1, 2, 0, LK_PAD_ZERO}, {65, 3, 1, 1, 1, 1, LK_PAD_REFLECT}, {120, 3, 1, 1, 1, 1, LK_PAD_REFLECT}},
+        const Form video = {
+                .axis = {{7, 3, 1, 1, 2, 0, LK_PAD_ZERO}, {65, 3, 1, 1, 1, 1, LK_PAD_REFLECT}, {120, 3, 1, 1, 1, 1, LK_PAD_REFLECT}},
                 .channels = 64, .out = 128, .w = LK_F32, .bias = LK_F32};
-        const Form sound = {.axis = {NO_AXIS, NO_AXIS, {50000, 7, 1, 3, 9, 9, LK_PAD_ZERO}}, .channels = 32, .out = 64, .w = LK_F32, .bias = LK_F32};
+        const Form sound = {.axis = {NO_AXIS, NO_AXIS, {50000, 7, 1, 3, 9, 9, LK_PAD_ZERO}},
+                .channels = 32, .out = 64, .w = LK_F32, .bias = LK_F32};
         uint64_t row;
         Data d;
 
@@ -383,7 +385,8 @@ static void conv_vanishing_sums_keep_sign(void **state) {
 
 /* Whatever is no number changes the positions under which it lies, no other. */
 static void conv_nan_stays_in_its_positions(void **state) {
-        const Form f = {.axis = {NO_AXIS, NO_AXIS, {1000, 5, 1, 1, 2, 2, LK_PAD_ZERO}}, .channels = 40, .out = 70, .w = LK_F32, .bias = LK_F32};
+        const Form f = {.axis = {NO_AXIS, NO_AXIS, {1000, 5, 1, 1, 2, 2, LK_PAD_ZERO}},
+                .channels = 40, .out = 70, .w = LK_F32, .bias = LK_F32};
         const uint32_t nan = 0x7fc00000u;
         uint8_t *got;
         Data d;
