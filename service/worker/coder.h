@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "service/h3/weights.h"
 #include "service/shared/safetensors.h"
 #include "service/worker/job-context.h"
 #include "service/worker/step.h"
@@ -48,6 +49,9 @@ typedef struct Coder {
         uint64_t frames, ring_frames, step_frames; /* DECODE of video; else 0 */
         uint64_t slot_size;                        /* 0: no slots */
         uint64_t memory_bytes;                     /* that a step takes beside arenas and model */
+        uint64_t device_bytes;                     /* of these, of the ranks' devices */
+        const H3WeightsKind *weights;              /* what of the model it needs there; NULL: nothing */
+        const void *model;                         /* of that kind */
         bool admitted;                             /* by the steps' thread: they were found */
         uint64_t frames_done;                      /* by the committed steps, when the job was opened */
 } Coder;

@@ -462,13 +462,19 @@ static int take_resident(DeviceWeights *w, Part *p) {
         return 0;
 }
 
-/* The part is taken: where in the order we are. One that is not in it leaves the rest as it is. */
+/* The part is taken: where in the order we are, from here on or from the start: a pass may go over some of it again.
+ * One that is not in it leaves the rest as it is. */
 static void follow(DeviceWeights *w, uint32_t part) {
-        for (uint32_t i = w->at; i < w->n_order; i++)
-                if (w->order[i] == part) {
-                        w->at = i + 1;
-                        return;
-                }
+        for (uint32_t k = 0; k < w->n_order; k++) {
+                uint32_t i = (w->at + k) % w->n_order;
+
+                if (w->order[i] != part)
+                        continue;
+                if (i < w->at)
+                        w->ahead = i + 1;
+                w->at = i + 1;
+                return;
+        }
 }
 
 int device_weights_take(DeviceWeights *w, uint32_t part) {
