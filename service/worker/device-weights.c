@@ -65,6 +65,7 @@ struct DeviceWeights {
         uint32_t *order; /* owned */
         uint32_t n_order, at, ahead; /* next to be taken; next to be fetched */
         uint32_t in_flight;          /* fetched, not taken */
+        bool cut_off;                /* a fetch of a part failed: some of it may be under way */
         int error;                   /* of a fetch ahead: the next take says it */
         uint64_t fetched_bytes;
 };
@@ -270,8 +271,10 @@ static int fetch_part(DeviceWeights *w, Part *p, uint8_t *base, uint32_t *ret_re
                 r = fetch_slot(w, !p->pinned, p->slots + i, base);
         if (r >= 0)
                 r = w->config.ops->mark(w->config.context, LK_COPY, ready);
-        if (r < 0)
+        if (r < 0) {
+                w->cut_off = true;
                 return r;
+        }
         p->pinned = true;
         *ret_ready = ready;
         return 0;
@@ -527,7 +530,7 @@ static int settle(DeviceWeights *w) {
                         r = w->config.ops->wait(w->config.context, LK_COMPUTE, p->ready);
                 p->waited = p->fetched;
         }
-        if (r >= 0 && w->in_flight > 0) { /* no copy comes late into memory that is somebody else's then */
+        if (r >= 0 && (w->in_flight > 0 || w->cut_off)) { /* no copy comes late into memory that is somebody else's then */
                 r = w->config.ops->mark(w->config.context, LK_COPY, order);
                 if (r >= 0)
                         r = w->config.ops->wait(w->config.context, LK_COMPUTE, order);
@@ -539,6 +542,7 @@ static int settle(DeviceWeights *w) {
         }
         w->n_entries = 0;
         w->in_flight = 0;
+        w->cut_off = false;
         w->error = 0;
         return r;
 }

@@ -368,7 +368,8 @@ static int shrink_rank(void *userdata, uint32_t rank, LkContext *context) {
         if (!w)
                 return 0;
         device_weights_state(model_weights_device(w), &state);
-        if (state.resident > 0 && device_weights_shrink(model_weights_device(w), state.bytes / 8 + 1) >= 0)
+        if (state.resident > 0 && (device_weights_shrink(model_weights_device(w), state.bytes / 8 + 1) >= 0 ||
+                                          device_weights_shrink(model_weights_device(w), 1) >= 0))
                 s->done = true;
         s->all->ops->memory_trim(context);
         return 0;
