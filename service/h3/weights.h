@@ -69,6 +69,7 @@ typedef struct H3WeightsKind {
         /* As h3_model_copy(). */
         void *(*copy)(const void *model);
         void (*free)(void *copy);
+        bool one_at_a_time; /* a part is given before the next one is taken; else as H3Pass says */
 } H3WeightsKind;
 
 extern const H3WeightsKind h3_weights_denoiser; /* weights.c */

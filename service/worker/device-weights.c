@@ -584,6 +584,14 @@ static uint64_t ring_of_passing(const DeviceWeights *w) {
 static uint64_t ring_of_all(const DeviceWeights *w) {
         uint64_t least = ring_of_passing(w);
 
+        for (uint32_t i = 0; w->config.one_at_a_time && i < w->n_staying; i++) {
+                uint64_t pair = align(w->parts[i].size) + align(w->parts[(i + 1) % w->n_staying].size);
+
+                least = pair > least ? pair : least; /* one is copied while the other is in use */
+        }
+        if (w->config.one_at_a_time)
+                return least;
+
         for (uint32_t i = 0; i < w->n_staying; i++) {
                 uint64_t a = align(w->parts[i].size), b = align(w->parts[(i + 1) % w->n_staying].size);
                 uint64_t fits = a + 2 * b, ahead = align((a + b) / 2 * 3);
@@ -592,6 +600,17 @@ static uint64_t ring_of_all(const DeviceWeights *w) {
                 least = ahead > least ? ahead : least;
         }
         return least;
+}
+
+/* Where even that is too much. */
+static uint64_t ring_of_one(const DeviceWeights *w) {
+        uint64_t largest = 1;
+
+        if (!w->config.one_at_a_time)
+                return ring_of_all(w);
+        for (uint32_t i = 0; i < w->n_parts; i++)
+                largest = w->parts[i].size > largest ? w->parts[i].size : largest;
+        return align(largest);
 }
 
 static uint64_t staying_bytes(const DeviceWeights *w, uint32_t n) {
@@ -613,6 +632,8 @@ static bool plan(const DeviceWeights *w, uint64_t budget, uint32_t *ret_n, uint6
                 *ret_ring = passing;
                 return true;
         }
+        if (all > budget && w->config.ring_bytes == 0)
+                all = ring_of_one(w);
         *ret_ring = all;
         if (all > budget)
                 return false;

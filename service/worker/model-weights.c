@@ -68,6 +68,7 @@ int model_weights_new(const H3WeightsKind *kind, const void *m, const DeviceWeig
                 return -ENOMEM;
         (void) kind->parts(m, w->parts, &staying);
         all.first_event = H3_EVENTS;
+        all.one_at_a_time = kind->one_at_a_time;
         r = device_weights_new(&all, &w->holder);
         for (uint32_t i = 0; r >= 0 && i < w->n_parts; i++) {
                 r = device_weights_add_part(w->holder, i >= staying);
