@@ -215,5 +215,13 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         return r < 0 ? r : publish(j, x, f);
 }
 
-const CoderClass coder_decode_audio = {.open = decode_open, .step = decode_step, .free = work_free};
-const CoderClass coder_encode_audio = {.open = encode_open, .step = encode_step, .free = work_free};
+static bool decode_runs(const LkOps *ops) {
+        return ops->conv && ops->alias_free && ops->average;
+}
+
+static bool encode_runs(const LkOps *ops) {
+        return ops->conv && ops->snake;
+}
+
+const CoderClass coder_decode_audio = {.runs = decode_runs, .open = decode_open, .step = decode_step, .free = work_free};
+const CoderClass coder_encode_audio = {.runs = encode_runs, .open = encode_open, .step = encode_step, .free = work_free};

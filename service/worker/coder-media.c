@@ -312,4 +312,8 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         return r < 0 ? r : publish(j, x, step);
 }
 
-const CoderClass coder_encode_video = {.open = encode_open, .step = encode_step, .free = work_free};
+static bool runs(const LkOps *ops) {
+        return ops->conv && ops->group_norm;
+}
+
+const CoderClass coder_encode_video = {.runs = runs, .open = encode_open, .step = encode_step, .free = work_free};

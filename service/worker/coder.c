@@ -188,6 +188,10 @@ int coder_new(Job *j, const WireJobOpen *w, uint32_t ranks, Fault *f) {
                         "%s cannot run on a model of kind \"%s\": it needs a %s.", kind_name(w->kind),
                         model_entry_kind_name(j->model),
                         w->kind == WIRE_JOB_TOKENIZE || w->kind == WIRE_JOB_ENCODE ? "conditioner" : "VAE");
+        if (class->runs && !class->runs(j->model->ops))
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "The %s worker of this version does not run %s on a %s: set Worker=cpu.", j->model->ops->backend,
+                        kind_name(w->kind), model_entry_kind_name(j->model));
         r = check_numbers(w, f);
         if (r >= 0)
                 r = check_absent(w, j->model, f);

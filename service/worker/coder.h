@@ -18,6 +18,8 @@
 #include "service/worker/step.h"
 
 typedef struct CoderClass {
+        /* Whether a backend has the operations that it needs; NULL: every one has. */
+        bool (*runs)(const LkOps *ops);
         /* On the link's thread, when the job is opened: copies and checks the inputs, fills the Coder and
          * j->steps; of outputs name, type and shape. f says what is wrong. */
         int (*open)(Job *j, const WireJobOpen *w, Fault *f);

@@ -408,6 +408,28 @@ static void code_device_memory_is_not_the_hosts(void **state) {
         bench_end(b);
 }
 
+/* A backend that lacks an operation is told from what is wrong with a job; it runs the rest. */
+static void code_without_convolutions_is_not_supported(void **state) {
+        CoderBench *b = bench_on_device(PLENTY);
+
+        b->ops.conv = NULL;
+        for (size_t i = 0; i < ELEMENTSOF(kinds); i++) {
+                bool convolves = strstr(kinds[i].name, "encode") || strstr(kinds[i].name, "sound");
+                WireJobOpen w;
+                Fault f = {};
+
+                if (!model_of(b, kinds[i].model))
+                        bench_load(b, kinds[i].model, files_of(kinds[i].model));
+                b->used = 0;
+                w = kinds[i].job(b);
+                if (convolves)
+                        bench_refuse(b, &w, FAULT_NOT_SUPPORTED, "set Worker=cpu");
+                else
+                        assert_int_equal(try_run(b, kinds + i, &f), 0);
+        }
+        bench_end(b);
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(code_any_memory_same_bits),
@@ -416,6 +438,7 @@ int main(void) {
                 cmocka_unit_test(code_less_memory_than_said_goes_on),
                 cmocka_unit_test(code_device_error_job_goes_on),
                 cmocka_unit_test(code_device_memory_is_not_the_hosts),
+                cmocka_unit_test(code_without_convolutions_is_not_supported),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);
