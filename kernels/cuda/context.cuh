@@ -19,6 +19,7 @@ struct LkContext {
         cudaStream_t stream; /* LK_COMPUTE */
         cudaStream_t copy;   /* LK_COPY, of lower priority */
         cudaEvent_t events[LK_EVENTS_MAX]; /* NULL: never marked */
+        cudaEvent_t stamp, now; /* they measure time; NULL: none taken yet */
         cudaEvent_t order; /* between the two queues, for our own use */
         CudaBlock *blocks; /* all device memory of this context, in use or kept */
         CudaStage *stage;  /* NULL: nothing was uploaded yet */

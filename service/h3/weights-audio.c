@@ -147,6 +147,18 @@ static void free_copy(void *model) {
 }
 
 const H3WeightsKind h3_weights_audio_decoder = {
-        .parts = decoder_parts, .pass = decoder_pass, .visit = visit_decoder, .copy = copy, .free = free_copy, .one_at_a_time = true};
+        .parts = decoder_parts,
+        .pass = decoder_pass,
+        .visit = visit_decoder,
+        .copy = copy,
+        .free = free_copy,
+        .one_at_a_time = true,
+};
 const H3WeightsKind h3_weights_audio_encoder = {
-        .parts = encoder_parts, .pass = encoder_pass, .visit = visit_encoder, .copy = copy, .free = free_copy, .one_at_a_time = true};
+        .parts = encoder_parts,
+        .pass = encoder_pass,
+        .visit = visit_encoder,
+        .copy = copy,
+        .free = free_copy,
+        .one_at_a_time = true,
+};

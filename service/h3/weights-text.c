@@ -124,4 +124,11 @@ static void free_copy(void *model) {
         (void) h3_text_free(model);
 }
 
-const H3WeightsKind h3_weights_text = {.parts = parts, .pass = pass, .visit = visit, .copy = copy, .free = free_copy, .one_at_a_time = true};
+const H3WeightsKind h3_weights_text = {
+        .parts = parts,
+        .pass = pass,
+        .visit = visit,
+        .copy = copy,
+        .free = free_copy,
+        .one_at_a_time = true,
+};

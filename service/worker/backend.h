@@ -29,8 +29,9 @@ typedef struct Backend {
 
         /* Of the device. Any thread. */
         int (*device_memory)(uint64_t *ret_free, uint64_t *ret_total);
-        /* In words what is wrong with it, after an operation failed. Any thread. */
-        void (*device_error)(char *ret, size_t size);
+        /* In words what is wrong with it, after an operation failed. Whether it is gone from the bus: then with its PCI
+         * address. Any thread. */
+        bool (*device_error)(char *ret, size_t size);
         /* Which kernel does what, in lines. */
         const char *kernels;
 

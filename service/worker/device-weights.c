@@ -664,10 +664,7 @@ static int take_ring(DeviceWeights *w, uint64_t bytes) {
         void *p;
         int r;
 
-        if (w->ring && w->ring_bytes == bytes)
-                return 0;
-        drop_ring(w);
-        if (bytes == 0)
+        if (w->ring_bytes == bytes)
                 return 0;
         r = w->config.ops->memory_new(w->config.context, bytes, &p);
         if (r < 0)
@@ -679,9 +676,14 @@ static int take_ring(DeviceWeights *w, uint64_t bytes) {
 
 /* What a plan says, or as much of it as the device has. */
 static int take_memory(DeviceWeights *w, uint32_t n, uint64_t ring) {
+        bool drops_ring = w->ring && w->ring_bytes != ring, drops = drops_ring || w->resident > n;
         int r;
 
         drop_resident(w, n);
+        if (drops_ring)
+                drop_ring(w);
+        if (drops) /* a context keeps what is freed: not beside what comes now */
+                w->config.ops->memory_trim(w->config.context);
         r = take_ring(w, ring);
         while (r >= 0 && w->resident < n) {
                 Part *p = w->parts + w->resident;

@@ -20,6 +20,9 @@ static const uint32_t pieces[] = {24576, 16384, 8192, 4096, 2048, 1024};
 #define PIECE_LEAST 1024u
 #define PIECE_MODEST 4096u /* below a model's own share of a small device */
 
+#define REGROW_FIRST_USEC UINT64_C(30000000)
+#define REGROW_LAST_USEC UINT64_C(3600000000)
+
 /* Of the memory that is planned with: what allocations are rounded up by. */
 #define SLACK 64
 
@@ -33,6 +36,7 @@ void residency_note(Residency *x) {
         uint64_t bytes = 0;
         uint32_t blocks = 0;
 
+        x->used_usec = clock_usec();
         for (uint32_t i = 0; i < RANKS_MAX; i++) {
                 DeviceWeightsState s;
 
@@ -40,8 +44,8 @@ void residency_note(Residency *x) {
                         continue;
                 device_weights_state(model_weights_device(x->ranks[i].weights), &s);
                 bytes += s.bytes;
-                if (x->h3)
-                        s.resident /= 2; /* two parts each, behind the ends */
+                if (x->h3 && s.resident > 0)
+                        s.resident = (s.resident - 1) / 2; /* two parts each, behind the ends */
                 if (s.resident > blocks)
                         blocks = s.resident;
         }
@@ -127,6 +131,7 @@ static void forget(Residency *x) {
         x->model = NULL;
         x->serial = 0;
         x->planned = false;
+        x->regrow_usec = x->regrow_delay_usec = 0;
         residency_note(x);
 }
 
@@ -262,6 +267,18 @@ typedef struct Planning {
         uint64_t share; /* bytes of a rank's weights */
 } Planning;
 
+/* Ranks may share a device: those that have more than their share let go before others take it. */
+static int yield_rank(void *userdata, uint32_t rank, LkContext *context) {
+        const Planning *p = userdata;
+        ModelWeights *w = p->all->ranks[rank].weights;
+        DeviceWeightsState s = {};
+        uint64_t least;
+
+        if (w)
+                device_weights_state(model_weights_device(w), &s);
+        return s.bytes > p->share ? device_weights_plan(model_weights_device(w), p->share, false, &least) : 0;
+}
+
 static int plan_rank(void *userdata, uint32_t rank, LkContext *context) {
         const Planning *p = userdata;
         ResidencyRank *own = p->all->ranks + rank;
@@ -295,8 +312,12 @@ static int take_memory(Residency *x, const Backend *b, RankGroup *g, const Resid
                 return r;
 
         p.share = (room.bytes - bytes) / n;
-        r = on_all_ranks(g, plan_rank, &p);
+        r = on_all_ranks(g, yield_rank, &p);
+        if (r >= 0)
+                r = on_all_ranks(g, plan_rank, &p);
         residency_note(x);
+        x->all_bytes = bytes + x->device_bytes;
+        x->regrow_usec = 0;
         log_debug("A step takes %" PRIu64 " bytes of the device with %" PRIu32 " rows at a time, weights %" PRIu64 " of %" PRIu64
                   ", %" PRIu32 " blocks stay.",
                 bytes, x->piece_rows, x->device_bytes, room.whole, x->device_blocks);
@@ -325,7 +346,7 @@ int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const Reside
         r = bytes_of_use(x, use, PIECE_LEAST, &bytes);
         if (r < 0)
                 return r;
-        if (x->planned && x->plan_ranks == ranks && x->plan_bytes == bytes)
+        if (x->planned && x->plan_ranks == ranks && x->plan_bytes == bytes && !(x->regrow_usec > 0 && x->regrow_usec <= x->used_usec))
                 return 0;
 
         x->planned = false;
@@ -353,6 +374,11 @@ int residency_begin(Residency *x, uint32_t rank, H3Pass pass, H3Rank *to) {
         to->weights = model_weights_interface(w);
         to->piece_rows = x->piece_rows;
         return 0;
+}
+
+void residency_trim(const Residency *x, LkContext *context) {
+        if (x->base)
+                x->ops->memory_trim(context);
 }
 
 typedef struct Shrinking {
@@ -387,11 +413,17 @@ bool residency_shrink(Residency *x, RankGroup *g) {
                 x->piece_rows = x->piece_rows > PIECE_LEAST ? x->piece_rows : PIECE_LEAST;
                 s.done = true;
         }
-        if (s.done)
-                log_notice("The device has less memory than it said: %" PRIu32 " blocks stay there now, %" PRIu32
-                           " rows are taken at a time.",
-                        x->device_blocks, x->piece_rows);
-        return s.done;
+        if (!s.done)
+                return false;
+
+        x->regrow_delay_usec = x->regrow_delay_usec > 0 ? 2 * x->regrow_delay_usec : REGROW_FIRST_USEC;
+        if (x->regrow_delay_usec > REGROW_LAST_USEC)
+                x->regrow_delay_usec = REGROW_LAST_USEC;
+        x->regrow_usec = clock_usec() + x->regrow_delay_usec;
+        log_notice("The device has less memory than it said: %" PRIu32 " blocks stay there now, %" PRIu32
+                   " rows are taken at a time.",
+                x->device_blocks, x->piece_rows);
+        return true;
 }
 
 static int release_rank(void *userdata, uint32_t rank, LkContext *context) {

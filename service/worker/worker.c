@@ -90,13 +90,14 @@ static bool device_is_lost(const Worker *w, int error) {
 
 static void end_without_device(Worker *w, const Job *j, uint32_t step) {
         char text[sizeof(((Fault *) NULL)->text) - 64] = "its device failed";
+        bool off_bus = false;
         WireMessage m;
 
         if (w->backend->device_error)
-                w->backend->device_error(text, sizeof(text));
+                off_bus = w->backend->device_error(text, sizeof(text));
         wire_init(&m, WIRE_ERROR, j->epoch, j->id, step);
         (void) fault_set(&m.error.fault, -EIO, FAULT_WORKER_CRASHED, "lost its device: %s", text);
-        m.error.fatal = 1;
+        m.error.fatal = off_bus ? WIRE_FATAL_OFF_BUS : WIRE_FATAL_DEVICE;
         (void) log_error(0, "The worker %s. It ends.", m.error.fault.text);
         link_send(w->link, &m);
         link_flush(w->link);
@@ -134,6 +135,7 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         }
         wire_init(&m, WIRE_STEP_DONE, j->epoch, j->id, step);
         m.step_done.compute_usec = result.usec + STEAL(j->open_usec, 0);
+        m.step_done.first_usec = result.first_usec;
         m.step_done.exchanged_bytes = result.exchanged_bytes;
         m.step_done.frames = result.frames;
         m.step_done.cached = result.cached;

@@ -88,7 +88,9 @@ static Weights weights_new(LkType type, uint64_t n, float size) {
                 uint16_t h;
 
                 memcpy(&u, &f, 4);
-                h = type == LK_BF16 ? (uint16_t) (u >> 16) : (uint16_t) (0x3000 + next() % 0x0c00 + (next() % 2) * 0x8000); /* f16: 2^-3 to 2^-1 */
+                h = (uint16_t) (u >> 16);
+                if (type == LK_F16) /* 2^-3 to 2^0 */
+                        h = (uint16_t) (0x3000 + next() % 0x0c00 + (next() % 2) * 0x8000);
                 memcpy(w.bytes + shift + i * lk_type_size(type), type == LK_F32 ? (void *) &f : (void *) &h, lk_type_size(type));
         }
         assert_int_equal(device->memory_new(gpu, bytes + 8, &w.memory), 0);
@@ -176,7 +178,8 @@ static void group_norm_of_a_frame_is_the_films(void **state) {
 static void snake_one(uint64_t m, uint64_t channels, float size, bool exponents, bool with_beta, bool in_place) {
         Pair x = pair_new(m * channels, size), y = pair_new(m * channels, 1);
         Weights alpha = weights_new(some_type(), channels, 2), beta = weights_new(some_type(), channels, 2);
-        LkSnake a = {.m = m, .channels = channels, .x = x.host, .alpha = alpha.on_host, .exponents = exponents, .y = in_place ? x.host : y.host};
+        LkSnake a = {.m = m, .channels = channels, .x = x.host, .alpha = alpha.on_host, .exponents = exponents,
+                .y = in_place ? x.host : y.host};
 
         if (with_beta)
                 a.beta = beta.on_host;
@@ -212,8 +215,8 @@ static void alias_free_one(uint64_t rows, uint64_t channels, uint64_t first, uin
         Pair x = pair_new(rows * channels, 2), y = pair_new(m * channels, 1);
         Weights alpha = weights_new(some_type(), channels, 2), beta = weights_new(some_type(), channels, 2);
         Weights up = weights_new(some_type(), LK_ALIAS_FREE_TAPS, 1), down = weights_new(some_type(), LK_ALIAS_FREE_TAPS, 1);
-        LkAliasFree a = {.rows = rows, .channels = channels, .first = first, .m = m, .x = x.host, .alpha = alpha.on_host, .beta = beta.on_host,
-                .up = up.on_host, .down = down.on_host, .y = y.host};
+        LkAliasFree a = {.rows = rows, .channels = channels, .first = first, .m = m, .x = x.host, .alpha = alpha.on_host,
+                .beta = beta.on_host, .up = up.on_host, .down = down.on_host, .y = y.host};
 
         assert_int_equal(host->alias_free(cpu, &a), 0);
         a.x = x.device;
@@ -285,7 +288,8 @@ static void passes_refuse_what_breaks_the_contract(void **state) {
                 .y = x.device};
         LkSnake snake = {.m = 8, .channels = 9, .x = x.device, .alpha = w.on_device, .y = x.device};
         LkAliasFree free_of = {.rows = 8, .channels = 8, .first = 4, .m = 5, .x = x.device, .alpha = w.on_device, .beta = w.on_device,
-                .up = {w.on_device.data, LK_F32, LK_ALIAS_FREE_TAPS}, .down = {w.on_device.data, LK_F32, LK_ALIAS_FREE_TAPS}, .y = x.device};
+                .up = {w.on_device.data, LK_F32, LK_ALIAS_FREE_TAPS}, .down = {w.on_device.data, LK_F32, LK_ALIAS_FREE_TAPS},
+                .y = x.device};
         LkAverage average = {.n = 8, .count = LK_AVERAGE_MAX + 1, .x = {x.device, x.device, x.device, x.device}, .y = x.device};
 
         assert_int_equal(device->group_norm(gpu, &norm), -EINVAL);

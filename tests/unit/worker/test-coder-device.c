@@ -140,7 +140,8 @@ static void code_any_memory_same_bits(void **state) {
 
 /* One after the other on a device that has no room for two, and back again. */
 static void code_models_take_turns(void **state) {
-        static const CoderKind *const turns[] = {coder_kinds + 1, coder_kinds + 3, coder_kinds + 7, coder_kinds + 5, coder_kinds + 9, coder_kinds + 1};
+        static const CoderKind *const turns[] = {coder_kinds + 1, coder_kinds + 3, coder_kinds + 7, coder_kinds + 5, coder_kinds + 9,
+                coder_kinds + 1};
         uint8_t *want[ELEMENTSOF(turns)];
         uint64_t sizes[ELEMENTSOF(turns)], most = 0;
         CoderBench *b;

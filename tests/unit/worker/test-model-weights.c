@@ -80,7 +80,9 @@ static void bench_new(Bench *b, const H3Model *m, const char *name, H3Compute co
         if (!device)
                 return;
         assert_int_equal(
-                model_weights_new(&h3_weights_denoiser, m, &(DeviceWeightsConfig){.ops = b->ops, .context = b->rank.context}, &b->weights), 0);
+                model_weights_new(&h3_weights_denoiser, m, &(DeviceWeightsConfig){.ops = b->ops, .context = b->rank.context},
+                        &b->weights),
+                0);
         b->recorder = (Recorder){.interface = {record_take, record_give}, .next = model_weights_interface(b->weights)};
         b->rank.weights = &b->recorder.interface;
 }
@@ -431,6 +433,7 @@ static void step_gives_its_memory_back(void **state) {
         for (unsigned i = 0; i < 3; i++) {
                 CLEANUP(result_done) Result r = run(&device, false);
 
+                (void) r;
                 assert_int_equal(device_sim.used, used);
         }
         assert_int_equal(

@@ -116,7 +116,8 @@ static void table_rows_are_the_tables(void **state) {
                         if (types[t] != LK_BF16) { /* of a part of a tensor */
                                 m.embed.rows = m.embed.block_rows = VOCAB;
                                 m.embed.quant = (LkQuant){.scale = scales, .scale_stride = one ? 0 : 4,
-                                        .block_scale = types[t] == LK_NVFP4 ? blocks : NULL, .block_scale_cols = types[t] == LK_NVFP4 ? 8 : 0};
+                                        .block_scale = types[t] == LK_NVFP4 ? blocks : NULL,
+                                        .block_scale_cols = types[t] == LK_NVFP4 ? 8 : 0};
                         }
                         for (size_t i = 0; i < TOKENS; i++)
                                 ids[i] %= (int32_t) m.embed.rows;
