@@ -92,4 +92,8 @@ int lk_cuda_gemm(LkContext *c, const LkGemm *a);
 int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a);
 int lk_cuda_dequantise(LkContext *c, const LkDequantise *a);
 int lk_cuda_conv(LkContext *c, const LkConv *a);
+int lk_cuda_group_norm(LkContext *c, const LkGroupNorm *a);
+int lk_cuda_snake(LkContext *c, const LkSnake *a);
+int lk_cuda_alias_free(LkContext *c, const LkAliasFree *a);
+int lk_cuda_average(LkContext *c, const LkAverage *a);
 }

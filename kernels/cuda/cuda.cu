@@ -173,6 +173,10 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.gemm_i8 = lk_cuda_gemm_i8;
         ops.dequantise = lk_cuda_dequantise;
         ops.conv = lk_cuda_conv;
+        ops.group_norm = lk_cuda_group_norm;
+        ops.snake = lk_cuda_snake;
+        ops.alias_free = lk_cuda_alias_free;
+        ops.average = lk_cuda_average;
         for (int t = LK_F32; t < LK_TYPE_MAX; t++)
                 ops.weights[t] = t <= LK_I8 ? LK_NATIVE : LK_EXPANDED;
         return &ops;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The CUDA backend. What else than convolutions only the VAEs want is still NULL. */
+/* The CUDA backend: every operation of ops.h. */
 
 #include "kernels/ops.h"
 

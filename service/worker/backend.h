@@ -35,8 +35,7 @@ typedef struct Backend {
         /* Which kernel does what, in lines. */
         const char *kernels;
 
-        /* A denoiser in bf16 is all that it runs. */
-        bool denoiser_only;
+        bool bf16_only; /* denoisers run in no other type */
         bool uses_driver; /* of a device, whose library makes more system calls (seccomp.h) */
 } Backend;
 

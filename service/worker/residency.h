@@ -38,7 +38,9 @@ typedef struct Residency {
         const LkOps *ops;
         ModelEntry *base;    /* counted; NULL: no model */
         MergedModel *merged; /* counted; NULL: the base itself */
-        const H3Model *h3;   /* of them */
+        const H3Model *h3;   /* of them; NULL: no denoiser */
+        const H3WeightsKind *kind; /* of the weights: a VAE has two */
+        const void *model;
         uint64_t serial;
         ResidencyRank ranks[RANKS_MAX];
 
@@ -60,12 +62,13 @@ typedef struct Residency {
 typedef struct ResidencyUse {
         const Job *job;         /* whose model */
         bool base;              /* not what its adapters make of it */
-        const H3Plan *plan;     /* NULL: rank 0 works alone, and takes */
-        uint64_t bytes;         /* of device memory beside the weights */
+        const H3Plan *plan;     /* NULL: the first `ranks` work, and take */
+        uint32_t ranks;         /* 0: one */
+        uint64_t bytes;         /* of device memory beside the weights, over all ranks */
 } ResidencyUse;
 
-/* Has the model on the devices as far as there is memory beside what the use takes. 0; -ENOMEM (DoesNotFit, with the
- * numbers); device errors. */
+/* Has the model (of a coding job: the half that it needs) on the devices as far as there is memory beside what the use
+ * takes. 0; -ENOMEM (DoesNotFit, with the numbers); device errors. */
 int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f);
 
 /* For `pass`: parts are taken in no order that is known. */

@@ -275,7 +275,7 @@ const Backend *backend_get(Fault *f) {
                 .device_memory = device_memory,
                 .device_error = device_error,
                 .kernels = gpu.kernels,
-                .denoiser_only = true,
+                .bf16_only = true,
                 .uses_driver = true,
         };
 

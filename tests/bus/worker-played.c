@@ -121,7 +121,7 @@ const Backend *backend_get(Fault *f) {
                 .device_memory = device_memory,
                 .device_error = device_error,
                 .kernels = "all: played",
-                .denoiser_only = true,
+                .bf16_only = true,
         };
 
         device = device_ops();

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "kernels/cpu/cpu.h"
 #include "service/shared/cleanup.h"
@@ -14,6 +15,8 @@
 #define COPIES_MAX 65536
 #define CONTEXTS_MAX 8
 #define ALIGN 256u
+#define PAGE UINT64_C(4096)
+#define OPEN_MAX 64
 
 /* What a queue has been given, and what it waits for of the other. */
 typedef struct Clock {
@@ -25,6 +28,8 @@ typedef struct Copy {
         uint64_t position;
 } Copy;
 
+typedef struct Block Block;
+
 /* The queues of a context. */
 typedef struct Queues {
         LkContext *context;
@@ -32,15 +37,19 @@ typedef struct Queues {
         Clock events[LK_EVENTS_MAX];
         Copy *copies; /* that did not happen yet */
         size_t n_copies;
+        Block *open[OPEN_MAX]; /* to the operation that runs */
+        size_t n_open;
 } Queues;
 
-typedef struct Block {
+/* Pages of its own, and one behind them that nobody may touch. */
+struct Block {
         Queues *queues; /* whose it is: nobody else reads it or copies into it */
         uint8_t *p;
         uint64_t size;
         uint64_t *read; /* [size / ALIGN]: position of LK_COMPUTE that read it last */
         bool kept;      /* freed, and not given back yet */
-} Block;
+        bool open;
+};
 
 DeviceSim device_sim;
 
@@ -94,9 +103,40 @@ static Block *find_block(const void *p, uint64_t size) {
         return NULL;
 }
 
+static uint64_t whole_pages(uint64_t size) {
+        return (size + PAGE - 1) / PAGE * PAGE;
+}
+
+/* Nothing but the operation that names it touches device memory: anything else ends the program. */
+static void open_block(Block *b) {
+        Queues *q = b->queues;
+
+        if (b->open)
+                return;
+        must(q->n_open < OPEN_MAX && mprotect(b->p, whole_pages(b->size), PROT_READ | PROT_WRITE) == 0, "memory cannot be opened");
+        b->open = true;
+        q->open[q->n_open++] = b;
+}
+
+static void close_blocks(Queues *q) {
+        while (q->n_open > 0) {
+                Block *b = q->open[--q->n_open];
+
+                must(mprotect(b->p, whole_pages(b->size), PROT_NONE) == 0, "memory cannot be closed");
+                b->open = false;
+        }
+}
+
+/* Its numbers are NaN. */
+static void poison(Block *b) {
+        open_block(b);
+        memset(b->p, 0xff, b->size);
+        close_blocks(b->queues);
+}
+
 static void give_back(Block *b) {
         device_sim.used -= b->size;
-        free(b->p);
+        must(munmap(b->p, whole_pages(b->size) + PAGE) == 0, "memory cannot be given back");
         free(b->read);
         *b = (Block){};
 }
@@ -115,7 +155,7 @@ static bool take_kept(Queues *q, uint64_t size, void **ret) {
                 if (!b->kept || b->queues != q || b->size < size || b->size - size > size / 8)
                         continue;
                 b->kept = false;
-                memset(b->p, 0xff, b->size);
+                poison(b);
                 memset(b->read, 0, b->size / ALIGN * sizeof(*b->read));
                 *ret = b->p;
                 return true;
@@ -126,7 +166,7 @@ static bool take_kept(Queues *q, uint64_t size, void **ret) {
 static int memory_new(LkContext *c, uint64_t size, void **ret) {
         LOCKED;
 
-        size = (size + ALIGN - 1) / ALIGN * ALIGN;
+        size = size > 0 ? (size + ALIGN - 1) / ALIGN * ALIGN : ALIGN;
         if (take_kept(queues_of(c), size, ret))
                 return 0;
         if (device_sim.refusals > 0 && --device_sim.refusals < device_sim.refuse)
@@ -137,9 +177,12 @@ static int memory_new(LkContext *c, uint64_t size, void **ret) {
                 return -ENOMEM;
         for (size_t i = 0; i < BLOCKS_MAX; i++)
                 if (!blocks[i].p) {
-                        blocks[i] = (Block){queues_of(c), aligned_alloc(ALIGN, size), size, calloc(size / ALIGN, sizeof(uint64_t)), false};
-                        must(blocks[i].p && blocks[i].read, "no memory");
-                        memset(blocks[i].p, 0xff, size); /* NaN */
+                        void *pages = mmap(NULL, whole_pages(size) + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+                        blocks[i] = (Block){
+                                .queues = queues_of(c), .p = pages, .size = size, .read = calloc(size / ALIGN, sizeof(uint64_t))};
+                        must(pages != MAP_FAILED && blocks[i].read, "no memory");
+                        poison(blocks + i);
                         device_sim.used += size;
                         device_sim.peak = device_sim.used > device_sim.peak ? device_sim.used : device_sim.peak;
                         device_sim.allocations++;
@@ -156,11 +199,13 @@ static void copy_until(Queues *q, uint64_t position) {
         while (n < q->n_copies && q->copies[n].position <= position) {
                 const LkFetch *a = &q->copies[n++].args;
 
+                open_block(find_block(a->device, 1));
                 for (uint64_t i = 0; i < a->rows; i++)
                         memcpy((uint8_t *) a->device + i * a->width, (const uint8_t *) a->host + i * a->stride, a->width);
         }
         if (n == 0)
                 return;
+        close_blocks(q);
         q->n_copies -= n;
         memmove(q->copies, q->copies + n, q->n_copies * sizeof(*q->copies));
 }
@@ -203,6 +248,7 @@ static int fetch(LkContext *c, const LkFetch *a) {
                 device_sim.fetches_left--;
         must(b, "a fetch goes to what is no device memory");
         must(b->queues == q, "a fetch goes to another context's memory");
+        must(!find_block(a->host, 1), "a fetch comes from device memory");
         for (uint64_t i = 0; i < (size + ALIGN - 1) / ALIGN; i++)
                 must(b->read[(uint64_t) ((uint8_t *) a->device - b->p) / ALIGN + i] <= q->clocks[LK_COPY].at[LK_COMPUTE],
                         "a copy does not wait for work that reads what it overwrites");
@@ -269,15 +315,34 @@ static void begin_work(LkContext *c) {
 }
 
 /* c: whose work it is; NULL: that of its owner. */
+static void touch(LkContext *c, const void *p, uint64_t size) {
+        LOCKED;
+        Block *b = size > 0 ? find_block(p, size) : NULL;
+
+        if (size == 0)
+                return;
+        must(b, "an operation works with what is not in device memory");
+        must(!c || b->queues == queues_of(c), "an operation works with another context's memory");
+        open_block(b);
+}
+
+static void touch_rows(LkContext *c, const void *p, LkType type, uint64_t m, uint64_t n, uint64_t ld) {
+        if (m > 0 && n > 0)
+                touch(c, p, ((m - 1) * ld + n) * lk_type_size(type));
+}
+
+/* Weights: copies into their place wait for it. */
 static void read_memory(LkContext *c, const void *p, uint64_t size) {
         LOCKED;
         Block *b = find_block(p, size);
+        uint64_t first;
 
         must(b, "an operation reads weights that are not in device memory");
         must(!c || b->queues == queues_of(c), "an operation reads another context's weights");
-        must((uintptr_t) p % ALIGN == 0, "an operation reads weights that are not aligned");
-        for (uint64_t i = 0; i < (size + ALIGN - 1) / ALIGN; i++)
-                b->read[(uint64_t) ((const uint8_t *) p - b->p) / ALIGN + i] = b->queues->clocks[LK_COMPUTE].at[LK_COMPUTE];
+        open_block(b);
+        first = (uint64_t) ((const uint8_t *) p - b->p);
+        for (uint64_t i = first / ALIGN; i <= (first + size - 1) / ALIGN; i++)
+                b->read[i] = b->queues->clocks[LK_COMPUTE].at[LK_COMPUTE];
 }
 
 void device_ops_read(const void *p, uint64_t size) {
@@ -285,78 +350,238 @@ void device_ops_read(const void *p, uint64_t size) {
         read_memory(NULL, p, size);
 }
 
+/* Part of one begins where its first number does. */
 static void read_vector(LkContext *c, const LkVector *v) {
-        if (v->data)
-                read_memory(c, v->data, v->n * lk_type_size(v->type));
+        if (!v->data)
+                return;
+        must((uintptr_t) v->data % lk_type_size(v->type) == 0, "an operation reads weights that are not aligned");
+        read_memory(c, v->data, v->n * lk_type_size(v->type));
 }
 
-static void read_rows(LkContext *c, const LkMatrix *m) {
-        LOCKED;
-        uint64_t row = lk_row_size(m->type, m->cols), first;
-        Block *b = find_block(m->data, m->rows * row);
-
-        must(b, "an operation reads a matrix that is not in device memory");
-        must(b->queues == queues_of(c), "an operation reads another context's matrix");
-        must(m->row_stride == row && m->block_rows >= m->rows, "an operation reads a matrix with gaps");
-        first = (uint64_t) ((const uint8_t *) m->data - b->p);
-        for (uint64_t i = first / ALIGN; i <= (first + m->rows * row - 1) / ALIGN; i++)
-                b->read[i] = b->queues->clocks[LK_COMPUTE].at[LK_COMPUTE];
+static uint64_t block_scale_bytes(const LkMatrix *m) {
+        return (m->quant.first_row + m->rows + 127) / 128 * 128 * m->quant.block_scale_cols;
 }
 
 /* A part of a matrix begins where its row does: only the matrix itself is aligned. */
 static void read_matrix(LkContext *c, const LkMatrix *m) {
-        read_rows(c, m);
+        uint64_t row = lk_row_size(m->type, m->cols);
+
+        must(m->row_stride == row && m->block_rows >= m->rows, "an operation reads a matrix with gaps");
+        read_memory(c, m->data, m->rows * row);
         if (m->quant.scale)
                 read_memory(c, m->quant.scale, (m->quant.scale_stride ? m->quant.first_row + m->rows : 1) * sizeof(float));
+        if (m->quant.block_scale)
+                read_memory(c, m->quant.block_scale, block_scale_bytes(m));
         read_vector(c, &m->quant.in_scale);
+}
+
+static int ended(LkContext *c, int r) {
+        LOCKED;
+
+        close_blocks(queues_of(c));
+        return r;
+}
+
+static bool is_device(const void *p) {
+        LOCKED;
+
+        return find_block(p, 1) != NULL;
 }
 
 static int gemm(LkContext *c, const LkGemm *a) {
         begin_work(c);
-        read_matrix(c, &a->w);
+        if (a->m > 0 && a->w.rows > 0)
+                read_matrix(c, &a->w);
         read_vector(c, &a->bias);
-        return cpu->gemm(c, a);
+        touch_rows(c, a->x, a->x_type, a->m, a->w.cols, a->x_ld);
+        touch_rows(c, a->y, a->y_type, a->m, a->w.rows, a->y_ld);
+        return ended(c, cpu->gemm(c, a));
 }
 
 static int gemm_i8(LkContext *c, const LkGemmI8 *a) {
         begin_work(c);
         read_matrix(c, &a->w);
         read_vector(c, &a->bias);
-        return cpu->gemm_i8(c, a);
+        touch(c, a->x, a->m > 0 ? (a->m - 1) * a->x_ld + a->w.cols : 0);
+        touch(c, a->x_scale, a->m * sizeof(float));
+        touch_rows(c, a->y, a->y_type, a->m, a->w.rows, a->y_ld);
+        return ended(c, cpu->gemm_i8(c, a));
 }
 
 static int dequantise(LkContext *c, const LkDequantise *a) {
         begin_work(c);
         read_matrix(c, &a->w);
-        return cpu->dequantise(c, a);
+        touch_rows(c, a->y, LK_F32, a->w.rows, a->w.cols, a->y_ld);
+        return ended(c, cpu->dequantise(c, a));
+}
+
+static void touch_residual(LkContext *c, const LkResidual *a, LkType type, uint64_t m, uint64_t n, const void *x, uint64_t x_ld) {
+        touch_rows(c, x, type, m, n, x_ld);
+        touch_rows(c, a->y, type, m, n, a->y_ld);
+        if (a->mod && m > 0) {
+                touch(c, a->mod, 1);
+                touch(c, a->mod_index, m * sizeof(int32_t));
+        }
+}
+
+static void touch_quantised(LkContext *c, const LkQuantise *a, uint64_t m, uint64_t k) {
+        touch(c, a->q, m > 0 ? (m - 1) * a->q_ld + k : 0);
+        touch(c, a->scale, m * sizeof(float));
 }
 
 static int norm(LkContext *c, const LkNorm *a) {
         begin_work(c);
         read_vector(c, &a->weight);
-        return cpu->norm(c, a);
+        touch_rows(c, a->x, a->type, a->m, a->n, a->x_ld);
+        if (a->y)
+                touch_rows(c, a->y, a->type, a->m, a->n, a->y_ld);
+        if (a->mod && a->m > 0) {
+                touch(c, a->mod, 1);
+                touch(c, a->mod_index, a->m * sizeof(int32_t));
+        }
+        if (a->add)
+                touch_residual(c, a->add, a->type, a->m, a->n, a->x, a->x_ld);
+        if (a->quantise)
+                touch_quantised(c, a->quantise, a->m, a->n);
+        return ended(c, cpu->norm(c, a));
+}
+
+static int layer_norm(LkContext *c, const LkLayerNorm *a) {
+        begin_work(c);
+        read_vector(c, &a->weight);
+        read_vector(c, &a->bias);
+        touch_rows(c, a->x, a->type, a->m, a->n, a->x_ld);
+        touch_rows(c, a->y, a->type, a->m, a->n, a->y_ld);
+        return ended(c, cpu->layer_norm(c, a));
 }
 
 static int qk_norm_rope(LkContext *c, const LkQkNormRope *a) {
         begin_work(c);
         read_vector(c, &a->weight);
-        return cpu->qk_norm_rope(c, a);
+        touch_rows(c, a->x, a->type, a->m, (uint64_t) a->heads * a->head_dim, a->x_ld);
+        if (a->cos) {
+                touch(c, a->cos, a->m * a->rope_dims * sizeof(float));
+                touch(c, a->sin, a->m * a->rope_dims * sizeof(float));
+        }
+        return ended(c, cpu->qk_norm_rope(c, a));
 }
 
-/* The others see no weights. */
-static int attention(LkContext *c, const LkAttention *a) {
+static int residual(LkContext *c, const LkResidual *a) {
         begin_work(c);
-        return cpu->attention(c, a);
+        touch_residual(c, a, a->type, a->m, a->n, a->x, a->x_ld);
+        return ended(c, cpu->residual(c, a));
+}
+
+static int swiglu(LkContext *c, const LkSwiglu *a) {
+        begin_work(c);
+        touch_rows(c, a->gate, a->type, a->m, a->n, a->gate_ld);
+        touch_rows(c, a->up, a->type, a->m, a->n, a->up_ld);
+        touch_rows(c, a->y, a->type, a->m, a->n, a->y_ld);
+        return ended(c, cpu->swiglu(c, a));
+}
+
+static int activate(LkContext *c, const LkActivate *a) {
+        begin_work(c);
+        touch_rows(c, a->x, a->type, a->m, a->n, a->x_ld);
+        touch_rows(c, a->y, a->type, a->m, a->n, a->y_ld);
+        return ended(c, cpu->activate(c, a));
+}
+
+static int convert(LkContext *c, const LkConvert *a) {
+        begin_work(c);
+        touch_rows(c, a->x, a->x_type, a->m, a->n, a->x_ld);
+        touch_rows(c, a->y, a->y_type, a->m, a->n, a->y_ld);
+        return ended(c, cpu->convert(c, a));
+}
+
+static int quantise(LkContext *c, const LkQuantise *a) {
+        begin_work(c);
+        touch_rows(c, a->x, a->x_type, a->m, a->k, a->x_ld);
+        if (a->up)
+                touch_rows(c, a->up, a->x_type, a->m, a->k, a->up_ld);
+        touch_quantised(c, a, a->m, a->k);
+        return ended(c, cpu->quantise(c, a));
+}
+
+static int attention(LkContext *c, const LkAttention *a) {
+        uint64_t n = (uint64_t) a->heads * a->head_dim, keys = a->kv_heads > 0 ? (uint64_t) a->kv_heads * a->head_dim : n;
+
+        begin_work(c);
+        if (a->n_q > 0 && a->heads > 0) {
+                touch_rows(c, a->q, a->type, a->n_q, n, a->q_ld);
+                touch_rows(c, a->k, a->type, a->n_k, keys, a->k_ld);
+                touch_rows(c, a->v, a->type, a->n_k, keys, a->v_ld);
+                touch_rows(c, a->o, a->type, a->n_q, n, a->o_ld);
+        }
+        return ended(c, cpu->attention(c, a));
+}
+
+static int conv(LkContext *c, const LkConv *a) {
+        uint64_t in = a->channels, out = a->w.rows;
+
+        for (unsigned i = 0; i < 3; i++) {
+                in *= a->axis[i].size;
+                out *= lk_conv_size(a->axis + i);
+        }
+        begin_work(c);
+        read_matrix(c, &a->w);
+        read_vector(c, &a->bias);
+        touch(c, a->x, in * sizeof(float));
+        touch(c, a->y, out * sizeof(float));
+        return ended(c, cpu->conv(c, a));
+}
+
+static int group_norm(LkContext *c, const LkGroupNorm *a) {
+        uint64_t size = a->frames * a->pixels * a->channels * sizeof(float);
+
+        begin_work(c);
+        read_vector(c, &a->weight);
+        read_vector(c, &a->bias);
+        touch(c, a->x, size);
+        touch(c, a->y, size);
+        return ended(c, cpu->group_norm(c, a));
+}
+
+static int snake(LkContext *c, const LkSnake *a) {
+        begin_work(c);
+        read_vector(c, &a->alpha);
+        read_vector(c, &a->beta);
+        touch(c, a->x, a->m * a->channels * sizeof(float));
+        touch(c, a->y, a->m * a->channels * sizeof(float));
+        return ended(c, cpu->snake(c, a));
+}
+
+static int alias_free(LkContext *c, const LkAliasFree *a) {
+        const LkVector *vectors[] = {&a->alpha, &a->beta, &a->up, &a->down};
+
+        begin_work(c);
+        for (unsigned i = 0; i < 4; i++)
+                read_vector(c, vectors[i]);
+        touch(c, a->x, a->rows * a->channels * sizeof(float));
+        touch(c, a->y, a->m * a->channels * sizeof(float));
+        return ended(c, cpu->alias_free(c, a));
+}
+
+static int average(LkContext *c, const LkAverage *a) {
+        begin_work(c);
+        for (uint32_t i = 0; i < a->count && i < LK_AVERAGE_MAX; i++)
+                touch(c, a->x[i], a->n * sizeof(float));
+        touch(c, a->y, a->n * sizeof(float));
+        return ended(c, cpu->average(c, a));
 }
 
 static int upload(LkContext *c, void *device, const void *host, uint64_t size) {
         begin_work(c);
-        return cpu->upload(c, device, host, size);
+        must(!is_device(host), "an upload comes from device memory");
+        touch(c, device, size);
+        return ended(c, cpu->upload(c, device, host, size));
 }
 
 static int download(LkContext *c, void *host, const void *device, uint64_t size) {
         begin_work(c);
-        return cpu->download(c, host, device, size);
+        must(!is_device(host), "a download goes to device memory");
+        touch(c, device, size);
+        return ended(c, cpu->download(c, host, device, size));
 }
 
 static void forget(Queues *q) {
@@ -396,8 +621,19 @@ const LkOps *device_ops(void) {
         table.gemm_i8 = gemm_i8;
         table.dequantise = dequantise;
         table.norm = norm;
+        table.layer_norm = layer_norm;
         table.qk_norm_rope = qk_norm_rope;
+        table.residual = residual;
+        table.swiglu = swiglu;
+        table.activate = activate;
+        table.convert = convert;
+        table.quantise = quantise;
         table.attention = attention;
+        table.conv = conv;
+        table.group_norm = group_norm;
+        table.snake = snake;
+        table.alias_free = alias_free;
+        table.average = average;
         table.context_free = context_free;
         for (size_t i = 0; i < CONTEXTS_MAX; i++)
                 forget(all_queues + i);

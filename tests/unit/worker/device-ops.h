@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The CPU backend as a device that cannot read the host's weights (LkOps.host_weights): operations refuse weights
- * that are not in its memory, fresh memory is poisoned, copies of fetch() happen as late as the queues allow, and a
- * copy into memory whose readers it does not wait for ends the program. One device; each context has its queues and its
- * memory, and nobody else touches that. */
+/* The CPU backend as a device with memory of its own (LkOps.host_weights is not set): operations refuse arrays that are not
+ * there, and nobody else may touch it (the program ends); fresh memory is poisoned, copies of fetch() happen as late as the
+ * queues allow, and a copy into memory whose readers it does not wait for ends the program. One device; each context has its
+ * queues and its memory. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,5 +38,6 @@ void device_ops_sync(void);
 /* Ends the program where memory is left, or copies into it are. */
 void device_ops_done(void);
 
-/* Ends the program unless these bytes are device memory that an operation may read now. */
+/* Ends the program unless these bytes are device memory that an operation may read now. The test itself may, too, until the
+ * next operation ends. */
 void device_ops_read(const void *p, uint64_t size);
