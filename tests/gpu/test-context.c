@@ -158,6 +158,36 @@ static void fetch_crosses_edges_of_registrations(void **state) {
         assert_int_equal(munmap(host, size), 0);
 }
 
+/* The host's memory shares a page with what is registered. */
+static void download_crosses_edges_of_registrations(void **state) {
+        const uint64_t size = 4 * MIB;
+        uint8_t *host, *want;
+        void *device;
+
+        need_device();
+        host = mmap(NULL, 2 * size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_ptr_not_equal(host, MAP_FAILED);
+        want = malloc(size);
+        assert_non_null(want);
+        fill(want, size, 5);
+        assert_int_equal(ops->memory_new(context, size, &device), 0);
+        assert_int_equal(ops->upload(context, device, want, size), 0);
+        assert_int_equal(ops->pin(context, host, MIB), 0);
+        assert_int_equal(ops->pin(context, host + 2 * MIB, MIB), 0);
+        for (unsigned i = 0; i < 4; i++) {
+                uint8_t *to = host + i * MIB / 2 + 100;
+
+                memset(host, 0, 2 * size);
+                assert_int_equal(ops->download(context, to, device, size), 0);
+                assert_memory_equal(to, want, size);
+                assert_int_equal(to[-1] | to[size], 0);
+        }
+        ops->unpin(host, 2 * size);
+        ops->memory_free(context, device);
+        free(want);
+        assert_int_equal(munmap(host, 2 * size), 0);
+}
+
 /* What cannot be registered is fetched all the same; the device goes on. */
 static void pin_that_fails_changes_nothing(void **state) {
         const uint64_t size = 40 * MIB;
@@ -309,6 +339,7 @@ int main(void) {
                 cmocka_unit_test(memory_that_is_not_there_is_enomem),
                 cmocka_unit_test(upload_is_done_with_the_hosts_memory),
                 cmocka_unit_test(fetch_crosses_edges_of_registrations),
+                cmocka_unit_test(download_crosses_edges_of_registrations),
                 cmocka_unit_test(pin_that_fails_changes_nothing),
                 cmocka_unit_test(pin_from_threads_at_once),
                 cmocka_unit_test(event_numbers_are_checked),
