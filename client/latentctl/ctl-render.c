@@ -246,7 +246,8 @@ static int open_session(CodingJob *j, Render *x, latent_error *e) {
 static latent_render_options make_options(const Render *x) {
         return (latent_render_options){
                 .struct_size = sizeof(latent_render_options),
-                .flags = LATENT_RENDER_FILE | (x->sheet_fd >= 0 ? LATENT_RENDER_SHEET : 0) | (x->keep_latents ? LATENT_RENDER_KEEP_LATENTS : 0),
+                .flags = LATENT_RENDER_FILE |
+                        (x->sheet_fd >= 0 ? LATENT_RENDER_SHEET : 0) | (x->keep_latents ? LATENT_RENDER_KEEP_LATENTS : 0),
                 .prompt = x->text_size > 0 ? &x->prompt_tensor : NULL,
                 .width = x->width,
                 .height = x->height,
