@@ -89,6 +89,15 @@ static void carve_layers(TextRun *run, Carver *k) {
         run->sin = carve(k, rope);
 }
 
+static void carve_table(TextRun *run, Carver *k) {
+        const LkMatrix *table = &run->m->embed;
+        uint64_t n = min_of(run->size.tokens, TEXT_PIECE_ROWS);
+
+        run->table = carve(k, n * lk_row_size(table->type, table->cols));
+        run->table_scale = carve(k, n * sizeof(float));
+        run->table_blocks = carve(k, text_table_blocks(table, n));
+}
+
 static void carve_vision(TextRun *run, Carver *k) {
         const H3VisionConfig *c = &run->m->config.vision;
         uint64_t n = run->size.patches, e = run->element;
@@ -110,17 +119,18 @@ static void carve_vision(TextRun *run, Carver *k) {
 
 uint64_t text_carve(TextRun *run, uint8_t *base) {
         const H3TextConfig *c = &run->m->config;
-        Carver both = {.base = base}, layers, vision;
+        Carver both = {.base = base}, layers, vision, table;
 
         run->x = carve(&both, run->size.tokens * c->hidden * run->element);
         run->io = carve(&both, min_of(run->size.tokens, TEXT_PIECE_ROWS) * c->hidden * sizeof(float));
         for (uint32_t i = 0; run->size.patches > 0 && i < c->vision.n_deepstack; i++)
                 run->deepstack[i] = carve(&both, run->size.all_patches / 4 * c->hidden * run->element);
-        layers = vision = both;
+        layers = vision = table = both;
+        carve_table(run, &table);
         carve_layers(run, &layers);
         if (run->size.patches > 0)
                 carve_vision(run, &vision);
-        return max_of(layers.at, vision.at);
+        return max_of(max_of(layers.at, vision.at), table.at);
 }
 
 /* Sizes cannot overflow: rows are at most 2^20 (h3_text_check()), widths at most 2^21 (text-bind.c). */

@@ -266,6 +266,43 @@ static void queues_run_beside_each_other(void **state) {
         assert_int_equal(munmap(host, size), 0);
 }
 
+static void work_for_a_while(void *memory) {
+        for (unsigned i = 0; i < 200; i++)
+                assert_int_equal(ops->convert(context, &(LkConvert){.m = 1024, .n = 16384, .x = memory, .x_type = LK_F32, .x_ld = 16384,
+                                                               .y = (uint8_t *) memory + 64 * MIB, .y_type = LK_BF16, .y_ld = 16384}),
+                        0);
+}
+
+/* By the host's clock, though the device is behind. */
+static void stamp_says_when_it_was_reached(void **state) {
+        uint64_t begin, end, usec;
+        void *memory;
+
+        need_device();
+        assert_int_equal(ops->memory_new(context, 96 * MIB, &memory), 0);
+        work_for_a_while(memory);
+        assert_int_equal(ops->stamp(context), 0);
+        assert_int_equal(ops->stamped(context, &usec), 0);
+        begin = clock_usec();
+        assert_int_equal(ops->stamp(context), 0);
+        assert_int_equal(ops->stamped(context, &usec), 0);
+        end = clock_usec();
+        print_message("an empty queue: %lld us after the call, which took %llu\n", (long long) (usec - begin),
+                (unsigned long long) (end - begin));
+        assert_true(usec + 300 >= begin && usec <= end + 300);
+
+        begin = clock_usec();
+        work_for_a_while(memory);
+        assert_int_equal(ops->stamp(context), 0);
+        work_for_a_while(memory);
+        assert_int_equal(ops->stamped(context, &usec), 0);
+        end = clock_usec();
+        print_message("between equal parts: after %llu of %llu us\n", (unsigned long long) (usec - begin),
+                (unsigned long long) (end - begin));
+        assert_true(usec > begin + (end - begin) / 3 && usec < end - (end - begin) / 3);
+        ops->memory_free(context, memory);
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(memory_is_kept_and_given_back),
@@ -276,6 +313,7 @@ int main(void) {
                 cmocka_unit_test(pin_from_threads_at_once),
                 cmocka_unit_test(event_numbers_are_checked),
                 cmocka_unit_test(queues_run_beside_each_other),
+                cmocka_unit_test(stamp_says_when_it_was_reached),
         };
 
         return cmocka_run_group_tests(tests, setup, teardown);
