@@ -646,7 +646,7 @@ typedef struct latent_progress {
         uint32_t step, steps;   /* finished, of; 0: not known yet */
         uint32_t block, blocks; /* of the current step; MiB read for a load */
         double fraction;        /* 0 .. 1 of the whole job */
-        uint64_t eta_usec;      /* until the end; 0: unknown */
+        uint64_t eta_usec;      /* until the end; 0: unknown, as nothing was measured yet */
         uint32_t preview;       /* of a render: steps before its last preview; 0: none yet */
         uint32_t reserved;
 } latent_progress;

@@ -267,14 +267,21 @@ static int check_ids(const H3TextModel *m, const H3TextInput *in, Fault *f) {
         return 0;
 }
 
-int h3_text_check(const H3TextModel *m, const H3TextInput *in, Fault *f) {
-        int r;
-
-        if (in->n < 1 || in->n > m->config.tokens_max)
+int h3_text_check_length(const H3TextModel *m, uint64_t n, Fault *f) {
+        if (n < 1 || n > m->config.tokens_max)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "There are %" PRIu64 " tokens; this conditioner takes 1 to %" PRIu32
                         " (max_position_embeddings). Give it a shorter prompt, or fewer or smaller pictures.",
-                        in->n, m->config.tokens_max);
+                        n, m->config.tokens_max);
+        return 0;
+}
+
+int h3_text_check(const H3TextModel *m, const H3TextInput *in, Fault *f) {
+        int r;
+
+        r = h3_text_check_length(m, in->n, f);
+        if (r < 0)
+                return r;
         if (!in->ids || !in->positions || (in->n_vision > 0 && !in->vision))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "Ids, positions or vision inputs were not given.");

@@ -149,6 +149,8 @@ static int encode_open(Job *j, const WireJobOpen *w, Fault *f) {
         if (r >= 0)
                 r = text_request_new(j, w, x, f);
         if (r >= 0)
+                r = h3_text_check_length(m, x->presentation->n, f); /* a plan is refused where the work would be */
+        if (r >= 0)
                 r = list_vision(x, NULL, &vision);
         if (r >= 0)
                 r = set_memory(j, x, vision);
