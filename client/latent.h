@@ -296,8 +296,8 @@ typedef struct latent_session_options {
         uint32_t chunks;      /* parts of a rank's rows, exchanged one by one: 1 .. 32; 0: as fits */
         const char *plan;     /* "auto" (default), "hidden-gather", "kv-gather", "qkv-all-to-all" */
         const char *exchange; /* "auto" (default), "host" */
-        /* [n_gpus] the devices to use, by the Uuid or PciAddress of org.latentd.Latent1.Device; NULL: as the service is set
-         * up. A service without GPUs answers NotSupported. */
+        /* [n_gpus] the devices to use, by number, or the Uuid or PciAddress of org.latentd.Latent1.Device; NULL: all that the
+         * service has. In this version they must be exactly those. A service without GPUs answers NotSupported. */
         const char *const *gpus;
         uint32_t n_gpus;
         uint32_t reserved;
@@ -646,7 +646,7 @@ typedef struct latent_progress {
         uint32_t step, steps;   /* finished, of; 0: not known yet */
         uint32_t block, blocks; /* of the current step; MiB read for a load */
         double fraction;        /* 0 .. 1 of the whole job */
-        uint64_t eta_usec;      /* until the end; 0: unknown */
+        uint64_t eta_usec;      /* until the end; 0: unknown, as nothing was measured yet */
         uint32_t preview;       /* of a render: steps before its last preview; 0: none yet */
         uint32_t reserved;
 } latent_progress;

@@ -442,6 +442,10 @@ typedef struct LkOps {
         /* Work that the queue is given later waits for it. An event that was never marked is done. */
         int (*wait)(LkContext *c, LkQueue queue, uint32_t event);
         int (*join)(LkContext *c, uint32_t event); /* the calling thread waits; sleeps meanwhile */
+        /* For figures: stamp() goes into LK_COMPUTE, stamped() waits for all that LK_COMPUTE has and says when (CLOCK_MONOTONIC,
+         * usec, to about 100) the newest stamp was reached. NULL: work is done when it is given. */
+        int (*stamp)(LkContext *c);
+        int (*stamped)(LkContext *c, uint64_t *ret_usec);
 
         /* Host memory [host, host + size) that is fetched from often: registered with the device, for all
          * contexts of the process, once; what is registered already is left alone. On failure it is as before

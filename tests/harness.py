@@ -4,6 +4,7 @@
 Standard library only. Used by with-latentd, run-golden, demo and the bus tests."""
 
 import array
+import contextlib
 import json
 import math
 import os
@@ -125,9 +126,14 @@ class Bus:
             self.folder.chmod(0o755)
         conf = self.folder / "bus.conf"
         conf.write_text(BUS_CONF.format(type=kind, path=self.path))
-        self.process = subprocess.Popen(["dbus-daemon", f"--config-file={conf}", "--nofork", "--nopidfile", "--nosyslog"],
-                                        stdin=subprocess.DEVNULL)
-        wait_until("dbus-daemon", 10, self._listens)  # the socket is there a moment before it listens
+        log = self.folder / "bus.log"  # of no use while it works: that it may not raise its limit of descriptors, and the like
+        with open(log, "wb") as f:
+            self.process = subprocess.Popen(["dbus-daemon", f"--config-file={conf}", "--nofork", "--nopidfile", "--nosyslog"],
+                                            stdin=subprocess.DEVNULL, stderr=f)
+        try:
+            wait_until("dbus-daemon", 10, self._listens)  # the socket is there a moment before it listens
+        except HarnessError as e:
+            raise HarnessError(f"{e}\n{log.read_text()}") from e
         if open_to_all:
             self.path.chmod(0o666)
         self.address = f"unix:path={self.path}"
@@ -255,6 +261,20 @@ class Service:
     def ctl_json(self, *args, **kw):
         r = self.ctl(*args, "--json", check=True, **kw)
         return json.loads(r.stdout.strip().splitlines()[-1])
+
+
+@contextlib.contextmanager
+def quiet_service(**kw):
+    """A Service for people who want to see something else: what it says is shown if something fails."""
+    with tempfile.TemporaryDirectory(prefix="latentd-log-") as folder:
+        log = pathlib.Path(folder) / "log"
+        try:
+            with Service(log=log, **kw) as service:
+                yield service
+        except BaseException as e:
+            if log.exists() and not isinstance(e, KeyboardInterrupt):
+                print(f"The service said:\n{log.read_text(errors='replace')}", file=sys.stderr)
+            raise
 
 
 # --------------------------------------------------------------------------------------------- tensors

@@ -34,6 +34,10 @@ static uint64_t restart_sec(const CodingJob *j) {
 int coding_check_options(const CodingOptions *o, latent_error *e) {
         if (!o->output)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o OUT.safetensors is missing");
+        return coding_check_timeout(o, e);
+}
+
+int coding_check_timeout(const CodingOptions *o, latent_error *e) {
         if (o->has_restart && o->restart_sec > RESTART_SEC_MAX)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--restart-timeout must be at most %u", RESTART_SEC_MAX);
         return 0;
@@ -172,8 +176,9 @@ static int open_session(CodingJob *j, const CodingWork *w, uint64_t output_bytes
         return r < 0 ? r : w->place(w->userdata, j->session, e);
 }
 
-static int try_to_start(CodingJob *j, const CodingWork *w, latent_error *e) {
+static int try_to_start(CodingJob *j, void *userdata, latent_error *e) {
         CLEANUP(latent_value_freep) latent_value *plan = NULL;
+        const CodingWork *w = userdata;
         uint64_t output_bytes = w->output_bytes;
         int r;
 
@@ -191,13 +196,13 @@ static int try_to_start(CodingJob *j, const CodingWork *w, latent_error *e) {
 }
 
 /* A running job is taken up by the library; before that everything is done again here. */
-int coding_start(CodingJob *j, const CodingWork *w, latent_error *e) {
+int coding_retry(CodingJob *j, CodingAttempt attempt, void (*forget)(void *userdata), void *userdata, latent_error *e) {
         uint64_t until = 0;
         int r;
 
         run_catch_signals();
         for (;;) {
-                r = try_to_start(j, w, e);
+                r = attempt(j, userdata, e);
                 if (r >= 0 || run_interrupted())
                         return r;
 
@@ -212,8 +217,14 @@ int coding_start(CodingJob *j, const CodingWork *w, latent_error *e) {
                 }
 
                 coding_next(j);
+                if (forget)
+                        forget(userdata);
                 (void) usleep(100000);
         }
+}
+
+int coding_start(CodingJob *j, const CodingWork *w, latent_error *e) {
+        return coding_retry(j, try_to_start, NULL, (void *) w, e);
 }
 
 void coding_report(const CodingJob *j, const latent_job *job) {

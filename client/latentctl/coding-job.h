@@ -42,6 +42,7 @@ typedef struct CodingWork {
 
 /* -o is there, the timeout in range. */
 int coding_check_options(const CodingOptions *o, latent_error *e);
+int coding_check_timeout(const CodingOptions *o, latent_error *e);
 
 /* The model that an argument means for this part: of a pipeline its folder, else the model itself. NotFound as usual. */
 int coding_open_model(CodingJob *j, const char *part, latent_error *e);
@@ -61,6 +62,12 @@ int coding_nothing_for(const CodingJob *j, CodingKind kind, const char *input, l
 /* Connects, opens the model and a session with enough room, writes the inputs there and starts the job: j->job. All of it again
  * when the service goes away meanwhile and comes back. */
 int coding_start(CodingJob *j, const CodingWork *w, latent_error *e);
+
+/* The same for other work: attempt() until it succeeds or fails for another reason than that the service is not there, for as long as
+ * --restart-timeout says; before that each time forget(), for what belongs to the service that went away. From here on signals are
+ * caught. */
+typedef int (*CodingAttempt)(CodingJob *j, void *userdata, latent_error *e);
+int coding_retry(CodingJob *j, CodingAttempt attempt, void (*forget)(void *userdata), void *userdata, latent_error *e);
 
 /* Ends the job, its session and its model; the connection stays. */
 void coding_next(CodingJob *j);

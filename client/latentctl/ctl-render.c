@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@
 #include "client/latentctl/report.h"
 #include "client/latentctl/results.h"
 #include "client/latentctl/run.h"
+#include "client/latentctl/same-file.h"
 #include "service/shared/canvas.h"
 
 #define ARENA_MIN 4096u
@@ -39,7 +41,7 @@ typedef struct Render {
         const char *prompt, *size, *schedule, *sampler, *noise, *keep_latents, *contact_sheet, *format;
         uint64_t frames, steps, seed;
         double seconds, shift_video, shift_audio;
-        bool has_frames, has_seconds, has_seed, has_steps, plan;
+        bool has_frames, has_seconds, has_seed, has_steps, has_shift_video, has_shift_audio, plan;
         uint32_t width, height; /* 0: not given */
         StringList lora_arguments;
         LoraOptions loras;
@@ -49,11 +51,23 @@ typedef struct Render {
         latent_tensor prompt_tensor;
         latent_model *parts[_PART_MAX];
         Preview preview;
+        int film_fd, sheet_fd; /* borrowed; -EBADF: none */
+        latent_value *planned; /* of --plan */
+        bool in_place;         /* the film has its name: whatever comes later, something was written */
 } Render;
 
-static void render_done(Render *x) {
+/* What belongs to a service that went away. */
+static void render_forget(void *userdata) {
+        Render *x = userdata;
+
         for (size_t i = 0; i < _PART_MAX; i++)
-                latent_model_free(x->parts[i]);
+                latent_model_free(STEAL_PTR(x->parts[i]));
+        loras_forget(&x->loras);
+}
+
+static void render_done(Render *x) {
+        render_forget(x);
+        latent_value_free(x->planned);
         loras_done(&x->loras);
         pictures_done(&x->pictures);
         preview_done(&x->preview);
@@ -70,7 +84,7 @@ static int choose_format(Render *x, latent_error *e) {
         const char *dot = strrchr(x->coding.output, '.');
 
         for (size_t i = 0; dot && i < ELEMENTSOF(formats); i++)
-                if (strcmp(dot + 1, formats[i]) == 0) {
+                if (strcasecmp(dot + 1, formats[i]) == 0) {
                         x->format = formats[i];
                         return 0;
                 }
@@ -93,7 +107,41 @@ static int check_numbers(Render *x, latent_error *e) {
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--frames %" PRIu64 ": expected 1 to %u", x->frames, CANVAS_FRAMES_MAX);
         if (x->has_steps && (x->steps == 0 || x->steps > 1000))
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--steps %" PRIu64 ": expected 1 to 1000", x->steps);
+        if (x->has_shift_video && x->shift_video <= 0)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--shift-video %g: expected more than 0", x->shift_video);
+        if (x->has_shift_audio && x->shift_audio <= 0)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--shift-audio %g: expected more than 0", x->shift_audio);
         return 0;
+}
+
+/* What is written last would replace another output, or what was read. */
+static int check_apart(const Render *x, latent_error *e) {
+        const Pictures *p = &x->pictures;
+        NamedFile files[7 + STRINGS_MAX] = {
+                {"-o", x->coding.output, .output = true},
+                {"--contact-sheet", x->contact_sheet, .output = true},
+                {"--keep-latents", x->keep_latents, .output = true},
+                {"--preview", x->preview.steps > 0 ? x->preview.stem : NULL, .output = true, .stem = true},
+                {"--preview-map", x->preview.map_path},
+                {"--image", p->image},
+                {"--last-image", p->last_image},
+        };
+        size_t n = 7;
+
+        for (uint32_t i = 0; i < p->references.n; i++)
+                files[n++] = (NamedFile){p->references.tags[i] == PICTURES_TAG_SOUND ? "--reference-sound" : "--reference",
+                        p->references.items[i]};
+        return same_file_check(files, n, e);
+}
+
+/* latent-media writes it: the service would refuse anything else, but only then, and opening a pipe would wait for its reader. */
+static int check_files(const Render *x, latent_error *e) {
+        const char *outputs[] = {x->coding.output, x->contact_sheet, x->keep_latents};
+        int r = check_apart(x, e);
+
+        for (size_t i = 0; r >= 0 && i < ELEMENTSOF(outputs); i++)
+                r = outputs[i] ? output_check_regular(outputs[i], e) : 0;
+        return r;
 }
 
 static int check_options(Render *x, latent_error *e) {
@@ -104,7 +152,7 @@ static int check_options(Render *x, latent_error *e) {
         if (!x->prompt)
                 return usage(e, "--prompt TEXT is missing");
 
-        r = x->coding.output ? coding_check_options(&x->coding, e) : 0;
+        r = coding_check_timeout(&x->coding, e);
         if (r >= 0 && x->coding.output)
                 r = choose_format(x, e);
         if (r >= 0)
@@ -115,6 +163,8 @@ static int check_options(Render *x, latent_error *e) {
                 r = preview_open(&x->preview, x->coding.model, x->coding.output, e);
         if (r >= 0)
                 r = loras_parse(&x->lora_arguments, &x->loras, e);
+        if (r >= 0 && !x->plan)
+                r = check_files(x, e);
         return r;
 }
 
@@ -193,10 +243,11 @@ static int open_session(CodingJob *j, Render *x, latent_error *e) {
         return r;
 }
 
-static latent_render_options make_options(const Render *x, int fd, int sheet) {
+static latent_render_options make_options(const Render *x) {
         return (latent_render_options){
                 .struct_size = sizeof(latent_render_options),
-                .flags = LATENT_RENDER_FILE | (sheet >= 0 ? LATENT_RENDER_SHEET : 0) | (x->keep_latents ? LATENT_RENDER_KEEP_LATENTS : 0),
+                .flags = LATENT_RENDER_FILE |
+                        (x->sheet_fd >= 0 ? LATENT_RENDER_SHEET : 0) | (x->keep_latents ? LATENT_RENDER_KEEP_LATENTS : 0),
                 .prompt = x->text_size > 0 ? &x->prompt_tensor : NULL,
                 .width = x->width,
                 .height = x->height,
@@ -209,21 +260,43 @@ static latent_render_options make_options(const Render *x, int fd, int sheet) {
                 .noise = x->noise,
                 .seed = x->seed,
                 .has_seed = x->has_seed,
-                .file = fd,
+                .file = x->film_fd,
                 .format = x->format,
                 .pictures = x->pictures.items,
                 .n_pictures = x->pictures.n,
                 .picture_rule = x->pictures.rule,
-                .sheet = sheet,
+                .sheet = x->sheet_fd,
                 .preview_steps = (uint32_t) x->preview.steps,
                 .preview_map = x->preview.steps > 0 ? x->preview.map : NULL,
         };
 }
 
-static int start(CodingJob *j, const Render *x, int fd, int sheet, latent_error *e) {
-        const latent_render_options o = make_options(x, fd, sheet);
+/* A service that went away may have begun to write. */
+static int make_empty(int fd, latent_error *e) {
+        if (fd >= 0 && (ftruncate(fd, 0) < 0 || lseek(fd, 0, SEEK_SET) < 0))
+                return ctl_error(e, -errno, LATENT_ERROR_IO, "What was begun cannot be made empty: %s.", strerror(errno));
+        return 0;
+}
 
-        return latent_session_render(j->session, &o, &j->job, e);
+/* CodingAttempt. */
+static int try_to_start(CodingJob *j, void *userdata, latent_error *e) {
+        latent_render_options o;
+        Render *x = userdata;
+        int r;
+
+        r = open_parts(j, x, e);
+        if (r >= 0)
+                r = open_session(j, x, e);
+        if (r >= 0 && !x->plan)
+                r = make_empty(x->film_fd, e);
+        if (r >= 0 && !x->plan)
+                r = make_empty(x->sheet_fd, e);
+        if (r < 0)
+                return r;
+
+        o = make_options(x);
+        return x->plan ? latent_session_plan_render(j->session, &o, &x->planned, e)
+                       : latent_session_render(j->session, &o, &j->job, e);
 }
 
 /* What can be found wrong without the service. */
@@ -236,18 +309,9 @@ static int prepare(Render *x, latent_error *e) {
         return r < 0 ? r : pictures_open(&x->pictures, e);
 }
 
-static int open_pipeline(CodingJob *j, Render *x, latent_error *e) {
-        int r;
-
-        run_catch_signals();
-        r = open_parts(j, x, e);
-        return r < 0 ? r : open_session(j, x, e);
-}
-
 /* Nothing is run or written. The film counts as one for a file, which it will be. */
-static int run_plan(CodingJob *j, Render *x, latent_value **ret, latent_error *e) {
+static int run_plan(CodingJob *j, Render *x, latent_error *e) {
         CLEANUP_CLOSE int fd = -EBADF;
-        latent_render_options o;
         int r;
 
         r = prepare(x, e);
@@ -258,35 +322,62 @@ static int run_plan(CodingJob *j, Render *x, latent_value **ret, latent_error *e
         if (fd < 0)
                 return ctl_error(e, -errno, LATENT_ERROR_INTERNAL, "A file in memory cannot be made: %s.", strerror(errno));
 
-        r = open_pipeline(j, x, e);
-        if (r < 0)
-                return r;
-
-        o = make_options(x, fd, -EBADF);
-        return latent_session_plan_render(j->session, &o, ret, e);
+        x->film_fd = fd;
+        return coding_retry(j, try_to_start, render_forget, x, e);
 }
 
 static int wait_for_film(CodingJob *j, Render *x, latent_error *e) {
+        int r;
+
         x->preview.job = j->job;
-        return run_wait_and(j->ctl, j->job, PROGRESS_PHASES, preview_on_news, &x->preview, e);
+        x->preview.all = x->has_steps ? (uint32_t) x->steps : STEPS_DEFAULT;
+        r = run_wait_and(j->ctl, j->job, PROGRESS_PHASES, preview_on_news, &x->preview, e);
+        if (r >= 0)
+                preview_finish(&x->preview);
+        return r;
 }
 
-/* The film is in place whatever became of it. */
+static int without(const char *what, const latent_error *why, latent_error *e) {
+        return ctl_error(e, -EIO, LATENT_ERROR_IO, "The film was written, its %s not: %s", what, why->text);
+}
+
+static int commit_latents(const CodingJob *j, const Render *x, Output *latents, latent_error *e) {
+        const char *compute = x->coding.compute;
+        int r;
+
+        r = results_write(latents, j->job, compute && strcmp(compute, "auto") != 0 ? compute : "bf16", e);
+        return r < 0 ? r : output_commit(latents, e);
+}
+
 static int commit_sheet(const CodingJob *j, Output *sheet, latent_error *e) {
         const latent_value *fault = latent_value_get(latent_job_result(j->job), "sheet-error");
         const char *name = latent_value_as_string(latent_value_at(fault, 0)),
                    *text = latent_value_as_string(latent_value_at(fault, 1));
 
         if (fault)
-                return ctl_error(e, -EIO, name ? name : LATENT_ERROR_IO,
-                        "The film was written, its contact sheet was not: %s", text ? text : "?");
+                return ctl_error(e, -EIO, name ? name : LATENT_ERROR_IO, "%s", text ? text : "?");
 
         return output_commit(sheet, e);
 }
 
+/* Each is complete, and in place whatever becomes of the others. */
+static int commit(const CodingJob *j, Render *x, Output *film, Output *latents, Output *sheet, latent_error *e) {
+        latent_error why = {};
+        int r, error;
+
+        r = output_commit(film, e);
+        x->in_place = r >= 0;
+        error = x->keep_latents ? commit_latents(j, x, latents, &why) : 0;
+        if (r >= 0 && error < 0)
+                r = without("latents were", &why, e);
+        error = x->contact_sheet ? commit_sheet(j, sheet, &why) : 0;
+        if (r >= 0 && error < 0)
+                r = without("contact sheet was", &why, e);
+        return r;
+}
+
 static int run(CodingJob *j, Render *x, latent_error *e) {
         CLEANUP(output_done) Output film = {.fd = -EBADF}, latents = {.fd = -EBADF}, sheet = {.fd = -EBADF};
-        const char *compute = x->coding.compute;
         int r;
 
         r = prepare(x, e);
@@ -299,19 +390,12 @@ static int run(CodingJob *j, Render *x, latent_error *e) {
         if (r < 0)
                 return r;
 
-        r = open_pipeline(j, x, e);
-        if (r >= 0)
-                r = start(j, x, film.fd, sheet.fd, e);
+        x->film_fd = film.fd;
+        x->sheet_fd = sheet.fd;
+        r = coding_retry(j, try_to_start, render_forget, x, e);
         if (r >= 0)
                 r = wait_for_film(j, x, e);
-        if (r >= 0 && x->keep_latents)
-                r = results_write(
-                        &latents, j->job, compute && strcmp(compute, "auto") != 0 ? compute : "bf16", e);
-        if (r >= 0 && x->keep_latents)
-                r = output_commit(&latents, e);
-        if (r >= 0)
-                r = output_commit(&film, e);
-        return r < 0 || !x->contact_sheet ? r : commit_sheet(j, &sheet, e);
+        return r < 0 ? r : commit(j, x, &film, &latents, &sheet, e);
 }
 
 static void report(const CodingJob *j, const Render *x) {
@@ -347,28 +431,27 @@ static void report(const CodingJob *j, const Render *x) {
 }
 
 static int plan(CodingJob *j, Render *x, const Verb *verb) {
-        CLEANUP(latent_value_freep) latent_value *v = NULL;
         JsonWriter w = {.file = stdout};
         latent_error e;
         int r;
 
-        r = run_outcome(run_plan(j, x, &v, &e), &e);
+        r = run_outcome(run_plan(j, x, &e), &e);
         if (r < 0)
                 return report_error(j->ctl, verb, &e);
 
         if (!j->ctl->json) {
-                render_plan_print(v);
+                render_plan_print(x->planned);
                 return STATUS_OK;
         }
 
         json_writer_object(&w, NULL);
-        json_writer_value(&w, "plan", v);
+        json_writer_value(&w, "plan", x->planned);
         json_writer_line(&w);
         return STATUS_OK;
 }
 
 int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
-        CLEANUP(render_done) Render x = {};
+        CLEANUP(render_done) Render x = {.film_fd = -EBADF, .sheet_fd = -EBADF};
         const Option options[] = {
                 CODING_OPTIONS(x.coding),
                 {"prompt", OPTION_STRING, &x.prompt, NULL, 'p'},
@@ -379,8 +462,8 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 {"seed", OPTION_UINT, &x.seed, &x.has_seed, '\0'},
                 {"noise", OPTION_STRING, &x.noise, NULL, '\0'},
                 {"schedule", OPTION_STRING, &x.schedule, NULL, '\0'},
-                {"shift-video", OPTION_DOUBLE, &x.shift_video, NULL, '\0'},
-                {"shift-audio", OPTION_DOUBLE, &x.shift_audio, NULL, '\0'},
+                {"shift-video", OPTION_DOUBLE, &x.shift_video, &x.has_shift_video, '\0'},
+                {"shift-audio", OPTION_DOUBLE, &x.shift_audio, &x.has_shift_audio, '\0'},
                 {"sampler", OPTION_STRING, &x.sampler, NULL, '\0'},
                 {"lora", OPTION_STRINGS, &x.lora_arguments, NULL, '\0'},
                 PICTURES_OPTIONS(x.pictures),
@@ -397,6 +480,8 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         latent_error e;
         int r;
 
+        /* A program reads along: each line is an object. */
+        c->json = c->json || isatty(STDOUT_FILENO) == 0;
         r = arguments_parse(c, argc, argv, options, ELEMENTSOF(options), 1, 1, operands, &e);
         if (r < 0)
                 return report_error(c, verb, &e);
@@ -409,9 +494,11 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         if (x.plan)
                 return plan(&j, &x, verb);
 
-        /* A program reads along: each line is an object. */
-        c->json = c->json || isatty(STDOUT_FILENO) == 0;
-        r = run_outcome(run(&j, &x, &e), &e);
+        r = run(&j, &x, &e);
+        if (!x.in_place)
+                r = run_outcome(r, &e);
+        if (strcmp(r < 0 ? e.name : "", CTL_ERROR_INTERRUPTED) == 0)
+                preview_say_left(&x.preview, &e);
         if (r < 0)
                 return report_error(c, verb, &e);
 

@@ -52,6 +52,7 @@ int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_models(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_load(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_unload(Ctl *c, const Verb *verb, int argc, char *argv[]);
+int verb_release(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_cache(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_jobs(Ctl *c, const Verb *verb, int argc, char *argv[]);
 int verb_cancel(Ctl *c, const Verb *verb, int argc, char *argv[]);

@@ -217,12 +217,24 @@ void check_headroom(Findings *f, const latent_value *status) {
                         limit > 0 ? "; CacheRamMax is " : "", limit > 0 ? format_bytes(limit, c) : "");
 }
 
+/* No worker drives it. */
+static bool is_away(const latent_value *d) {
+        const char *state = get_string(d, "State");
+
+        return strcmp(state, "gone") == 0 || strcmp(state, "quarantined") == 0;
+}
+
 void check_devices(Findings *f, const latent_value *devices) {
         size_t n = latent_value_count(devices), n_gone = 0;
 
-        for (size_t i = 0; i < n; i++)
-                if (strcmp(get_string(latent_value_at(devices, i), "State"), "gone") == 0)
-                        n_gone++;
+        for (size_t i = 0; i < n; i++) {
+                const latent_value *d = latent_value_at(devices, i);
+
+                n_gone += is_away(d);
+                if (strcmp(get_string(d, "State"), "quarantined") == 0)
+                        finding_add(f, "GPU", LEVEL_WARNING, "Reset it (nvidia-smi --gpu-reset), or start the machine anew.",
+                                "%s (%s) is in quarantine: it has fallen off the bus", get_string(d, "Name"), get_string(d, "PciAddress"));
+        }
 
         if (n == 0)
                 finding_add(f, "devices", LEVEL_OK, "", "not known until a worker has started");
@@ -246,7 +258,7 @@ void check_kernels(Findings *f, const latent_value *devices) {
                 const latent_value *d = latent_value_at(devices, i);
                 const char *line = get_string(d, "Kernels");
 
-                if (strcmp(get_string(d, "State"), "gone") == 0)
+                if (is_away(d))
                         continue;
                 while (*line != '\0') {
                         int n = (int) strcspn(line, "\n");

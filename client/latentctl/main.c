@@ -2,8 +2,11 @@
 
 /* latentctl: a person's hand on the service, through liblatent's public interface only. */
 
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/latentctl/arguments.h"
 #include "client/latentctl/report.h"
@@ -46,6 +49,9 @@ static const Verb verbs[] = {
                 "", verb_unload},
         {"cache", "[drop]", "Lists the weights in memory; with drop frees those that no model uses.", "",
                 verb_cache},
+        {"release", "",
+                "Makes idle workers give back the memory of their devices. Weights stay in memory of the machine.", "",
+                verb_release},
         {"jobs", "[--json]", "Lists your jobs.", "", verb_jobs},
         {"cancel", "JOB", "Cancels one of your jobs, by its number.", "", verb_cancel},
         {"step", "MODEL IN.safetensors -o OUT.safetensors [OPTION]...",
@@ -193,8 +199,24 @@ static int run(int argc, char *argv[]) {
         return verb->run(&c, verb, argc - at, argv + at);
 }
 
+/* A file that is opened must not become standard output because that is closed. */
+static bool open_missing(void) {
+        for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+                if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR | O_NOCTTY) != fd)
+                        return false;
+
+        return true;
+}
+
 int main(int argc, char *argv[]) {
-        int status = run(argc, argv);
+        int status;
+
+        if (!open_missing()) {
+                (void) fprintf(stderr, "latentctl: standard input, output or error is closed, and /dev/null cannot stand in.\n");
+                return STATUS_FAILED;
+        }
+        (void) signal(SIGXFSZ, SIG_IGN); /* a file that may not get larger is an error of write() */
+        status = run(argc, argv);
 
         /* What could not be written was not said: a script must not take silence for an answer. */
         if ((fflush(stdout) != 0 || ferror(stdout)) && status == STATUS_OK) {

@@ -108,6 +108,16 @@ static int open_new(Output *o, mode_t mode, latent_error *e) {
         return r;
 }
 
+int output_check_regular(const char *path, latent_error *e) {
+        struct stat st;
+
+        if (stat(path, &st) < 0 || S_ISREG(st.st_mode)) /* what else is wrong output_open() says */
+                return 0;
+        if (S_ISDIR(st.st_mode))
+                return error_output(e, -EISDIR, path);
+        return ctl_error(e, -EINVAL, LATENT_ERROR_IO, "%s cannot be written: it must be a regular file, or not be there yet.", path);
+}
+
 int output_open(const char *path, Output *ret, latent_error *e) {
         CLEANUP(output_done) Output o = {.fd = -EBADF};
         mode_t mode = mode_for_new_file();

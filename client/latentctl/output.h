@@ -14,6 +14,9 @@ typedef struct Output {
         bool unnamed;    /* to be given its name; else without a temporary one a device or pipe is written to directly */
 } Output;
 
+/* IOError: what is there is no regular file, which would be waited for or cannot be replaced. */
+int output_check_regular(const char *path, latent_error *e);
+
 /* Makes the file, so that a directory that cannot be written to shows before any work is done. */
 int output_open(const char *path, Output *ret, latent_error *e);
 

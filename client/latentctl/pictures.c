@@ -3,12 +3,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "client/latentctl/report.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/utf8.h"
 
 static int fail(const char *path, latent_error *e) {
         int error = errno;
@@ -28,7 +30,11 @@ static int open_one(Pictures *p, const char *path, const char *kind, uint32_t fl
         if (fd < 0)
                 return fail(path, e);
 
-        p->items[p->n++] = (latent_media){.kind = kind, .name = path, .file = fd, .flags = flags};
+        p->names[p->n] = utf8_escape(path);
+        p->items[p->n] = (latent_media){.kind = kind, .name = p->names[p->n], .file = fd, .flags = flags};
+        p->n++;
+        if (!p->names[p->n - 1])
+                return ctl_error(e, -ENOMEM, LATENT_ERROR_INTERNAL, "Out of memory.");
         if (fstat(fd, &st) < 0)
                 return fail(path, e);
         if (!S_ISREG(st.st_mode))
@@ -77,7 +83,9 @@ int parse_size(const char *size, uint32_t *ret_width, uint32_t *ret_height, late
 }
 
 void pictures_done(Pictures *p) {
-        for (uint32_t i = 0; i < p->n; i++)
+        for (uint32_t i = 0; i < p->n; i++) {
                 (void) close(p->items[i].file);
+                free(p->names[i]);
+        }
         p->n = 0;
 }

@@ -11,6 +11,7 @@ typedef struct Pictures {
         const char *image, *last_image, *rule;
         StringList references; /* both options, told apart by the tag */
         latent_media items[PICTURES_MAX];
+        char *names[PICTURES_MAX]; /* of the items, for messages: UTF-8, other bytes as \xNN */
         uint32_t n; /* opened */
 } Pictures;
 

@@ -13,6 +13,7 @@
 
 #define MAP_NUMBERS 75u
 #define NUMBER_MAX 64
+#define STEPS_MAX 1000u
 
 static void close_file(FILE **f) {
         if (*f)
@@ -56,9 +57,10 @@ int preview_open(Preview *p, const char *model, const char *output, latent_error
 
         if (!p->has_steps && !p->map_path)
                 return 0;
-        if (p->steps == 0 || p->steps > 1000)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE,
-                        "--preview: expected 1 to 1000 steps, with --preview-map too");
+        if (!p->has_steps)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--preview-map is for --preview K, which is missing");
+        if (p->steps == 0 || p->steps > STEPS_MAX)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--preview %" PRIu64 ": expected 1 to %u steps", p->steps, STEPS_MAX);
 
         if (asprintf(&beside, "%s/vae/latent_rgb.txt", model) < 0) {
                 beside = NULL;
@@ -101,7 +103,9 @@ static int write_picture(const char *path, const latent_tensor *t, const uint8_t
 
         (void) snprintf(header, sizeof(header), "P6\n%" PRIu64 " %" PRIu64 "\n255\n", width * columns,
                 rows * height);
-        r = output_open(path, &file, e);
+        r = output_check_regular(path, e);
+        if (r >= 0)
+                r = output_open(path, &file, e);
         if (r >= 0)
                 r = output_append(&file, header, strlen(header), e);
         if (r >= 0)
@@ -133,13 +137,41 @@ void preview_on_news(const latent_progress *news, void *userdata) {
         Preview *p = userdata;
         latent_error e;
 
-        if (!p->stem || p->steps == 0 || news->preview == 0 || news->preview == p->written)
+        if (!p->stem || p->steps == 0 || news->preview == 0 || news->preview == p->last)
                 return;
 
-        p->written = news->preview;
-        if (write_preview(p, news->preview, &e) >= 0 || p->failed)
+        p->last = news->preview;
+        if (news->preview < ELEMENTSOF(p->seen))
+                p->seen[news->preview] = true;
+        if (write_preview(p, news->preview, &e) >= 0) {
+                p->n_written++;
+                return;
+        }
+        if (p->failed)
                 return;
 
         p->failed = true;
         (void) fprintf(stderr, "latentctl: no preview: %s\n", e.text);
+}
+
+void preview_finish(Preview *p) {
+        uint32_t asked = 0, skipped = 0;
+
+        if (!p->stem || p->steps == 0 || p->failed)
+                return;
+
+        for (uint32_t step = 1; step <= p->all && step < ELEMENTSOF(p->seen); step++)
+                if (step % p->steps == 0 || step == p->all) {
+                        asked++;
+                        skipped += !p->seen[step];
+                }
+        if (skipped > 0)
+                (void) fprintf(stderr, "latentctl: %" PRIu32 " of %" PRIu32 " previews were skipped: the next one was there already.\n",
+                        skipped, asked);
+}
+
+void preview_say_left(const Preview *p, latent_error *e) {
+        if (p->n_written > 0)
+                (void) ctl_error(e, -EINTR, CTL_ERROR_INTERRUPTED, "interrupted; no film was written. Of its previews there are %" PRIu32
+                        ": %s.step-*.ppm.", p->n_written, p->stem);
 }

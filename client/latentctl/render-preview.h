@@ -12,7 +12,10 @@ typedef struct Preview {
         double map[75];       /* [25][3] */
         char *stem;           /* of the pictures' names: the film's path without its ending */
         latent_job *job;      /* the caller's */
-        uint32_t written;     /* step of the last one */
+        uint32_t all;         /* steps of the film */
+        uint32_t last;        /* step of the last one that was heard of */
+        uint32_t n_written;
+        bool seen[1001];      /* by step */
         bool failed;          /* it was said that one could not be written */
 } Preview;
 
@@ -24,3 +27,9 @@ void preview_done(Preview *p);
 /* A latent_progress_fn; userdata is the Preview. A picture that cannot be written is said once and costs
  * nothing else. */
 void preview_on_news(const latent_progress *news, void *userdata);
+
+/* The film is made: says how many were skipped because the next one came first. */
+void preview_finish(Preview *p);
+
+/* Of a render that was interrupted: what of it is there. Nothing, if nothing is. */
+void preview_say_left(const Preview *p, latent_error *e);

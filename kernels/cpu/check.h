@@ -108,3 +108,40 @@ static inline bool check_bytes(const void *p, uint64_t m, uint64_t n, uint64_t l
 
         return p && ld >= n && !__builtin_mul_overflow(m, ld, &bytes) && bytes <= PTRDIFF_MAX;
 }
+
+static inline bool check_axis(const LkConvAxis *a) {
+        uint64_t padded, span;
+
+        if (a->size == 0 || a->size > INT32_MAX || a->kernel == 0 || a->kernel > LK_CONV_TAPS_MAX ||
+                a->stride == 0 || a->dilation == 0 || a->before > INT32_MAX || a->after > INT32_MAX ||
+                a->pad >= LK_PAD_MAX)
+                return false;
+        if (a->pad == LK_PAD_REFLECT && (a->before >= a->size || a->after >= a->size))
+                return false;
+
+        padded = a->size + a->before + a->after;
+        span = (uint64_t) a->dilation * (a->kernel - 1) + 1;
+        return span <= padded;
+}
+
+/* ret_size: positions of y. */
+static inline bool check_conv(const LkConv *a, uint64_t ret_size[3]) {
+        uint64_t pixels = 1, positions = 1, taps = 1, cols;
+
+        for (uint32_t i = 0; i < 3; i++) {
+                if (!check_axis(a->axis + i))
+                        return false;
+
+                ret_size[i] = lk_conv_size(a->axis + i);
+                taps *= a->axis[i].kernel;
+                if (taps > LK_CONV_TAPS_MAX || __builtin_mul_overflow(pixels, a->axis[i].size, &pixels) ||
+                        __builtin_mul_overflow(positions, ret_size[i], &positions))
+                        return false;
+        }
+
+        return a->channels > 0 && check_matrix(&a->w) && check_type(a->w.type) &&
+               !__builtin_mul_overflow(a->channels, taps, &cols) && a->w.cols == cols &&
+               check_rows(a->x, LK_F32, pixels, a->channels, a->channels) &&
+               check_rows(a->y, LK_F32, positions, a->w.rows, a->w.rows) &&
+               (!a->bias.data || check_vector(&a->bias, a->w.rows));
+}

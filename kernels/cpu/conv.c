@@ -103,44 +103,6 @@ static void pack_x(const GemmJob *j, uint64_t panel) {
         }
 }
 
-static bool check_axis(const LkConvAxis *a) {
-        uint64_t padded, span;
-
-        if (a->size == 0 || a->size > INT32_MAX || a->kernel == 0 || a->kernel > LK_CONV_TAPS_MAX ||
-                a->stride == 0 || a->dilation == 0 || a->before > INT32_MAX || a->after > INT32_MAX ||
-                a->pad >= LK_PAD_MAX)
-                return false;
-        if (a->pad == LK_PAD_REFLECT && (a->before >= a->size || a->after >= a->size))
-                return false;
-
-        padded = a->size + a->before + a->after;
-        span = (uint64_t) a->dilation * (a->kernel - 1) + 1;
-        return span <= padded;
-}
-
-static bool check_conv(const LkConv *a, ConvJob *ret) {
-        uint64_t pixels = 1, positions = 1, taps = 1, cols;
-
-        for (uint32_t i = 0; i < 3; i++) {
-                if (!check_axis(a->axis + i))
-                        return false;
-
-                ret->size[i] = lk_conv_size(a->axis + i);
-                taps *= a->axis[i].kernel;
-                if (taps > LK_CONV_TAPS_MAX || __builtin_mul_overflow(pixels, a->axis[i].size, &pixels) ||
-                        __builtin_mul_overflow(positions, ret->size[i], &positions))
-                        return false;
-        }
-
-        ret->taps = (uint32_t) taps;
-        ret->gemm.m = positions;
-        return a->channels > 0 && check_matrix(&a->w) && check_type(a->w.type) &&
-               !__builtin_mul_overflow(a->channels, taps, &cols) && a->w.cols == cols &&
-               check_rows(a->x, LK_F32, pixels, a->channels, a->channels) &&
-               check_rows(a->y, LK_F32, positions, a->w.rows, a->w.rows) &&
-               (!a->bias.data || check_vector(&a->bias, a->w.rows));
-}
-
 /* Channels of a k block: whole vectors of them if that leaves not much of the block unused. */
 static uint64_t block_channels(uint32_t taps) {
         uint64_t n = BLOCK_K / taps;
@@ -152,11 +114,13 @@ int LK_ISA(conv)(LkContext *c, const LkConv *a) {
         ConvJob conv = {.conv = a};
         GemmJob j = {.args = &conv, .pack_x = pack_x, .pack_w = gemm_pack_w, .tile = gemm_float_tile};
 
-        if (!c || !a || !check_conv(a, &conv))
+        if (!c || !a || !check_conv(a, conv.size))
                 return -EINVAL;
         if (a->w.rows == 0)
                 return 0;
 
+        conv.taps = a->axis[0].kernel * a->axis[1].kernel * a->axis[2].kernel;
+        conv.gemm.m = conv.size[0] * conv.size[1] * conv.size[2];
         conv.gemm.w = a->w;
         conv.gemm.bias = a->bias;
         conv.gemm.y = a->y;

@@ -19,6 +19,7 @@ struct LkContext {
         cudaStream_t stream; /* LK_COMPUTE */
         cudaStream_t copy;   /* LK_COPY, of lower priority */
         cudaEvent_t events[LK_EVENTS_MAX]; /* NULL: never marked */
+        cudaEvent_t stamp, now; /* they measure time; NULL: none taken yet */
         cudaEvent_t order; /* between the two queues, for our own use */
         CudaBlock *blocks; /* all device memory of this context, in use or kept */
         CudaStage *stage;  /* NULL: nothing was uploaded yet */
@@ -90,4 +91,9 @@ int lk_cuda_attention(LkContext *c, const LkAttention *a);
 int lk_cuda_gemm(LkContext *c, const LkGemm *a);
 int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a);
 int lk_cuda_dequantise(LkContext *c, const LkDequantise *a);
+int lk_cuda_conv(LkContext *c, const LkConv *a);
+int lk_cuda_group_norm(LkContext *c, const LkGroupNorm *a);
+int lk_cuda_snake(LkContext *c, const LkSnake *a);
+int lk_cuda_alias_free(LkContext *c, const LkAliasFree *a);
+int lk_cuda_average(LkContext *c, const LkAverage *a);
 }

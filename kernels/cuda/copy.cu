@@ -72,14 +72,21 @@ int cuda_upload(LkContext *c, void *device, const void *host, uint64_t size) {
         return r;
 }
 
-/* Waits: the host's copy is complete on return, and an error of an earlier kernel comes out here. */
+/* Waits: the host's copy is complete on return, and an error of an earlier kernel comes out here. A copy must not cross
+ * the edge of a registration, and memory of ours can share its first page with what somebody has registered. */
 int cuda_download(LkContext *c, void *host, const void *device, uint64_t size) {
-        int r = cuda_result(cudaMemcpyAsync(host, device, size, cudaMemcpyDeviceToHost, c->stream));
+        int r = 0;
 
+        for (uint64_t at = 0, n; r >= 0 && at < size; at += n) {
+                bool pinned;
+
+                n = cuda_pin_run((uint8_t *) host + at, size - at, &pinned);
+                r = cuda_result(cudaMemcpyAsync((uint8_t *) host + at, (const uint8_t *) device + at, n, cudaMemcpyDeviceToHost, c->stream));
+        }
         return r < 0 ? r : cuda_result(cudaStreamSynchronize(c->stream));
 }
 
-/* Bytes in a row. A copy must not cross the edge of two registrations. */
+/* Bytes in a row. */
 static int fetch_run(LkContext *c, uint8_t *device, const uint8_t *host, uint64_t size) {
         for (uint64_t at = 0, n; at < size; at += n) {
                 bool pinned;

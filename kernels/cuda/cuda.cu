@@ -4,6 +4,7 @@
 #include "kernels/cuda/cuda.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 #include "kernels/cuda/context.cuh"
 #include "kernels/cuda/product.cuh"
@@ -27,6 +28,10 @@ static LkContext *context_free(LkContext *c) {
                         (void) cuda_result(cudaEventDestroy(c->events[i]));
         if (c->order)
                 (void) cuda_result(cudaEventDestroy(c->order));
+        if (c->stamp)
+                (void) cuda_result(cudaEventDestroy(c->stamp));
+        if (c->now)
+                (void) cuda_result(cudaEventDestroy(c->now));
         if (c->copy)
                 (void) cuda_result(cudaStreamDestroy(c->copy));
         if (c->stream)
@@ -103,6 +108,38 @@ static int join(LkContext *c, uint32_t event) {
         return c->events[event] ? cuda_result(cudaEventSynchronize(c->events[event])) : 0;
 }
 
+static int stamp(LkContext *c) {
+        int r = 0;
+
+        if (!c->now)
+                r = cuda_result(cudaEventCreateWithFlags(&c->now, cudaEventBlockingSync));
+        if (r >= 0 && !c->stamp)
+                r = cuda_result(cudaEventCreateWithFlags(&c->stamp, cudaEventBlockingSync));
+        return r < 0 ? r : cuda_result(cudaEventRecord(c->stamp, c->stream));
+}
+
+/* The device's clock and the host's are read together here, when the queue is empty: they drift. */
+static int stamped(LkContext *c, uint64_t *ret_usec) {
+        struct timespec now;
+        float msec = 0;
+        int r;
+
+        if (!c->stamp || !c->now)
+                return -EINVAL;
+        r = cuda_result(cudaStreamSynchronize(c->stream));
+        if (r >= 0)
+                r = cuda_result(cudaEventRecord(c->now, c->stream));
+        if (r >= 0)
+                r = cuda_result(cudaEventSynchronize(c->now));
+        (void) clock_gettime(CLOCK_MONOTONIC, &now);
+        if (r >= 0)
+                r = cuda_result(cudaEventElapsedTime(&msec, c->stamp, c->now));
+        if (r < 0)
+                return r;
+        *ret_usec = (uint64_t) now.tv_sec * 1000000 + (uint64_t) now.tv_nsec / 1000 - (uint64_t) (msec * 1000.0f);
+        return 0;
+}
+
 extern "C" const LkOps *lk_cuda_ops(void) {
         static LkOps ops;
 
@@ -119,6 +156,8 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.mark = mark;
         ops.wait = wait;
         ops.join = join;
+        ops.stamp = stamp;
+        ops.stamped = stamped;
         ops.pin = cuda_pin;
         ops.unpin = cuda_unpin;
         ops.attention = lk_cuda_attention;
@@ -133,6 +172,11 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.gemm = lk_cuda_gemm;
         ops.gemm_i8 = lk_cuda_gemm_i8;
         ops.dequantise = lk_cuda_dequantise;
+        ops.conv = lk_cuda_conv;
+        ops.group_norm = lk_cuda_group_norm;
+        ops.snake = lk_cuda_snake;
+        ops.alias_free = lk_cuda_alias_free;
+        ops.average = lk_cuda_average;
         for (int t = LK_F32; t < LK_TYPE_MAX; t++)
                 ops.weights[t] = t <= LK_I8 ? LK_NATIVE : LK_EXPANDED;
         return &ops;

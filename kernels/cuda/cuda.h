@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The CUDA backend. Convolutions and what else only the VAEs want are still NULL. */
+/* The CUDA backend: every operation of ops.h. */
 
 #include "kernels/ops.h"
 

@@ -197,8 +197,7 @@ static int tap_stage(const Decode *d, const char *kind, uint32_t index, const fl
 }
 
 /* From d->a, positions s->in, to d->a, positions s->out. */
-static int run_stage(Decode *d, uint32_t index) {
-        const AudioStage *w = d->v->weights->stages + index;
+static int run_weights(Decode *d, const AudioStage *w, uint32_t index) {
         const Stage *s = d->stages + index;
         uint64_t n_in = index > 0 ? d->stages[index - 1].n : d->n;
         float *up = d->x;
@@ -223,17 +222,33 @@ static int run_stage(Decode *d, uint32_t index) {
         return r < 0 ? r : tap_stage(d, "stage", index, d->a, s->out);
 }
 
-static int run_start(const Decode *d) {
-        const H3AudioWeights *w = d->v->weights;
-        uint64_t n = h3_range_size(d->latents);
+static int run_stage(Decode *d, uint32_t index) {
+        const H3AudioWeights *w;
         int r;
 
+        r = audio_part(&d->run, d->v, H3_PART_STAGE, index, &w);
+        if (r < 0)
+                return r;
+        r = run_weights(d, w->stages + index, index);
+        audio_give(&d->run, H3_PART_STAGE, index);
+        return r < 0 ? r : h3_part_pace(d->run.rank, index);
+}
+
+static int run_start(const Decode *d) {
+        uint64_t n = h3_range_size(d->latents);
+        const H3AudioWeights *w;
+        int r;
+
+        r = audio_part(&d->run, d->v, H3_PART_IN, 0, &w);
+        if (r < 0)
+                return r;
         r = audio_conv(&d->run, &w->dec_in, d->x, d->latents, d->n, d->latents, d->b);
         if (r >= 0)
                 r = audio_tap(&d->run, "dec_in_proj", d->b, n, w->dec_in.out);
         if (r >= 0)
                 r = audio_conv(&d->run, &w->dec_pre, d->b, d->latents, d->n, d->pre, d->a);
-        return r < 0 ? r : audio_tap(&d->run, "conv_pre", d->a, h3_range_size(d->pre), w->dec_pre.out);
+        audio_give(&d->run, H3_PART_IN, 0);
+        return r < 0 ? r : audio_tap(&d->run, "conv_pre", d->a, h3_range_size(d->pre), d->v->config.decoder_dim);
 }
 
 static float clamped(float x) {
@@ -242,16 +257,20 @@ static float clamped(float x) {
 
 static int run_end(const Decode *d, float *ret_wave) {
         const H3AudioConfig *c = &d->v->config;
-        const H3AudioWeights *w = d->v->weights;
         uint64_t samples = d->n * c->hop, n = h3_range_size(d->wave);
         H3Range in = d->stages[c->decoder_stages - 1].out;
+        const H3AudioWeights *w;
         int r;
 
+        r = audio_part(&d->run, d->v, H3_PART_OUT, 0, &w);
+        if (r < 0)
+                return r;
         r = activate(d, &w->post, d->a, in, d->post, d->b);
         if (r >= 0)
                 r = audio_tap(&d->run, "activation_post", d->b, h3_range_size(d->post), w->dec_post.in);
         if (r >= 0)
                 r = audio_conv(&d->run, &w->dec_post, d->b, d->post, samples, d->wave, d->x);
+        audio_give(&d->run, H3_PART_OUT, 0);
         if (r >= 0)
                 r = d->run.rank->ops->download(d->run.rank->context, ret_wave, d->x, n * sizeof(float));
         for (uint64_t i = 0; i < n && r >= 0; i++)

@@ -88,6 +88,7 @@ static uint64_t job_memory(const H3AudioVae *v, const H3AudioPlan *p, uint64_t j
 typedef struct Finish {
         AudioRun run;
         const H3AudioVae *v;
+        const H3AudioWeights *weights; /* where operations may read them */
         uint64_t n;
         float *h, *a, *qkv;           /* [n, latent_dim], the same, [n, 3 * latent_dim] */
         float *y, *add, *norm, *pool; /* [n, channels] */
@@ -171,8 +172,7 @@ static int tap_block(const Encode *e, uint32_t index, const float *x, uint64_t r
         return audio_tap(&e->run, name, x, rows, columns);
 }
 
-static int run_stage(Encode *e, uint32_t index) {
-        const AudioEncoderStage *w = e->v->weights->enc + index;
+static int run_weights(Encode *e, const AudioEncoderStage *w, uint32_t index) {
         const Stage *s = e->stages + index;
         H3Range in = s->in;
         int r = 0;
@@ -188,18 +188,46 @@ static int run_stage(Encode *e, uint32_t index) {
         return r < 0 ? r : tap_block(e, index + 1, e->x, h3_range_size(s->out), w->down.out);
 }
 
-static int run_end(Encode *e, float *ret_hidden) {
-        const H3AudioWeights *w = e->v->weights;
-        uint32_t stages = e->v->config.encoder_stages;
-        H3Range in = e->stages[stages - 1].out;
-        uint64_t rows = h3_range_size(e->hidden), width = w->enc_last.out;
+static int run_stage(Encode *e, uint32_t index) {
+        const H3AudioWeights *w;
         int r;
 
+        r = audio_part(&e->run, e->v, H3_PART_STAGE, index, &w);
+        if (r < 0)
+                return r;
+        r = run_weights(e, w->enc + index, index);
+        audio_give(&e->run, H3_PART_STAGE, index);
+        return r < 0 ? r : h3_part_pace(e->run.rank, index);
+}
+
+static int run_start(Encode *e) {
+        const H3AudioWeights *w;
+        int r;
+
+        r = audio_part(&e->run, e->v, H3_PART_IN, 0, &w);
+        if (r < 0)
+                return r;
+        r = audio_conv(&e->run, &w->enc_first, e->a, e->wave, e->samples, e->stages[0].in, e->x);
+        audio_give(&e->run, H3_PART_IN, 0);
+        return r;
+}
+
+static int run_end(Encode *e, float *ret_hidden) {
+        const H3AudioWeights *w;
+        uint32_t stages = e->v->config.encoder_stages;
+        H3Range in = e->stages[stages - 1].out;
+        uint64_t rows = h3_range_size(e->hidden), width = e->v->config.latent_dim;
+        int r;
+
+        r = audio_part(&e->run, e->v, H3_PART_OUT, 0, &w);
+        if (r < 0)
+                return r;
         r = audio_snake(&e->run, &w->enc_alpha, e->x, h3_range_size(in), e->a);
         if (r >= 0)
                 r = tap_block(e, stages + 1, e->a, h3_range_size(in), w->enc_last.in);
         if (r >= 0)
                 r = audio_conv(&e->run, &w->enc_last, e->a, in, e->latents, e->hidden, e->x);
+        audio_give(&e->run, H3_PART_OUT, 0);
         if (r >= 0)
                 r = tap_block(e, stages + 2, e->x, rows, width);
         return r < 0 ? r
@@ -219,7 +247,7 @@ int h3_audio_encode_job(const H3Rank *rank, const H3AudioVae *v, const H3AudioPl
         plan_job(&e, p, job);
         r = read_wave(&e, wave + channel * p->samples, p->samples);
         if (r >= 0)
-                r = audio_conv(&e.run, &v->weights->enc_first, e.a, e.wave, e.samples, e.stages[0].in, e.x);
+                r = run_start(&e);
         for (uint32_t i = 0; i < v->config.encoder_stages && r >= 0; i++)
                 r = run_stage(&e, i);
         if (r >= 0)
@@ -243,7 +271,7 @@ static int layer_norm(const Finish *k, const AudioNorm *norm, const float *x, fl
 /* add = proj(pool(causal attention(norm1(h)))) */
 static int attend(const Finish *k) {
         const H3AudioConfig *c = &k->v->config;
-        const H3AudioWeights *w = k->v->weights;
+        const H3AudioWeights *w = k->weights;
         uint64_t n = c->latent_dim;
         const LkAttention attention = {
                 .type = LK_F32,
@@ -295,7 +323,7 @@ static int multiply(const Finish *k, uint64_t n) {
 
 /* add = w2(gelu(w0 m) * w1 m), m = norm(norm2(y)) */
 static int run_mlp(const Finish *k) {
-        const H3AudioWeights *w = k->v->weights;
+        const H3AudioWeights *w = k->weights;
         uint64_t width = w->w0.w.rows;
         const LkActivate gelu = {.type = LK_F32,
                 .function = LK_GELU_TANH,
@@ -323,7 +351,7 @@ static int run_mlp(const Finish *k) {
 
 /* y = proj(norm3(h)) + attention; y += mlp(y) */
 static int project(const Finish *k) {
-        const H3AudioWeights *w = k->v->weights;
+        const H3AudioWeights *w = k->weights;
         uint64_t n = k->n * k->v->config.channels;
         int r;
 
@@ -380,18 +408,22 @@ int h3_audio_encode_finish(const H3Rank *rank, const H3AudioVae *v, const H3Audi
         r = rank->ops->upload(
                 rank->context, k.h, hidden + channel * k.n * width, k.n * width * sizeof(float));
         if (r >= 0)
-                r = project(&k);
+                r = audio_part(&k.run, v, H3_PART_LATENT, 0, &k.weights);
+        if (r < 0)
+                return audio_failed(r, "Encoding", f);
+        r = project(&k);
         if (r >= 0)
-                r = run_head(&k, &v->weights->mean, rows);
+                r = run_head(&k, &k.weights->mean, rows);
         if (r >= 0) {
                 write_rows(&k, rows, channel, true, ret_latents);
                 if (ret_mean)
                         write_rows(&k, rows, channel, false, ret_mean);
         }
         if (r >= 0 && ret_log_std) {
-                r = run_head(&k, &v->weights->logs, rows);
+                r = run_head(&k, &k.weights->logs, rows);
                 if (r >= 0)
                         write_rows(&k, rows, channel, false, ret_log_std);
         }
+        audio_give(&k.run, H3_PART_LATENT, 0);
         return audio_failed(r, "Encoding", f);
 }

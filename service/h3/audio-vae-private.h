@@ -5,6 +5,7 @@
 
 #include "service/h3/audio-vae.h"
 #include "service/h3/model-private.h"
+#include "service/h3/weights.h"
 
 #define AUDIO_CONVS (2u * H3_AUDIO_DILATIONS) /* of an AMP block: dilated, plain, dilated .. */
 #define AUDIO_UNITS 3u                        /* residual units of an encoder stage */
@@ -101,6 +102,22 @@ typedef struct AudioRun {
 } AudioRun;
 
 float *audio_carve(AudioRun *run, uint64_t numbers);
+
+/* The weights with the part's where operations may read them, until it is given. */
+static inline int audio_part(
+        const AudioRun *run, const H3AudioVae *v, H3PartKind kind, uint32_t layer, const H3AudioWeights **ret) {
+        const void *taken;
+        int r;
+
+        r = h3_part_take(run->rank->weights, v, kind, layer, &taken);
+        if (r >= 0)
+                *ret = ((const H3AudioVae *) taken)->weights;
+        return r;
+}
+
+static inline void audio_give(const AudioRun *run, H3PartKind kind, uint32_t layer) {
+        h3_part_give(run->rank->weights, kind, layer);
+}
 
 /* Positions of n that an output range of the convolution reads. */
 H3Range audio_reads(const AudioConv *c, H3Range out, uint64_t n);

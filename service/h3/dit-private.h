@@ -84,13 +84,17 @@ int dit_arena_new(DitRun *run, void **ret_arena);
 /* The model with the part's weights where operations may read them, until it is given. */
 static inline int dit_take(
         const DitRun *run, const H3Model *m, H3PartKind kind, uint32_t layer, const H3Model **ret) {
-        *ret = m;
-        return run->weights ? run->weights->take(run->weights, (H3Part){kind, layer}, ret) : 0;
+        const void *taken;
+        int r;
+
+        r = h3_part_take(run->weights, m, kind, layer, &taken);
+        if (r >= 0)
+                *ret = taken;
+        return r;
 }
 
 static inline void dit_give(const DitRun *run, H3PartKind kind, uint32_t layer) {
-        if (run->weights)
-                run->weights->give(run->weights, (H3Part){kind, layer});
+        h3_part_give(run->weights, kind, layer);
 }
 
 static inline uint8_t *dit_mod(const DitRun *run, uint32_t layer) {

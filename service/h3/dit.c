@@ -466,6 +466,8 @@ static int run_blocks(const DitRun *run, const H3Model *m, const DitTimesteps *t
                 r = dit_take(run, m, H3_PART_FEED, 0, &feed);
         if (r < 0)
                 return r;
+        if (run->hooks && run->hooks->on_first)
+                run->hooks->on_first(run->hooks->userdata);
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
                 r = dit_feed(run, feed->blocks, 0, chunk, NULL);
 

@@ -54,6 +54,7 @@ typedef struct H3StepHooks {
         /* After each block: blocks done so far. Returns < 0 to stop the step (e.g. -ECANCELED); every rank
          * is asked, the same answer is the caller's duty. May be NULL. */
         int (*on_block)(void *userdata, uint32_t done, uint32_t total);
+        void (*on_first)(void *userdata); /* the first block's work is given out next. May be NULL */
         H3TapFunc on_tap; /* NULL: none; costs nothing then */
         void *userdata;
 } H3StepHooks;

@@ -308,7 +308,7 @@ static int search(void *userdata, LkMatrix *matrix, LkVector *vector) {
 static int merge_taken(H3Model *m, Merge *g, const LoraDelta *deltas, size_t n, H3Weights *weights, Fault *f) {
         H3Part part = part_of(m, &deltas[0].module->target);
         Search own = {.wanted = deltas[0].slot.matrix}, other = {};
-        const H3Model *taken;
+        const void *taken;
         int r;
 
         g->device = g->base;
@@ -321,7 +321,7 @@ static int merge_taken(H3Model *m, Merge *g, const LoraDelta *deltas, size_t n, 
         if (r < 0)
                 return r;
         other.index = own.index;
-        r = h3_model_visit((H3Model *) taken, part, search, &other);
+        r = h3_model_visit((void *) taken, part, search, &other);
         if (r >= 0)
                 r = own.found && other.found ? 0 : -EINVAL;
         if (r >= 0) {

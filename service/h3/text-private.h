@@ -5,6 +5,7 @@
 
 #include "service/h3/model-private.h"
 #include "service/h3/text.h"
+#include "service/h3/weights.h"
 
 /* text-config.c. What config.json says that shapes do not; 0 or empty: it does not say. */
 typedef struct TextSaid {
@@ -46,6 +47,8 @@ typedef struct TextRun {
         uint8_t *x;                           /* [tokens, hidden]: the residual stream */
         uint8_t *deepstack[H3_DEEPSTACK_MAX]; /* [all merged tokens, hidden] */
         float *io;                            /* [TEXT_PIECE_ROWS, hidden], f32: token rows */
+        uint8_t *table, *table_scale, *table_blocks; /* TEXT_PIECE_ROWS rows of the token table, as the file has them; in the
+                                                        place of the arrays below */
 
         uint8_t *h, *y;           /* [tokens, hidden] */
         uint8_t *q, *k, *v;       /* [tokens, own] */
@@ -77,6 +80,14 @@ static inline H3Range text_own(const TextRun *run, uint64_t n) {
 TextRun text_run_make(const H3TextModel *m, const H3TextSize *size, uint32_t rank);
 /* Sets the arrays from base (NULL: none) on; returns their bytes. */
 uint64_t text_carve(TextRun *run, uint8_t *base);
+
+/* text-embed.c */
+
+/* Rows begin .. end of x from the token table. */
+int text_embed(const TextRun *run, const H3TextInput *in, uint64_t begin, uint64_t end);
+
+/* Bytes of the block scales of n rows of the table, whole tiles; 0: it has none. */
+uint64_t text_table_blocks(const LkMatrix *table, uint64_t n);
 
 /* text-product.c */
 
@@ -119,6 +130,21 @@ int text_attention(const TextRun *run, const LkAttention *args);
 
 /* x[n, columns] += y. */
 int text_add(const TextRun *run, uint64_t n, uint64_t columns, TextRows x, TextRows y);
+
+/* The model with the part's weights where operations may read them, until it is given. */
+static inline int text_take(const TextRun *run, H3PartKind kind, uint32_t layer, const H3TextModel **ret) {
+        const void *taken;
+        int r;
+
+        r = h3_part_take(run->rank->weights, run->m, kind, layer, &taken);
+        if (r >= 0)
+                *ret = taken;
+        return r;
+}
+
+static inline void text_give(const TextRun *run, H3PartKind kind, uint32_t layer) {
+        h3_part_give(run->rank->weights, kind, layer);
+}
 
 /* Asks whether to go on; the second counts a block before that. */
 int text_ask(const TextRun *run);

@@ -155,8 +155,10 @@ int text_ask(const TextRun *run) {
 }
 
 int text_block_done(TextRun *run) {
-        run->done++;
-        return text_ask(run);
+        int r;
+
+        r = h3_part_pace(run->rank, run->done++);
+        return r < 0 ? r : text_ask(run);
 }
 
 int text_tap(const TextRun *run, const char *name, uint32_t number, const void *x, uint64_t rows,

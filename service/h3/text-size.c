@@ -89,6 +89,15 @@ static void carve_layers(TextRun *run, Carver *k) {
         run->sin = carve(k, rope);
 }
 
+static void carve_table(TextRun *run, Carver *k) {
+        const LkMatrix *table = &run->m->embed;
+        uint64_t n = min_of(run->size.tokens, TEXT_PIECE_ROWS);
+
+        run->table = carve(k, n * lk_row_size(table->type, table->cols));
+        run->table_scale = carve(k, n * sizeof(float));
+        run->table_blocks = carve(k, text_table_blocks(table, n));
+}
+
 static void carve_vision(TextRun *run, Carver *k) {
         const H3VisionConfig *c = &run->m->config.vision;
         uint64_t n = run->size.patches, e = run->element;
@@ -110,17 +119,18 @@ static void carve_vision(TextRun *run, Carver *k) {
 
 uint64_t text_carve(TextRun *run, uint8_t *base) {
         const H3TextConfig *c = &run->m->config;
-        Carver both = {.base = base}, layers, vision;
+        Carver both = {.base = base}, layers, vision, table;
 
         run->x = carve(&both, run->size.tokens * c->hidden * run->element);
         run->io = carve(&both, min_of(run->size.tokens, TEXT_PIECE_ROWS) * c->hidden * sizeof(float));
         for (uint32_t i = 0; run->size.patches > 0 && i < c->vision.n_deepstack; i++)
                 run->deepstack[i] = carve(&both, run->size.all_patches / 4 * c->hidden * run->element);
-        layers = vision = both;
+        layers = vision = table = both;
+        carve_table(run, &table);
         carve_layers(run, &layers);
         if (run->size.patches > 0)
                 carve_vision(run, &vision);
-        return max_of(layers.at, vision.at);
+        return max_of(max_of(layers.at, vision.at), table.at);
 }
 
 /* Sizes cannot overflow: rows are at most 2^20 (h3_text_check()), widths at most 2^21 (text-bind.c). */
@@ -257,14 +267,21 @@ static int check_ids(const H3TextModel *m, const H3TextInput *in, Fault *f) {
         return 0;
 }
 
-int h3_text_check(const H3TextModel *m, const H3TextInput *in, Fault *f) {
-        int r;
-
-        if (in->n < 1 || in->n > m->config.tokens_max)
+int h3_text_check_length(const H3TextModel *m, uint64_t n, Fault *f) {
+        if (n < 1 || n > m->config.tokens_max)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "There are %" PRIu64 " tokens; this conditioner takes 1 to %" PRIu32
                         " (max_position_embeddings). Give it a shorter prompt, or fewer or smaller pictures.",
-                        in->n, m->config.tokens_max);
+                        n, m->config.tokens_max);
+        return 0;
+}
+
+int h3_text_check(const H3TextModel *m, const H3TextInput *in, Fault *f) {
+        int r;
+
+        r = h3_text_check_length(m, in->n, f);
+        if (r < 0)
+                return r;
         if (!in->ids || !in->positions || (in->n_vision > 0 && !in->vision))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "Ids, positions or vision inputs were not given.");

@@ -28,40 +28,6 @@ static TextRows stream(const TextRun *run) {
         return text_rows(run, run->x, run->m->config.hidden);
 }
 
-/* Rows begin .. end of x from the token table. */
-static int embed(const TextRun *run, const H3TextInput *in, uint64_t begin, uint64_t end) {
-        uint64_t hidden = run->m->config.hidden;
-        int r = 0;
-
-        while (r >= 0 && begin < end) {
-                uint64_t n = min_of(end - begin, TEXT_PIECE_ROWS);
-                const LkConvert rows = {
-                        .m = n,
-                        .n = hidden,
-                        .x = run->io,
-                        .x_type = LK_F32,
-                        .x_ld = hidden,
-                        .y = text_at(stream(run), begin).data,
-                        .y_type = run->type,
-                        .y_ld = hidden,
-                };
-
-                for (uint64_t i = 0; r >= 0 && i < n; i++) {
-                        const LkDequantise row = {
-                                .w = lk_matrix_rows(&run->m->embed, (uint64_t) in->ids[begin + i], 1),
-                                .y = run->io + i * hidden,
-                                .y_ld = hidden,
-                        };
-
-                        r = run->ops->dequantise(run->context, &row);
-                }
-                if (r >= 0)
-                        r = run->ops->convert(run->context, &rows);
-                begin += n;
-        }
-        return r;
-}
-
 /* x: token rows, and what the tower makes of the pictures in the place of their tokens. */
 static int enter(TextRun *run, const H3TextInput *in) {
         uint64_t row = 0, merged = 0;
@@ -71,14 +37,14 @@ static int enter(TextRun *run, const H3TextInput *in) {
                 const H3VisionInput *v = in->vision + i;
                 uint64_t n = v->grid_height * v->grid_width / 4;
 
-                r = embed(run, in, row, v->first_token);
+                r = text_embed(run, in, row, v->first_token);
                 if (r >= 0)
                         r = vision_run(run, v, (uint32_t) i, merged);
                 row = v->first_token + n;
                 merged += n;
         }
         if (r >= 0)
-                r = embed(run, in, row, in->n);
+                r = text_embed(run, in, row, in->n);
         return r < 0 ? r : text_tap(run, "residual", 0, run->x, in->n, run->m->config.hidden);
 }
 
@@ -270,9 +236,9 @@ static int add_deepstack(const TextRun *run, const H3TextInput *in, uint32_t i) 
         return r;
 }
 
-static int layer(TextRun *run, const H3TextInput *in, uint32_t i) {
+/* With the weights of layer i. */
+static int run_layer(TextRun *run, const H3TextLayer *l) {
         const H3TextConfig *c = &run->m->config;
-        const H3TextLayer *l = run->m->layers + i;
         uint64_t n = run->size.tokens, group = c->heads / c->kv_heads;
         TextRows o = text_rows(run, run->o, (uint64_t) c->heads * c->head_dim);
         TextRows y = text_rows(run, run->y, c->hidden);
@@ -292,12 +258,22 @@ static int layer(TextRun *run, const H3TextInput *in, uint32_t i) {
                 r = norm(run, &l->norm2);
         for (uint64_t begin = 0; r >= 0 && begin < n; begin += TEXT_PIECE_ROWS)
                 r = mlp_piece(run, l, begin, min_of(n - begin, TEXT_PIECE_ROWS));
-        if (r >= 0)
-                r = text_add(run, n, c->hidden, stream(run), y);
+        return r < 0 ? r : text_add(run, n, c->hidden, stream(run), y);
+}
+
+static int layer(TextRun *run, const H3TextInput *in, uint32_t i) {
+        const H3TextModel *m;
+        int r;
+
+        r = text_take(run, H3_PART_STAGE, i, &m);
+        if (r < 0)
+                return r;
+        r = run_layer(run, m->layers + i);
+        text_give(run, H3_PART_STAGE, i);
         if (r >= 0)
                 r = add_deepstack(run, in, i);
         if (r >= 0)
-                r = text_tap(run, "residual", i + 1, run->x, n, c->hidden);
+                r = text_tap(run, "residual", i + 1, run->x, run->size.tokens, run->m->config.hidden);
         return r < 0 ? r : text_block_done(run);
 }
 

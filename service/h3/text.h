@@ -36,6 +36,8 @@ typedef struct H3TextInput {
 
 /* -EINVAL (InvalidArgument, InvalidTensor): what of the input does not fit the model. */
 int h3_text_check(const H3TextModel *m, const H3TextInput *in, Fault *f);
+/* Of that only how many tokens there are: known before there are any inputs. */
+int h3_text_check_length(const H3TextModel *m, uint64_t n, Fault *f);
 
 /* The plan that the ranks and their exchange are given: every rank gets what every other sends, in phase IN,
  * chunk 0. rows: room for `ranks` ranges, which the plan points to. */

@@ -200,15 +200,20 @@ static int upload_tables(const Decode *d) {
 static int embed(const Decode *d, const float *latent) {
         const Work *w = &d->work;
         uint64_t channels = d->c->latent_channels, hidden = d->c->hidden;
+        const H3VideoVae *m;
         int r;
 
         r = upload(d, w->latent, latent, d->tokens * channels * sizeof(float));
         if (r >= 0)
-                r = video_gemm(d->rank, d->tokens, w->latent, &d->m->post_quant, w->post);
+                r = video_part(d->rank, d->m, H3_PART_IN, 0, &m);
+        if (r < 0)
+                return r;
+        r = video_gemm(d->rank, d->tokens, w->latent, &m->post_quant, w->post);
         if (r >= 0)
                 r = video_tap(d->rank, d->hooks, "post_quant", w->post, d->tokens, channels);
         if (r >= 0)
-                r = video_gemm(d->rank, d->tokens, w->post, &d->m->embed, w->x);
+                r = video_gemm(d->rank, d->tokens, w->post, &m->embed, w->x);
+        h3_part_give(d->rank->weights, H3_PART_IN, 0);
         if (r >= 0)
                 r = upload(d, w->x + d->tokens * hidden, d->m->suffix,
                         (d->rows - d->tokens) * hidden * sizeof(float));
@@ -334,19 +339,25 @@ static int feed_forward(const Decode *d, const VideoLayer *l) {
 }
 
 static int run_layer(const Decode *d, uint32_t i) {
-        const VideoLayer *l = d->m->layers + i;
         uint64_t bytes = d->c->hidden * sizeof(float);
+        const H3VideoVae *m;
         char name[32];
         int r;
 
         (void) snprintf(name, sizeof(name), "block.%u", i);
-        r = upload(d, d->work.scale1, l->scale1, bytes);
+        r = upload(d, d->work.scale1, d->m->layers[i].scale1, bytes);
         if (r >= 0)
-                r = upload(d, d->work.scale2, l->scale2, bytes);
+                r = upload(d, d->work.scale2, d->m->layers[i].scale2, bytes);
         if (r >= 0)
-                r = attend(d, l);
+                r = video_part(d->rank, d->m, H3_PART_STAGE, i, &m);
+        if (r < 0)
+                return r;
+        r = attend(d, m->layers + i);
         if (r >= 0)
-                r = feed_forward(d, l);
+                r = feed_forward(d, m->layers + i);
+        h3_part_give(d->rank->weights, H3_PART_STAGE, i);
+        if (r >= 0)
+                r = h3_part_pace(d->rank, i);
         if (r >= 0)
                 r = video_tap(d->rank, d->hooks, name, d->work.x, d->rows, d->c->hidden);
         if (r >= 0 && d->hooks && d->hooks->on_block)
@@ -354,15 +365,15 @@ static int run_layer(const Decode *d, uint32_t i) {
         return r;
 }
 
-static int final_norm(const Decode *d) {
+static int final_norm(const Decode *d, const H3VideoVae *m) {
         const LkLayerNorm args = {
                 .type = LK_F32,
                 .m = d->rows,
                 .n = d->c->hidden,
                 .x = d->work.x,
                 .x_ld = d->c->hidden,
-                .weight = d->m->decoder_norm.weight,
-                .bias = d->m->decoder_norm.bias,
+                .weight = m->decoder_norm.weight,
+                .bias = m->decoder_norm.bias,
                 .eps = d->c->eps,
                 .y = d->work.y,
                 .y_ld = d->c->hidden,
@@ -392,6 +403,21 @@ static void place_pixels(const Decode *d, const float *from, float *ret) {
         }
 }
 
+/* Pixels of the tokens. */
+static int project(const Decode *d) {
+        const H3VideoVae *m;
+        int r;
+
+        r = video_part(d->rank, d->m, H3_PART_OUT, 0, &m);
+        if (r < 0)
+                return r;
+        r = final_norm(d, m);
+        if (r >= 0)
+                r = video_gemm(d->rank, d->tokens, d->work.y, &m->proj, d->work.pixels);
+        h3_part_give(d->rank->weights, H3_PART_OUT, 0);
+        return r;
+}
+
 static int run(const Decode *d, const float *z, uint32_t chunk, uint32_t tile, float *out) {
         uint64_t pixels = d->m->proj.w.rows * d->tokens * sizeof(float);
         CLEANUP_FREE float *host = NULL;
@@ -407,9 +433,7 @@ static int run(const Decode *d, const float *z, uint32_t chunk, uint32_t tile, f
         for (uint32_t i = 0; r >= 0 && i < d->c->layers; i++)
                 r = run_layer(d, i);
         if (r >= 0)
-                r = final_norm(d);
-        if (r >= 0)
-                r = video_gemm(d->rank, d->tokens, d->work.y, &d->m->proj, d->work.pixels);
+                r = project(d);
         if (r >= 0)
                 r = d->rank->ops->download(d->rank->context, host, d->work.pixels, pixels);
         if (r < 0)
@@ -424,7 +448,7 @@ int h3_video_decode_tile(const H3Rank *rank, const H3VideoVae *m, const H3VideoD
         VideoArena arena = {.base = work};
         int r;
 
-        r = video_check_rank(rank, f);
+        r = video_check_rank(rank, false, f);
         if (r >= 0)
                 r = video_check_job(chunk, p->chunks, tile, &p->rows, &p->cols, f);
         if (r < 0)

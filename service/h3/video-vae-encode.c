@@ -214,8 +214,7 @@ static int res_block(Encode *e, const VideoResBlock *l) {
 }
 
 /* Padding on the right and below only. */
-static int downsample(Encode *e, uint32_t level) {
-        const VideoLinear *l = &e->m->levels[level].down;
+static int downsample(Encode *e, const VideoLinear *l, uint32_t level) {
         uint32_t space = video_space_stride[level];
         const LkConv args = {
                 .axis = {axis_of(e->size.t, 3, video_time_stride[level], 2, 0, LK_PAD_ZERO),
@@ -240,10 +239,15 @@ static int tap(const Encode *e, const char *name) {
 }
 
 static int run_level(Encode *e, uint32_t level) {
-        const VideoLevel *l = e->m->levels + level;
+        const VideoLevel *l;
+        const H3VideoVae *m;
         char name[40];
-        int r = 0;
+        int r;
 
+        r = video_part(e->rank, e->m, H3_PART_STAGE, level, &m);
+        if (r < 0)
+                return r;
+        l = m->levels + level;
         for (uint32_t i = 0; r >= 0 && i < e->c->level_blocks; i++) {
                 (void) snprintf(name, sizeof(name), "down.%u.block.%u", level, i);
                 r = res_block(e, l->blocks + i);
@@ -251,7 +255,10 @@ static int run_level(Encode *e, uint32_t level) {
                         r = tap(e, name);
         }
         if (r >= 0 && l->down.w.data)
-                r = downsample(e, level);
+                r = downsample(e, &l->down, level);
+        h3_part_give(e->rank->weights, H3_PART_STAGE, level);
+        if (r >= 0)
+                r = h3_part_pace(e->rank, level);
         (void) snprintf(name, sizeof(name), "down.%u", level);
         if (r >= 0)
                 r = tap(e, name);
@@ -260,26 +267,43 @@ static int run_level(Encode *e, uint32_t level) {
         return r;
 }
 
+/* Moments from what the levels made, to e->a. */
+static int finish(Encode *e) {
+        const H3VideoVae *m;
+        int r;
+
+        r = video_part(e->rank, e->m, H3_PART_OUT, 0, &m);
+        if (r < 0)
+                return r;
+        r = norm(e, &m->norm_out, e->x, e->width, e->a);
+        if (r >= 0)
+                r = conv(e, &m->conv_out, e->a, e->width, e->x);
+        e->width = 2ull * e->c->latent_channels;
+        if (r >= 0)
+                r = tap(e, "conv_out");
+        if (r >= 0)
+                r = video_gemm(e->rank, positions(e->size), e->x, &m->quant, e->a);
+        h3_part_give(e->rank->weights, H3_PART_OUT, 0);
+        return r;
+}
+
 static int run(Encode *e, const float *pixels) {
-        uint64_t moments = 2ull * e->c->latent_channels;
+        const H3VideoVae *m;
         int r;
 
         r = e->rank->ops->upload(e->rank->context, e->a, pixels, positions(e->size) * 3 * sizeof(float));
         if (r >= 0)
-                r = conv(e, &e->m->conv_in, e->a, 3, e->x);
+                r = video_part(e->rank, e->m, H3_PART_IN, 0, &m);
+        if (r < 0)
+                return r;
+        r = conv(e, &m->conv_in, e->a, 3, e->x);
+        h3_part_give(e->rank->weights, H3_PART_IN, 0);
         e->width = e->c->channels[0];
         if (r >= 0)
                 r = tap(e, "conv_in");
         for (uint32_t i = 0; r >= 0 && i < H3_VIDEO_LEVELS; i++)
                 r = run_level(e, i);
-        if (r >= 0)
-                r = norm(e, &e->m->norm_out, e->x, e->width, e->a);
-        if (r >= 0)
-                r = conv(e, &e->m->conv_out, e->a, e->width, e->x);
-        e->width = moments;
-        if (r >= 0)
-                r = tap(e, "conv_out");
-        return r < 0 ? r : video_gemm(e->rank, positions(e->size), e->x, &e->m->quant, e->a);
+        return r < 0 ? r : finish(e);
 }
 
 int h3_video_encode_tile(const H3Rank *rank, const H3VideoVae *m, const H3VideoEncodePlan *p,
@@ -290,7 +314,7 @@ int h3_video_encode_tile(const H3Rank *rank, const H3VideoVae *m, const H3VideoE
         VideoArena arena = {.base = work};
         int r;
 
-        r = video_check_rank(rank, f);
+        r = video_check_rank(rank, true, f);
         if (r >= 0)
                 r = video_check_job(clip, p->clips, tile, &p->rows, &p->cols, f);
         if (r < 0)

@@ -136,11 +136,11 @@ int video_device_fault(int r, const char *what, Fault *f) {
         return fault_set(f, r, FAULT_INTERNAL, "Could not %s: error %d of the device.", what, r);
 }
 
-int video_check_rank(const H3Rank *rank, Fault *f) {
+int video_check_rank(const H3Rank *rank, bool encode, Fault *f) {
         const LkOps *ops = rank->ops;
 
         if (ops->gemm && ops->attention && ops->norm && ops->qk_norm_rope && ops->residual && ops->swiglu &&
-                ops->layer_norm && ops->conv && ops->group_norm)
+                ops->layer_norm && (!encode || (ops->conv && ops->group_norm)))
                 return 0;
         return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
                 "The backend %s does not run the video VAE yet. Use another one.", ops->backend);

@@ -5,6 +5,7 @@
 
 #include "service/h3/model-private.h"
 #include "service/h3/video-vae.h"
+#include "service/h3/weights.h"
 
 /* A convolution [out, in, kt, kh, kw] as a matrix [out, in * kt * kh * kw], or a linear layer. */
 typedef struct VideoLinear {
@@ -97,10 +98,21 @@ int video_tap(const H3Rank *rank, const H3StepHooks *hooks, const char *name, co
 /* y[m, out] = x[m, in] . w^T + bias, f32. */
 int video_gemm(const H3Rank *rank, uint64_t m, const float *x, const VideoLinear *l, float *y);
 
+/* The model with the part's weights where operations may read them, until it is given. */
+static inline int video_part(const H3Rank *rank, const H3VideoVae *m, H3PartKind kind, uint32_t layer, const H3VideoVae **ret) {
+        const void *taken;
+        int r;
+
+        r = h3_part_take(rank->weights, m, kind, layer, &taken);
+        if (r >= 0)
+                *ret = taken;
+        return r;
+}
+
 int video_device_fault(int r, const char *what, Fault *f);
 
 /* A rank that can do it: the backend has the operations. */
-int video_check_rank(const H3Rank *rank, Fault *f);
+int video_check_rank(const H3Rank *rank, bool encode, Fault *f);
 
 /* The tile's place; -EINVAL (Internal) if the plan has no such part and tile. */
 int video_check_job(uint32_t part, uint32_t parts, uint32_t tile, const H3VideoAxis *rows,

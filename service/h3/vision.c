@@ -114,14 +114,18 @@ static int embed(TextRun *run, const H3VisionInput *in, uint64_t n) {
                 .y_type = run->type,
                 .y_ld = c->hidden,
         };
+        const H3TextModel *m;
         int r;
 
         if (!positions)
                 return -ENOMEM;
         r = run->ops->upload(run->context, run->patches, in->patches, n * c->patch * sizeof(float));
         if (r >= 0)
-                r = text_linear(run, n, (TextRows){run->patches, LK_F32, c->patch}, &run->m->patch.w,
-                        &run->m->patch.bias, 0, x);
+                r = text_take(run, H3_PART_IN, 0, &m);
+        if (r < 0)
+                return r;
+        r = text_linear(run, n, (TextRows){run->patches, LK_F32, c->patch}, &m->patch.w, &m->patch.bias, 0, x);
+        text_give(run, H3_PART_IN, 0);
         if (r < 0)
                 return r;
         h3_vision_positions(run->m, in->grid_height, in->grid_width, positions);
@@ -248,20 +252,25 @@ static int merge(TextRun *run, const H3Merger *w, bool main, uint64_t n, TextRow
 
 static int blocks(TextRun *run, uint32_t i, uint64_t n, uint64_t merged) {
         const H3TextConfig *c = &run->m->config;
+        const H3TextModel *m;
         uint32_t j = 0;
         int r = 0;
 
         for (uint32_t b = 0; r >= 0 && b < c->vision.depth; b++) {
-                r = block(run, run->m->blocks + b, n);
+                r = text_take(run, H3_PART_TOWER, b, &m);
+                if (r < 0)
+                        return r;
+                r = block(run, m->blocks + b, n);
                 if (r >= 0 && j < c->vision.n_deepstack && c->vision.deepstack[j] == b) {
                         TextRows y = text_at(text_rows(run, run->deepstack[j], c->hidden), merged);
 
-                        r = merge(run, run->m->deepstack + j, false, n, y);
+                        r = merge(run, m->deepstack + j, false, n, y);
                         if (r >= 0)
                                 r = text_tap(run, "vision.deepstack", i * H3_DEEPSTACK_MAX + j, y.data,
                                         n / 4, c->hidden);
                         j++;
                 }
+                text_give(run, H3_PART_TOWER, b);
                 if (r >= 0)
                         r = text_block_done(run);
         }
@@ -272,6 +281,7 @@ int vision_run(TextRun *run, const H3VisionInput *in, uint32_t i, uint64_t merge
         const H3TextConfig *c = &run->m->config;
         uint64_t n = in->grid_height * in->grid_width;
         TextRows y = text_at(text_rows(run, run->x, c->hidden), in->first_token);
+        const H3TextModel *m;
         int r;
 
         r = upload_rope(run, in);
@@ -284,6 +294,10 @@ int vision_run(TextRun *run, const H3VisionInput *in, uint32_t i, uint64_t merge
         if (r >= 0)
                 r = text_tap(run, "vision.trunk", i, run->vx, n, c->vision.hidden);
         if (r >= 0)
-                r = merge(run, &run->m->merger, true, n, y);
+                r = text_take(run, H3_PART_OUT, 0, &m);
+        if (r < 0)
+                return r;
+        r = merge(run, &m->merger, true, n, y);
+        text_give(run, H3_PART_OUT, 0);
         return r < 0 ? r : text_tap(run, "vision.merged", i, y.data, n / 4, c->hidden);
 }

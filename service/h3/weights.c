@@ -9,59 +9,38 @@
 
 DEFINE_CLEANUP(H3Model *, h3_model_free)
 
-typedef struct Visit {
-        H3SlotFunc f;
-        void *userdata;
-        int result;
-} Visit;
-
-static void matrix(Visit *v, LkMatrix *m) {
-        if (v->result >= 0 && m->data)
-                v->result = v->f(v->userdata, m, NULL);
+static void feed(H3Visit *v, H3Block *b) {
+        h3_visit_vector(v, &b->norm1);
+        h3_visit_matrix(v, &b->attn.q);
+        h3_visit_matrix(v, &b->attn.k);
+        h3_visit_matrix(v, &b->attn.v);
+        h3_visit_vector(v, &b->attn.q_norm);
+        h3_visit_vector(v, &b->attn.k_norm);
 }
 
-static void vector(Visit *v, LkVector *x) {
-        if (v->result >= 0 && x->data)
-                v->result = v->f(v->userdata, NULL, x);
+static void finish(H3Visit *v, H3Block *b) {
+        h3_visit_matrix(v, &b->attn.out);
+        h3_visit_vector(v, &b->norm2);
+        h3_visit_matrix(v, &b->mlp.gate);
+        h3_visit_matrix(v, &b->mlp.up);
+        h3_visit_matrix(v, &b->mlp.down);
 }
 
-static void linear(Visit *v, LkMatrix *m, LkVector *bias) {
-        matrix(v, m);
-        vector(v, bias);
-}
-
-static void feed(Visit *v, H3Block *b) {
-        vector(v, &b->norm1);
-        matrix(v, &b->attn.q);
-        matrix(v, &b->attn.k);
-        matrix(v, &b->attn.v);
-        vector(v, &b->attn.q_norm);
-        vector(v, &b->attn.k_norm);
-}
-
-static void finish(Visit *v, H3Block *b) {
-        matrix(v, &b->attn.out);
-        vector(v, &b->norm2);
-        matrix(v, &b->mlp.gate);
-        matrix(v, &b->mlp.up);
-        matrix(v, &b->mlp.down);
-}
-
-static void text(Visit *v, H3Model *m) {
-        linear(v, &m->text_in, &m->text_in_bias);
+static void text(H3Visit *v, H3Model *m) {
+        h3_visit_linear(v, &m->text_in, &m->text_in_bias);
         for (uint32_t i = 0; i < m->config.refiner_layers; i++) {
                 feed(v, m->refiner + i);
                 finish(v, m->refiner + i);
         }
-        vector(v, &m->refiner_norm);
+        h3_visit_vector(v, &m->refiner_norm);
 }
 
-static void ends(Visit *v, H3Model *m) {
-        linear(v, &m->video_in, &m->video_in_bias);
-        linear(v, &m->audio_in, &m->audio_in_bias);
-        vector(v, &m->final_norm);
-        linear(v, &m->video_out, &m->video_out_bias);
-        linear(v, &m->audio_out, &m->audio_out_bias);
+static void ends(H3Visit *v, H3Model *m) {
+        h3_visit_linear(v, &m->video_in, &m->video_in_bias);
+        h3_visit_linear(v, &m->audio_in, &m->audio_in_bias);
+        h3_visit_vector(v, &m->final_norm);
+        h3_visit_linear(v, &m->video_out, &m->video_out_bias);
+        h3_visit_linear(v, &m->audio_out, &m->audio_out_bias);
 }
 
 static bool part_is_there(const H3Model *m, H3Part part) {
@@ -77,7 +56,7 @@ static bool part_is_there(const H3Model *m, H3Part part) {
 }
 
 int h3_model_visit(H3Model *m, H3Part part, H3SlotFunc f, void *userdata) {
-        Visit v = {f, userdata, 0};
+        H3Visit v = {f, userdata, 0};
 
         if (!part_is_there(m, part))
                 return -EINVAL;
@@ -89,15 +68,15 @@ int h3_model_visit(H3Model *m, H3Part part, H3SlotFunc f, void *userdata) {
                 break;
 
         case H3_PART_TIME:
-                linear(&v, &m->time_1, &m->time_1_bias);
-                linear(&v, &m->time_2, &m->time_2_bias);
+                h3_visit_linear(&v, &m->time_1, &m->time_1_bias);
+                h3_visit_linear(&v, &m->time_2, &m->time_2_bias);
                 break;
 
         case H3_PART_ADALN:
                 if (part.layer < m->config.layers)
-                        linear(&v, &m->blocks[part.layer].adaln, &m->blocks[part.layer].adaln_bias);
+                        h3_visit_linear(&v, &m->blocks[part.layer].adaln, &m->blocks[part.layer].adaln_bias);
                 else
-                        linear(&v, &m->final_adaln, &m->final_adaln_bias);
+                        h3_visit_linear(&v, &m->final_adaln, &m->final_adaln_bias);
                 break;
 
         case H3_PART_ENDS:
@@ -183,3 +162,41 @@ H3Model *h3_model_copy(const H3Model *base) {
                 memcpy(m->refiner, base->refiner, refiner * sizeof(*m->refiner));
         return STEAL_PTR(m);
 }
+
+static uint32_t all_parts(const void *model, H3Part *ret, uint32_t *ret_staying) {
+        const H3Model *m = model;
+        List l = {.parts = ret};
+
+        add(&l, H3_PART_ENDS, 0);
+        for (uint32_t i = 0; i < m->config.layers; i++) {
+                add(&l, H3_PART_FEED, i);
+                add(&l, H3_PART_FINISH, i);
+        }
+        *ret_staying = l.n;
+
+        /* of a prompt or a schedule */
+        add(&l, H3_PART_TIME, 0);
+        add(&l, H3_PART_TEXT, 0);
+        for (uint32_t i = 0; i <= m->config.layers; i++)
+                add(&l, H3_PART_ADALN, i);
+        return l.n;
+}
+
+static uint32_t pass_parts(const void *model, H3Pass pass, H3Part *ret) {
+        return h3_pass_parts(model, pass, ret);
+}
+
+static int visit(void *model, H3Part part, H3SlotFunc f, void *userdata) {
+        return h3_model_visit(model, part, f, userdata);
+}
+
+static void *copy(const void *model) {
+        return h3_model_copy(model);
+}
+
+static void free_copy(void *model) {
+        (void) h3_model_free(model);
+}
+
+const H3WeightsKind h3_weights_denoiser = {
+        .parts = all_parts, .pass = pass_parts, .visit = visit, .copy = copy, .free = free_copy};

@@ -75,8 +75,16 @@ static int append_tensors(sd_bus_message *m, const Job *j) {
 
 /* How its last step was split. A job that was taken up with all its steps done was not. */
 static int append_plan(sd_bus_message *m, const Job *j) {
+        int r;
+
         if (j->plan.ranks == 0)
                 return 0;
+
+        if (j->first_kernel_usec > 0) {
+                r = sd_bus_message_append(m, "{sv}", "first-kernel-usec", "t", j->first_kernel_usec);
+                if (r < 0)
+                        return r;
+        }
 
         return sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}",
                                      "plan", "s", plan_kind_to_string((WirePlanKind) j->plan.kind),

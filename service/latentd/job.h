@@ -80,6 +80,7 @@ struct Job {
         uint64_t turn;        /* when it last had the worker; 0: never */
         uint64_t step_usec;   /* how long a step takes, measured; 0: not known yet */
         uint64_t step_started_usec;
+        uint64_t first_kernel_usec; /* from its creation to the first kernel of block 0 of its first step here; 0: not known */
         uint64_t open_started_usec, open_took_usec; /* JOB_OPEN to JOB_READY; took: 0 once a step's time has it */
 
         /* worker-link.c: epoch of the worker that has the JOB_OPEN, the PLAN */

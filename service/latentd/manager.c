@@ -343,7 +343,7 @@ void manager_set_state(Manager *m, const char *reason) {
 }
 
 const char *device_state(const Device *d) {
-        return !d->present ? "gone" : d->busy ? "busy" : "idle";
+        return !d->present ? d->quarantined ? "quarantined" : "gone" : d->busy ? "busy" : "idle";
 }
 
 static int on_devices_timer(sd_event_source *s, uint64_t usec, void *userdata) {
@@ -444,7 +444,7 @@ void manager_devices_present(Manager *m, const WireHello *hello) {
                         memcpy(d->kernels, hello->kernels, sizeof(d->kernels));
                         d->share = device_share(info);
                         d->present = true;
-                        d->busy = false;
+                        d->busy = d->quarantined = false;
                         continue;
                 }
 
@@ -463,6 +463,16 @@ void manager_devices_gone(Manager *m) {
                 d->present = d->busy = false;
 
         devices_changed(m);
+}
+
+void manager_device_quarantine(Manager *m, const char *text) {
+        Device *d;
+
+        TAILQ_FOREACH(d, &m->devices, entry)
+                if (d->present && d->info.pci_address[0] != '\0' && strstr(text, d->info.pci_address)) {
+                        d->quarantined = true;
+                        log_warning("Device %s (%s) is in quarantine: it has fallen off the bus.", d->info.name, d->info.pci_address);
+                }
 }
 
 void manager_devices_busy(Manager *m, bool busy) {

@@ -42,6 +42,7 @@ struct Device {
         char kernels[2048]; /* as in WireHello */
         double share; /* LATENTD_SHARE of its PCI function, else 1 */
         bool present, busy;
+        bool quarantined; /* it fell off the bus; until a worker has it again */
         const char *announced_state; /* what clients were told last */
         TAILQ_ENTRY(Device) entry;
 };
@@ -98,6 +99,7 @@ void manager_set_state(Manager *m, const char *reason);
 /* From the worker's Hello: adds or revives devices. And when it goes. */
 void manager_devices_present(Manager *m, const WireHello *hello);
 void manager_devices_gone(Manager *m);
+void manager_device_quarantine(Manager *m, const char *text); /* those present whose PCI addresses are in the text */
 void manager_devices_busy(Manager *m, bool busy);
 
 /* What counts against CacheRamMax=: weights, arenas and merged copies. */

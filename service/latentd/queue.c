@@ -509,6 +509,8 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
         j->step_usec = elapsed;
         elapsed += STEAL(j->open_took_usec, 0); /* the first one's time has the opening in it */
         j->compute_usec += m->compute_usec < elapsed ? m->compute_usec : elapsed;
+        if (j->first_kernel_usec == 0 && m->first_usec > j->created_usec && m->first_usec <= clock_usec())
+                j->first_kernel_usec = m->first_usec - j->created_usec;
         j->exchanged_bytes += m->exchanged_bytes;
         j->retries = 0;
         j->step++;

@@ -402,9 +402,11 @@ static void estimate(Render *r, double part_of_it, uint64_t eta_usec) {
         if (eta_usec > 0) /* measured while it runs */
                 left += (double) eta_usec - here * (1 - part_of_it);
         if (!measured || (eta_usec == 0 && !r->film_made && !r->measured[r->phase])) {
+                bool timed = r->film_made || r->phase > RENDER_SAMPLE || (r->phase == RENDER_SAMPLE && eta_usec > 0);
                 double so_far = (double) (clock_usec() - j->started_usec);
 
-                left = part > 0 ? so_far * (1 - part) / part : 0;
+                /* Before a step of the denoiser was timed nothing says what the guessed weights are in seconds. */
+                left = timed && part > 0 ? so_far * (1 - part) / part : 0;
         }
         j->eta_usec = left > 0 && left < 1e15 ? (uint64_t) left : 0;
 }
@@ -1077,8 +1079,10 @@ int render_result_tensor(const Render *r, uint32_t i, char ret_name[static 32], 
 int render_append_result(sd_bus_message *m, const Render *r) {
         int error;
 
+        /* In a file the sound is as long as the pictures: it is cut, or goes on with silence. */
         error = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}", "frames", "t", (uint64_t) r->o.frames, "width", "u", r->o.width, "height", "u",
-                r->o.height, "samples", "t", r->sound_tensor.shape[1]);
+                r->o.height, "samples", "t",
+                render_to_file(&r->o) ? (uint64_t) r->o.frames * MEDIA_SAMPLE_RATE / MEDIA_FPS : r->sound_tensor.shape[1]);
         if (error >= 0 && render_to_file(&r->o))
                 error = sd_bus_message_append(m, "{sv}", "bytes", "t", r->bytes);
         if (error >= 0 && r->sheet_bytes > 0)

@@ -2,8 +2,8 @@
 #pragma once
 
 /* What the readers of requests share: session-request.c (OpenSession, Step, what Step and Sample have in
- * common), session-request-sample.c, session-request-code.c, session-request-conditions.c, session-request-render.c,
- * session-request-pictures.c. */
+ * common), session-request-code.c, session-request-conditions.c, session-request-gpus.c, session-request-pictures.c,
+ * session-request-render.c, session-request-sample.c. */
 
 #include "service/latentd/bus-error.h"
 #include "service/latentd/session-request.h"
@@ -11,6 +11,19 @@
 
 #define VIDEO_CHANNELS 24
 #define AUDIO_CHANNELS 32
+
+/* OpenSession's "gpus", as the caller wrote it: valid as long as the message. */
+typedef struct RequestGpus {
+        bool given;
+        size_t n; /* how many there are; names has the first of them */
+        const char *names[WIRE_DEVICES_MAX];
+} RequestGpus;
+
+/* BusKey.read; value: RequestGpus. */
+int request_read_gpus(sd_bus_message *m, const BusKey *k, Fault *f);
+/* They are all of the worker's devices, by number, UUID or PCI address. NotSupported: it computes on the CPU, or has more;
+ * InvalidArgument: one is not there, or named twice; Busy, NoWorker: no worker has told of its devices. */
+int request_check_gpus(const Manager *m, const RequestGpus *x, Fault *f);
 
 /* What Step and Sample have in common. */
 typedef struct Request {

@@ -264,6 +264,7 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
         const char *conditioner = NULL, *video_vae = NULL, *audio_vae = NULL;
         uint32_t compute_index;
         Split split = { .plan = "auto", .exchange = "auto" };
+        RequestGpus gpus = {};
         const BusKey keys[] = {
                 { "model", "o", &model },
                 { "conditioner", "o", &conditioner },
@@ -278,13 +279,17 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
                 { "exchange", "s", &split.exchange },
                 { "chunks", "u", &split.chunks },
                 { "class", "s", &job_class },
-                { "gpus", "as", NULL, NULL, true },
+                { "gpus", "as", &gpus, .read = request_read_gpus },
                 { "sparse", "s", NULL, NULL, true },
                 { "preview", "u", NULL, NULL, true },
         };
         int r;
 
         r = bus_read_dictionary(message, keys, ELEMENTSOF(keys), f);
+        if (r < 0)
+                return r;
+
+        r = request_check_gpus(m, &gpus, f);
         if (r < 0)
                 return r;
 

@@ -648,6 +648,8 @@ void worker_feed_on_error(WorkerLink *w, const WireError *m) {
                 return;
         }
 
+        if (m->fatal == WIRE_FATAL_OFF_BUS)
+                manager_device_quarantine(w->manager, m->fault.text);
         if (m->fatal) { /* as if it had died: the next worker goes on */
                 worker_link_drop(w, m->fault.text);
                 return;

@@ -146,6 +146,10 @@ const char *worker_link_no_device(const WorkerLink *w) {
         return w->no_device;
 }
 
+const WireHello *worker_link_hello(const WorkerLink *w) {
+        return w->hello.n_devices > 0 ? &w->hello : NULL;
+}
+
 const char *worker_link_kernels(const WorkerLink *w) {
         return w->hello.kernels;
 }

@@ -24,6 +24,7 @@ uint64_t worker_link_starts(const WorkerLink *w);
 const char *worker_link_no_device(const WorkerLink *w); /* why there is no GPU worker: "" there is, or nobody asked for one */
 const char *worker_link_kernels(const WorkerLink *w);   /* as WireHello */
 const WireMemory *worker_link_memory(const WorkerLink *w); /* zeros without a worker */
+const WireHello *worker_link_hello(const WorkerLink *w); /* of the last worker that has devices; NULL before */
 const char *worker_link_numerics_id(const WorkerLink *w); /* of the last worker that said Hello; "" before */
 
 /* Ends a worker that has nothing to do, so that it gives its devices back; the next job starts another.

@@ -482,6 +482,7 @@ typedef struct WireStepDone {
         uint64_t merged_bytes; /* MERGE: memory of the merged matrices, shared by all jobs of these adapters; else 0 */
         uint64_t exchanged_bytes; /* that ranks received from each other, over all ranks */
         uint64_t frames; /* DECODE of video: finished so far; else 0 */
+        uint64_t first_usec; /* STEP, SAMPLE: when (CLOCK_MONOTONIC) its device could begin with block 0; 0: not known */
         uint32_t cached; /* ENCODE: taken from the cache */
         uint32_t preview; /* SAMPLE: that of this step is there */
 } WireStepDone;
@@ -498,11 +499,17 @@ typedef struct WireMemory {
 
 /* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a
  * block. */
+/* The worker cannot go on and ends; what was asked goes on in the next one. The text goes behind "the worker ". */
+typedef enum WireFatal {
+        WIRE_FATAL_NONE,
+        WIRE_FATAL_DEVICE,  /* failed */
+        WIRE_FATAL_OFF_BUS, /* is not there any more; the text has its PCI address */
+} WireFatal;
+
 typedef struct WireError {
         WireHeader header;
         Fault fault;
-        uint32_t fatal; /* not 0: the worker has lost its device and ends; what was asked goes on in the next one. The text goes
-                           behind "the worker " */
+        uint32_t fatal; /* WireFatal; others count as WIRE_FATAL_DEVICE */
         uint32_t reserved;
 } WireError;
 

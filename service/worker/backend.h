@@ -29,13 +29,13 @@ typedef struct Backend {
 
         /* Of the device. Any thread. */
         int (*device_memory)(uint64_t *ret_free, uint64_t *ret_total);
-        /* In words what is wrong with it, after an operation failed. Any thread. */
-        void (*device_error)(char *ret, size_t size);
+        /* In words what is wrong with it, after an operation failed. Whether it is gone from the bus: then with its PCI
+         * address. Any thread. */
+        bool (*device_error)(char *ret, size_t size);
         /* Which kernel does what, in lines. */
         const char *kernels;
 
-        /* A denoiser in bf16 is all that it runs. */
-        bool denoiser_only;
+        bool bf16_only; /* denoisers run in no other type */
         bool uses_driver; /* of a device, whose library makes more system calls (seccomp.h) */
 } Backend;
 

@@ -38,12 +38,14 @@ static void work_free(void *userdata) {
         free(x);
 }
 
-static int work_new(Job *j, AudioWork **ret) {
+static int work_new(Job *j, const H3WeightsKind *weights, AudioWork **ret) {
         AudioWork *x = calloc(1, sizeof(*x));
 
         if (!x)
                 return -ENOMEM;
         x->vae = j->model->audio_vae;
+        j->coder->weights = weights;
+        j->coder->model = x->vae;
         j->coder->work = x; /* freed with the job from now on */
         *ret = x;
         return 0;
@@ -71,6 +73,7 @@ static int set_numbers(Job *j, AudioWork *x, uint32_t more, Fault *f) {
         if (bytes < CHANNELS * x->plan.finish_memory)
                 bytes = CHANNELS * x->plan.finish_memory;
         x->result_bytes = c->outputs[0].tensor.size;
+        c->device_bytes = bytes;
         c->memory_bytes = bytes + x->plan.hidden_bytes + x->result_bytes;
         c->rows = x->plan.samples;
         c->blocks = (uint32_t) x->plan.jobs + more;
@@ -129,7 +132,7 @@ static int decode_open(Job *j, const WireJobOpen *w, Fault *f) {
         AudioWork *x = NULL;
         int r;
 
-        r = work_new(j, &x);
+        r = work_new(j, &h3_weights_audio_decoder, &x);
         if (r < 0)
                 return r;
         rule.shape[0] = x->vae->config.channels;
@@ -146,7 +149,7 @@ static int decode_open(Job *j, const WireJobOpen *w, Fault *f) {
 
 static int decode_piece(void *userdata, const TilePlace *at, Fault *f) {
         AudioWork *x = userdata;
-        const H3Rank rank = {.index = at->rank, .ops = x->ops, .context = at->context};
+        const H3Rank rank = {.index = at->rank, .ops = x->ops, .context = at->context, .weights = at->weights};
 
         return h3_audio_decode_job(
                 &rank, x->vae, &x->plan, x->input, at->tile, at->memory, NULL, x->result, f);
@@ -168,7 +171,7 @@ static int encode_open(Job *j, const WireJobOpen *w, Fault *f) {
         AudioWork *x = NULL;
         int r;
 
-        r = work_new(j, &x);
+        r = work_new(j, &h3_weights_audio_encoder, &x);
         if (r >= 0)
                 r = take_input(j, w, x, &rule, f);
         if (r >= 0)
@@ -183,7 +186,7 @@ static int encode_open(Job *j, const WireJobOpen *w, Fault *f) {
 
 static int encode_piece(void *userdata, const TilePlace *at, Fault *f) {
         AudioWork *x = userdata;
-        const H3Rank rank = {.index = at->rank, .ops = x->ops, .context = at->context};
+        const H3Rank rank = {.index = at->rank, .ops = x->ops, .context = at->context, .weights = at->weights};
 
         return h3_audio_encode_job(
                 &rank, x->vae, &x->plan, x->input, at->tile, at->memory, NULL, x->hidden, f);
@@ -191,7 +194,7 @@ static int encode_piece(void *userdata, const TilePlace *at, Fault *f) {
 
 static int encode_channel(void *userdata, const TilePlace *at, Fault *f) {
         AudioWork *x = userdata;
-        const H3Rank rank = {.index = at->rank, .ops = x->ops, .context = at->context};
+        const H3Rank rank = {.index = at->rank, .ops = x->ops, .context = at->context, .weights = at->weights};
 
         return h3_audio_encode_finish(
                 &rank, x->vae, &x->plan, x->hidden, at->tile, at->memory, NULL, x->result, NULL, NULL, f);
@@ -212,5 +215,13 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         return r < 0 ? r : publish(j, x, f);
 }
 
-const CoderClass coder_decode_audio = {.open = decode_open, .step = decode_step, .free = work_free};
-const CoderClass coder_encode_audio = {.open = encode_open, .step = encode_step, .free = work_free};
+static bool decode_runs(const LkOps *ops) {
+        return ops->conv && ops->alias_free && ops->average;
+}
+
+static bool encode_runs(const LkOps *ops) {
+        return ops->conv && ops->snake;
+}
+
+const CoderClass coder_decode_audio = {.runs = decode_runs, .open = decode_open, .step = decode_step, .free = work_free};
+const CoderClass coder_encode_audio = {.runs = encode_runs, .open = encode_open, .step = encode_step, .free = work_free};

@@ -106,6 +106,7 @@ static int set_memory(Job *j, MediaWork *x) {
         if (x->sampled)
                 all += channels * (x->film.tokens + x->clip.tokens) * plane(x) * sizeof(float);
         j->coder->memory_bytes = all;
+        j->coder->device_bytes = m->device * ranks;
         return 0;
 }
 
@@ -122,6 +123,8 @@ static int encode_open(Job *j, const WireJobOpen *w, Fault *f) {
                 return -ENOMEM;
         c->work = x; /* freed with the job from now on */
         x->vae = j->model->video_vae;
+        c->weights = &h3_weights_video_encoder;
+        c->model = x->vae;
         x->job = j;
         x->sampled = w->posterior == WIRE_POSTERIOR_SAMPLED;
         x->seed = w->seed;
@@ -175,7 +178,7 @@ static float *tile_place(const MediaWork *x, uint32_t clip, uint32_t tile) {
 static int make_tile(void *userdata, const TilePlace *at, Fault *f) {
         MediaWork *x = userdata;
         const H3StepHooks hooks = {.on_block = on_block, .userdata = x->job};
-        const H3Rank rank = {.index = at->rank, .ops = x->runner->backend->ops, .context = at->context};
+        const H3Rank rank = {.index = at->rank, .ops = x->runner->backend->ops, .context = at->context, .weights = at->weights};
 
         return h3_video_encode_tile(&rank, x->vae, &x->clip, x->pixels, x->frames[at->chunk % x->n_raw], 0,
                 at->tile, at->memory, &hooks, tile_place(x, at->chunk, at->tile), f);
@@ -311,4 +314,8 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         return r < 0 ? r : publish(j, x, step);
 }
 
-const CoderClass coder_encode_video = {.open = encode_open, .step = encode_step, .free = work_free};
+static bool runs(const LkOps *ops) {
+        return ops->conv && ops->group_norm;
+}
+
+const CoderClass coder_encode_video = {.runs = runs, .open = encode_open, .step = encode_step, .free = work_free};

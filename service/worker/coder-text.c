@@ -126,6 +126,7 @@ static int set_memory(Job *j, const TextWork *x, const H3VisionInput *vision) {
         r = text_split_memory(m, &size, &bytes);
         if (r < 0)
                 return r;
+        j->coder->device_bytes = h3_text_memory(m, &size) * size.ranks; /* no more than bytes */
         j->coder->memory_bytes =
                 bytes + size.all_patches * H3_PATCH_NUMBERS * sizeof(float) +
                 x->n * m->config.hidden * (act_size(j) + st_type_size(j->coder->output_type));
@@ -148,12 +149,16 @@ static int encode_open(Job *j, const WireJobOpen *w, Fault *f) {
         if (r >= 0)
                 r = text_request_new(j, w, x, f);
         if (r >= 0)
+                r = h3_text_check_length(m, x->presentation->n, f); /* a plan is refused where the work would be */
+        if (r >= 0)
                 r = list_vision(x, NULL, &vision);
         if (r >= 0)
                 r = set_memory(j, x, vision);
         if (r < 0)
                 return r;
 
+        c->weights = &h3_weights_text;
+        c->model = m;
         c->owner = w->owner;
         c->rows = x->n;
         c->blocks = m->config.layers + (uint32_t) x->presentation->n_blocks * m->config.vision.depth;
@@ -232,6 +237,12 @@ typedef struct Run {
         Job *job;
 } Run;
 
+static int on_begin(void *userdata, uint32_t rank, H3Rank *to) {
+        Run *x = userdata;
+
+        return residency_begin(&x->runner->residency, rank, H3_PASS_CODE, to);
+}
+
 static int on_block(void *userdata, uint32_t rank, uint32_t done, uint32_t total) {
         Run *x = userdata;
 
@@ -257,6 +268,7 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, void *hidden, uint64_t *
                 .ops = s->backend->ops,
                 .model = j->model->conditioner,
                 .ranks = j->coder->ranks,
+                .on_begin = on_begin,
                 .on_block = on_block,
                 .on_stuck = on_stuck,
                 .userdata = &run,

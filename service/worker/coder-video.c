@@ -101,6 +101,7 @@ static int set_memory(Job *j, const VideoWork *x) {
                 __builtin_add_overflow(all, 2 * m->tail + j->coder->step_frames * x->frame_bytes, &all))
                 return -EOVERFLOW;
         j->coder->memory_bytes = all;
+        j->coder->device_bytes = m->device * ranks;
         return 0;
 }
 
@@ -117,6 +118,8 @@ static int decode_open(Job *j, const WireJobOpen *w, Fault *f) {
                 return -ENOMEM;
         c->work = x; /* freed with the job from now on */
         x->vae = j->model->video_vae;
+        c->weights = &h3_weights_video_decoder;
+        c->model = x->vae;
         x->job = j;
         x->pixels = w->output_type == ST_U8 ? H3_PIXELS_U8 : H3_PIXELS_F32;
 
@@ -170,7 +173,7 @@ static float *tile_place(const VideoWork *x, uint32_t chunk, uint32_t tile) {
 static int make_tile(void *userdata, const TilePlace *at, Fault *f) {
         VideoWork *x = userdata;
         const H3StepHooks hooks = {.on_block = on_block, .userdata = x->job};
-        const H3Rank rank = {.index = at->rank, .ops = x->runner->backend->ops, .context = at->context};
+        const H3Rank rank = {.index = at->rank, .ops = x->runner->backend->ops, .context = at->context, .weights = at->weights};
         float *out = tile_place(x, at->chunk, at->tile);
         int r;
 

@@ -188,6 +188,10 @@ int coder_new(Job *j, const WireJobOpen *w, uint32_t ranks, Fault *f) {
                         "%s cannot run on a model of kind \"%s\": it needs a %s.", kind_name(w->kind),
                         model_entry_kind_name(j->model),
                         w->kind == WIRE_JOB_TOKENIZE || w->kind == WIRE_JOB_ENCODE ? "conditioner" : "VAE");
+        if (class->runs && !class->runs(j->model->ops))
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "The %s worker of this version does not run %s on a %s: set Worker=cpu.", j->model->ops->backend,
+                        kind_name(w->kind), model_entry_kind_name(j->model));
         r = check_numbers(w, f);
         if (r >= 0)
                 r = check_absent(w, j->model, f);
@@ -260,21 +264,41 @@ void coder_release(Job *j, bool committed) {
 /* Once per job: what a step takes is kept to the last one. As in step.c. */
 static int admit(StepRunner *s, Job *j, Fault *f) {
         Coder *c = j->coder;
-        uint64_t have;
+        uint64_t have, need = c->memory_bytes - (s->backend->ops->host_weights ? 0 : c->device_bytes);
 
         if (c->admitted)
                 return 0;
         have = s->backend->memory_available();
-        if (have > 0 && c->memory_bytes > have) {
+        if (have > 0 && need > have) {
                 step_runner_shrink(s);
                 have = s->backend->memory_available();
         }
-        if (have > 0 && c->memory_bytes > have)
+        if (have > 0 && need > have)
                 return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
                         "A step of %s needs %" PRIu64 " bytes of memory, %" PRIu64 " are free.",
-                        kind_name(j->kind), c->memory_bytes, have);
+                        kind_name(j->kind), need, have);
         c->admitted = true;
         return 0;
+}
+
+/* With its weights on the devices. Others may take memory there meanwhile: the model keeps less of it then. */
+static int run_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
+        const ResidencyUse use = {.job = j, .ranks = j->coder->ranks, .bytes = j->coder->device_bytes};
+        int r;
+
+        if (!j->coder->weights)
+                return j->coder->class->step(s, g, j, step, ret, f);
+        r = residency_prepare(&s->residency, s->backend, g, &use, f);
+        if (r < 0)
+                return r;
+        for (;;) {
+                r = j->coder->class->step(s, g, j, step, ret, f);
+                if (r != -ENOMEM || s->backend->ops->host_weights || j->cancelled || !residency_shrink(&s->residency, g)) {
+                        residency_note(&s->residency);
+                        return r;
+                }
+                *f = (Fault){};
+        }
 }
 
 int coder_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
@@ -288,7 +312,7 @@ int coder_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *r
         if (r < 0)
                 return r;
 
-        r = class->step(s, g, j, step, ret, f);
+        r = run_step(s, g, j, step, ret, f);
         if (r == -ENOMEM)
                 (void) fault_set(f, r, FAULT_DOES_NOT_FIT,
                         "There is no memory for a step of %s: it needs %" PRIu64 " bytes.",

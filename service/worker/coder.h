@@ -12,11 +12,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "service/h3/weights.h"
 #include "service/shared/safetensors.h"
 #include "service/worker/job-context.h"
 #include "service/worker/step.h"
 
 typedef struct CoderClass {
+        /* Whether a backend has the operations that it needs; NULL: every one has. */
+        bool (*runs)(const LkOps *ops);
         /* On the link's thread, when the job is opened: copies and checks the inputs, fills the Coder and
          * j->steps; of outputs name, type and shape. f says what is wrong. */
         int (*open)(Job *j, const WireJobOpen *w, Fault *f);
@@ -48,6 +51,9 @@ typedef struct Coder {
         uint64_t frames, ring_frames, step_frames; /* DECODE of video; else 0 */
         uint64_t slot_size;                        /* 0: no slots */
         uint64_t memory_bytes;                     /* that a step takes beside arenas and model */
+        uint64_t device_bytes;                     /* of these, of the ranks' devices */
+        const H3WeightsKind *weights;              /* what of the model it needs there; NULL: nothing */
+        const void *model;                         /* of that kind */
         bool admitted;                             /* by the steps' thread: they were found */
         uint64_t frames_done;                      /* by the committed steps, when the job was opened */
 } Coder;

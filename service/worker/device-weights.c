@@ -65,6 +65,7 @@ struct DeviceWeights {
         uint32_t *order; /* owned */
         uint32_t n_order, at, ahead; /* next to be taken; next to be fetched */
         uint32_t in_flight;          /* fetched, not taken */
+        bool cut_off;                /* a fetch of a part failed: some of it may be under way */
         int error;                   /* of a fetch ahead: the next take says it */
         uint64_t fetched_bytes;
 };
@@ -270,8 +271,10 @@ static int fetch_part(DeviceWeights *w, Part *p, uint8_t *base, uint32_t *ret_re
                 r = fetch_slot(w, !p->pinned, p->slots + i, base);
         if (r >= 0)
                 r = w->config.ops->mark(w->config.context, LK_COPY, ready);
-        if (r < 0)
+        if (r < 0) {
+                w->cut_off = true;
                 return r;
+        }
         p->pinned = true;
         *ret_ready = ready;
         return 0;
@@ -462,13 +465,19 @@ static int take_resident(DeviceWeights *w, Part *p) {
         return 0;
 }
 
-/* The part is taken: where in the order we are. One that is not in it leaves the rest as it is. */
+/* The part is taken: where in the order we are, from here on or from the start: a pass may go over some of it again.
+ * One that is not in it leaves the rest as it is. */
 static void follow(DeviceWeights *w, uint32_t part) {
-        for (uint32_t i = w->at; i < w->n_order; i++)
-                if (w->order[i] == part) {
-                        w->at = i + 1;
-                        return;
-                }
+        for (uint32_t k = 0; k < w->n_order; k++) {
+                uint32_t i = (w->at + k) % w->n_order;
+
+                if (w->order[i] != part)
+                        continue;
+                if (i < w->at)
+                        w->ahead = i + 1;
+                w->at = i + 1;
+                return;
+        }
 }
 
 int device_weights_take(DeviceWeights *w, uint32_t part) {
@@ -521,7 +530,7 @@ static int settle(DeviceWeights *w) {
                         r = w->config.ops->wait(w->config.context, LK_COMPUTE, p->ready);
                 p->waited = p->fetched;
         }
-        if (r >= 0 && w->in_flight > 0) { /* no copy comes late into memory that is somebody else's then */
+        if (r >= 0 && (w->in_flight > 0 || w->cut_off)) { /* no copy comes late into memory that is somebody else's then */
                 r = w->config.ops->mark(w->config.context, LK_COPY, order);
                 if (r >= 0)
                         r = w->config.ops->wait(w->config.context, LK_COMPUTE, order);
@@ -533,6 +542,7 @@ static int settle(DeviceWeights *w) {
         }
         w->n_entries = 0;
         w->in_flight = 0;
+        w->cut_off = false;
         w->error = 0;
         return r;
 }
@@ -574,6 +584,14 @@ static uint64_t ring_of_passing(const DeviceWeights *w) {
 static uint64_t ring_of_all(const DeviceWeights *w) {
         uint64_t least = ring_of_passing(w);
 
+        for (uint32_t i = 0; w->config.one_at_a_time && i < w->n_staying; i++) {
+                uint64_t pair = align(w->parts[i].size) + align(w->parts[(i + 1) % w->n_staying].size);
+
+                least = pair > least ? pair : least; /* one is copied while the other is in use */
+        }
+        if (w->config.one_at_a_time)
+                return least;
+
         for (uint32_t i = 0; i < w->n_staying; i++) {
                 uint64_t a = align(w->parts[i].size), b = align(w->parts[(i + 1) % w->n_staying].size);
                 uint64_t fits = a + 2 * b, ahead = align((a + b) / 2 * 3);
@@ -582,6 +600,17 @@ static uint64_t ring_of_all(const DeviceWeights *w) {
                 least = ahead > least ? ahead : least;
         }
         return least;
+}
+
+/* Where even that is too much. */
+static uint64_t ring_of_one(const DeviceWeights *w) {
+        uint64_t largest = 1;
+
+        if (!w->config.one_at_a_time)
+                return ring_of_all(w);
+        for (uint32_t i = 0; i < w->n_parts; i++)
+                largest = w->parts[i].size > largest ? w->parts[i].size : largest;
+        return align(largest);
 }
 
 static uint64_t staying_bytes(const DeviceWeights *w, uint32_t n) {
@@ -603,6 +632,8 @@ static bool plan(const DeviceWeights *w, uint64_t budget, uint32_t *ret_n, uint6
                 *ret_ring = passing;
                 return true;
         }
+        if (all > budget && w->config.ring_bytes == 0)
+                all = ring_of_one(w);
         *ret_ring = all;
         if (all > budget)
                 return false;
@@ -633,10 +664,7 @@ static int take_ring(DeviceWeights *w, uint64_t bytes) {
         void *p;
         int r;
 
-        if (w->ring && w->ring_bytes == bytes)
-                return 0;
-        drop_ring(w);
-        if (bytes == 0)
+        if (w->ring_bytes == bytes)
                 return 0;
         r = w->config.ops->memory_new(w->config.context, bytes, &p);
         if (r < 0)
@@ -648,9 +676,14 @@ static int take_ring(DeviceWeights *w, uint64_t bytes) {
 
 /* What a plan says, or as much of it as the device has. */
 static int take_memory(DeviceWeights *w, uint32_t n, uint64_t ring) {
+        bool drops_ring = w->ring && w->ring_bytes != ring, drops = drops_ring || w->resident > n;
         int r;
 
         drop_resident(w, n);
+        if (drops_ring)
+                drop_ring(w);
+        if (drops) /* a context keeps what is freed: not beside what comes now */
+                w->config.ops->memory_trim(w->config.context);
         r = take_ring(w, ring);
         while (r >= 0 && w->resident < n) {
                 Part *p = w->parts + w->resident;

@@ -27,6 +27,7 @@ typedef struct DeviceWeightsConfig {
          * the speed alone. */
         int (*pin)(void *userdata, LkContext *c, const void *host, uint64_t size);
         void *userdata;
+        bool one_at_a_time;  /* a part is given before the next one is taken; else two that follow each other may be in use */
         uint64_t ring_bytes; /* for tests; 0: as the parts need it */
 } DeviceWeightsConfig;
 

@@ -4,12 +4,14 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "service/shared/clock.h"
 #include "service/shared/listen.h"
 #include "service/shared/log.h"
 #include "service/shared/reaper.h"
@@ -82,6 +84,7 @@ static int filter_system_calls(const Backend *b, Fault *f) {
 }
 
 static int serve(const Backend *b, Fault *f) {
+        uint64_t begin = clock_usec();
         Fault why = {};
         int r, started;
 
@@ -91,6 +94,8 @@ static int serve(const Backend *b, Fault *f) {
 
         /* Before: a driver's library looks at this process in /proc, which is shut then. */
         started = b->start ? b->start(&why) : 0;
+        if (b->start && started >= 0)
+                log_info("The device was ready after %" PRIu64 " ms.", (clock_usec() - begin) / 1000);
 
         r = listen_shut_in(f);
         if (r < 0)

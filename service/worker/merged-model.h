@@ -3,7 +3,14 @@
 
 /* Models with LoRA adapters merged into them (h3/lora.h), kept between jobs: a merge reads and writes every
  * matrix that the adapters change. The newest are kept, and each as long as a job uses it. Made on rank 0's
- * thread, let go on any. */
+ * thread, let go on any.
+ *
+ * With a device, too, merged matrices are host memory that is fetched like the base's, not made while a part is fetched. The bits
+ * are defined by the merge's rounding points (h3/lora-merge.c): expanded, sums in f32 one adapter after the other, rounded or
+ * quantised once. A device could only give the same from the expanded matrix, three f32 copies of a piece of it and an
+ * operation for the sums that the table does not have; and what streams would be merged anew in every step, on the queue that has to
+ * stay ahead of the computing. The price is host memory: of the changed matrices, once for all jobs and ranks, counted
+ * (merged_model_bytes(), JOB_OPEN's private_max) and gone with a TRIM. */
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -8,54 +8,30 @@
 
 struct ModelWeights {
         H3Weights interface; /* first: what service/h3 has is this */
-        const H3Model *host;
-        H3Model *device; /* its slots are the holder's to set */
+        const H3WeightsKind *kind;
+        const void *host;
+        void *device;  /* its slots are the holder's to set */
+        H3Part *parts; /* [n_parts]: by the holder's numbers */
+        uint32_t n_parts;
         DeviceWeights *holder;
 };
 
 DEFINE_CLEANUP(ModelWeights *, model_weights_free)
 
-/* Parts by number: those of every step in its order, which may stay; then those of a prompt or a schedule. */
-static uint32_t number_of(const H3Model *m, H3Part part) {
-        uint32_t layers = m->config.layers;
+/* One that there is none of has a number that the holder refuses. */
+static uint32_t number_of(const ModelWeights *w, H3Part part) {
+        uint32_t i = 0;
 
-        switch (part.kind) {
-        case H3_PART_ENDS:
-                return 0;
-        case H3_PART_FEED:
-                return 1 + 2 * part.layer;
-        case H3_PART_FINISH:
-                return 2 + 2 * part.layer;
-        case H3_PART_TIME:
-                return 1 + 2 * layers;
-        case H3_PART_TEXT:
-                return 2 + 2 * layers;
-        default:
-                return 3 + 2 * layers + part.layer; /* ADALN */
-        }
+        while (i < w->n_parts && (w->parts[i].kind != part.kind || w->parts[i].layer != part.layer))
+                i++;
+        return i;
 }
 
-static uint32_t n_parts(const H3Model *m) {
-        return 4 + 3 * m->config.layers;
-}
-
-static H3Part part_of(const H3Model *m, uint32_t number) {
-        uint32_t layers = m->config.layers;
-
-        if (number == 0)
-                return (H3Part){H3_PART_ENDS, 0};
-        if (number <= 2 * layers)
-                return (H3Part){number % 2 ? H3_PART_FEED : H3_PART_FINISH, (number - 1) / 2};
-        if (number <= 2 * layers + 2)
-                return (H3Part){number == 2 * layers + 1 ? H3_PART_TIME : H3_PART_TEXT, 0};
-        return (H3Part){H3_PART_ADALN, number - (2 * layers + 3)};
-}
-
-static int take(H3Weights *interface, H3Part part, const H3Model **ret) {
+static int take(H3Weights *interface, H3Part part, const void **ret) {
         ModelWeights *w = (ModelWeights *) interface;
         int r;
 
-        r = device_weights_take(w->holder, number_of(w->host, part));
+        r = device_weights_take(w->holder, number_of(w, part));
         if (r >= 0)
                 *ret = w->device;
         return r;
@@ -64,7 +40,7 @@ static int take(H3Weights *interface, H3Part part, const H3Model **ret) {
 static void give(H3Weights *interface, H3Part part) {
         ModelWeights *w = (ModelWeights *) interface;
 
-        device_weights_give(w->holder, number_of(w->host, part));
+        device_weights_give(w->holder, number_of(w, part));
 }
 
 static int add_slot(void *userdata, LkMatrix *matrix, LkVector *vector) {
@@ -73,25 +49,31 @@ static int add_slot(void *userdata, LkMatrix *matrix, LkVector *vector) {
         return device_weights_add_slot(w->holder, matrix, vector);
 }
 
-int model_weights_new(const H3Model *m, const DeviceWeightsConfig *config, ModelWeights **ret) {
+int model_weights_new(const H3WeightsKind *kind, const void *m, const DeviceWeightsConfig *config, ModelWeights **ret) {
         CLEANUP(model_weights_freep) ModelWeights *w = NULL;
         DeviceWeightsConfig all = *config;
+        uint32_t staying;
         int r;
 
         w = calloc(1, sizeof(*w));
         if (!w)
                 return -ENOMEM;
         w->interface = (H3Weights){take, give};
+        w->kind = kind;
         w->host = m;
-        w->device = h3_model_copy(m);
-        if (!w->device)
+        w->n_parts = kind->parts(m, NULL, &staying);
+        w->parts = calloc(w->n_parts, sizeof(*w->parts));
+        w->device = kind->copy(m);
+        if (!w->parts || !w->device)
                 return -ENOMEM;
+        (void) kind->parts(m, w->parts, &staying);
         all.first_event = H3_EVENTS;
+        all.one_at_a_time = kind->one_at_a_time;
         r = device_weights_new(&all, &w->holder);
-        for (uint32_t i = 0; r >= 0 && i < n_parts(m); i++) {
-                r = device_weights_add_part(w->holder, i > 2 * m->config.layers);
+        for (uint32_t i = 0; r >= 0 && i < w->n_parts; i++) {
+                r = device_weights_add_part(w->holder, i >= staying);
                 if (r >= 0)
-                        r = h3_model_visit(w->device, part_of(m, i), add_slot, w);
+                        r = kind->visit(w->device, w->parts[i], add_slot, w);
         }
         if (r < 0)
                 return r;
@@ -103,7 +85,9 @@ ModelWeights *model_weights_free(ModelWeights *w) {
         if (!w)
                 return NULL;
         (void) device_weights_free(w->holder);
-        (void) h3_model_free(w->device);
+        if (w->device)
+                w->kind->free(w->device);
+        free(w->parts);
         free(w);
         return NULL;
 }
@@ -117,7 +101,7 @@ DeviceWeights *model_weights_device(ModelWeights *w) {
 }
 
 int model_weights_begin(ModelWeights *w, H3Pass pass) {
-        uint32_t n = h3_pass_parts(w->host, pass, NULL);
+        uint32_t n = w->kind->pass(w->host, pass, NULL);
         CLEANUP_FREE H3Part *parts = NULL;
         CLEANUP_FREE uint32_t *order = NULL;
 
@@ -125,8 +109,8 @@ int model_weights_begin(ModelWeights *w, H3Pass pass) {
         order = calloc(n, sizeof(*order));
         if (!parts || !order)
                 return -ENOMEM;
-        (void) h3_pass_parts(w->host, pass, parts);
+        (void) w->kind->pass(w->host, pass, parts);
         for (uint32_t i = 0; i < n; i++)
-                order[i] = number_of(w->host, parts[i]);
+                order[i] = number_of(w, parts[i]);
         return device_weights_begin(w->holder, order, n);
 }

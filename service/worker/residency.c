@@ -11,6 +11,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
+#include "service/worker/coder.h"
 
 /* Rows that an MLP is made for at a time, where there is memory: more read weights less often. With int8 products
  * what is between them stays in the cache with fewer. */
@@ -18,6 +19,9 @@ static const uint32_t pieces[] = {24576, 16384, 8192, 4096, 2048, 1024};
 #define PIECE_INT8 8192u
 #define PIECE_LEAST 1024u
 #define PIECE_MODEST 4096u /* below a model's own share of a small device */
+
+#define REGROW_FIRST_USEC UINT64_C(30000000)
+#define REGROW_LAST_USEC UINT64_C(3600000000)
 
 /* Of the memory that is planned with: what allocations are rounded up by. */
 #define SLACK 64
@@ -32,6 +36,7 @@ void residency_note(Residency *x) {
         uint64_t bytes = 0;
         uint32_t blocks = 0;
 
+        x->used_usec = clock_usec();
         for (uint32_t i = 0; i < RANKS_MAX; i++) {
                 DeviceWeightsState s;
 
@@ -39,8 +44,10 @@ void residency_note(Residency *x) {
                         continue;
                 device_weights_state(model_weights_device(x->ranks[i].weights), &s);
                 bytes += s.bytes;
-                if (s.resident / 2 > blocks)
-                        blocks = s.resident / 2; /* two parts each, behind the ends */
+                if (x->h3 && s.resident > 0)
+                        s.resident = (s.resident - 1) / 2; /* two parts each, behind the ends */
+                if (s.resident > blocks)
+                        blocks = s.resident;
         }
         x->device_model = x->base ? x->base->id : 0;
         x->device_bytes = bytes;
@@ -48,7 +55,7 @@ void residency_note(Residency *x) {
         x->registered_bytes = x->ranks[0].pinned;
 }
 
-/* The region that memory of the model lies in; NULL: it is a merged matrix. */
+/* The region that memory of the model lies in; NULL: it is a merged matrix, or a VAE's own copy. */
 static const Region *region_of(const ModelEntry *m, const void *host) {
         for (uint32_t i = 0; i < m->n_regions; i++) {
                 const Region *x = m->regions + i;
@@ -73,6 +80,8 @@ static int pin(void *userdata, LkContext *c, const void *host, uint64_t size) {
         const Region *region = region_of(x->base, host);
         int r = 0;
 
+        if (!region && !x->merged) /* few bytes, of the heap: others' lie in the same pages */
+                return 0;
         (void) pthread_mutex_lock(&protection);
         if (region)
                 r = protect(host, size, PROT_READ | PROT_WRITE);
@@ -118,8 +127,11 @@ static void forget(Residency *x) {
         x->merged = merged_model_unref(x->merged);
         x->base = model_entry_unref(x->base);
         x->h3 = NULL;
+        x->kind = NULL;
+        x->model = NULL;
         x->serial = 0;
         x->planned = false;
+        x->regrow_usec = x->regrow_delay_usec = 0;
         residency_note(x);
 }
 
@@ -140,14 +152,17 @@ static void take_model(Residency *x, RankGroup *g, const LkOps *ops, const Resid
         const Job *j = use->job;
         MergedModel *merged = use->base ? NULL : j->merged;
         uint64_t serial = merged ? merged->serial : j->model->serial;
+        const H3WeightsKind *kind = j->coder ? j->coder->weights : &h3_weights_denoiser;
 
-        if (x->base && x->serial == serial)
+        if (x->base && x->serial == serial && x->kind == kind)
                 return;
         residency_clear(x, g);
         x->ops = ops;
         x->base = model_entry_ref(j->model);
         x->merged = merged ? merged_model_ref(merged) : NULL;
         x->h3 = merged ? merged->h3 : j->model->h3;
+        x->kind = kind;
+        x->model = j->coder ? j->coder->model : x->h3;
         x->serial = serial;
 }
 
@@ -162,7 +177,7 @@ static int clean_rank(void *userdata, uint32_t rank, LkContext *context) {
         if (!is_at_work(x, rank))
                 own->weights = model_weights_free(own->weights);
         else if (!own->weights)
-                r = model_weights_new(x->h3, &config, &own->weights);
+                r = model_weights_new(x->kind, x->model, &config, &own->weights);
         if (r >= 0 && own->weights && device_weights_plan(model_weights_device(own->weights), 0, false, &own->least) != -ENOSPC)
                 own->least = 0;
         x->ops->memory_trim(context);
@@ -222,6 +237,11 @@ static int bytes_of_use(const Residency *x, const ResidencyUse *use, uint32_t pi
 /* The most rows at a time that leave room for all weights; else for half of them or a modest number of rows; else that
  * fit at all. *ret_bytes: what the use takes then. */
 static int choose_piece(const Residency *x, const ResidencyUse *use, const Room *room, uint32_t *ret, uint64_t *ret_bytes) {
+        if (!x->h3) { /* nothing to choose */
+                *ret = 0;
+                *ret_bytes = use->bytes;
+                return use->bytes <= room->bytes && room->least <= room->bytes - use->bytes ? 0 : -ENOMEM;
+        }
         for (unsigned round = 0; round < 3; round++)
                 for (size_t i = 0; i < ELEMENTSOF(pieces); i++) {
                         uint64_t bytes, want = room->bytes;
@@ -246,6 +266,18 @@ typedef struct Planning {
         Residency *all;
         uint64_t share; /* bytes of a rank's weights */
 } Planning;
+
+/* Ranks may share a device: those that have more than their share let go before others take it. */
+static int yield_rank(void *userdata, uint32_t rank, LkContext *context) {
+        const Planning *p = userdata;
+        ModelWeights *w = p->all->ranks[rank].weights;
+        DeviceWeightsState s = {};
+        uint64_t least;
+
+        if (w)
+                device_weights_state(model_weights_device(w), &s);
+        return s.bytes > p->share ? device_weights_plan(model_weights_device(w), p->share, false, &least) : 0;
+}
 
 static int plan_rank(void *userdata, uint32_t rank, LkContext *context) {
         const Planning *p = userdata;
@@ -280,21 +312,25 @@ static int take_memory(Residency *x, const Backend *b, RankGroup *g, const Resid
                 return r;
 
         p.share = (room.bytes - bytes) / n;
-        r = on_all_ranks(g, plan_rank, &p);
+        r = on_all_ranks(g, yield_rank, &p);
+        if (r >= 0)
+                r = on_all_ranks(g, plan_rank, &p);
         residency_note(x);
+        x->all_bytes = bytes + x->device_bytes;
+        x->regrow_usec = 0;
         log_debug("A step takes %" PRIu64 " bytes of the device with %" PRIu32 " rows at a time, weights %" PRIu64 " of %" PRIu64
                   ", %" PRIu32 " blocks stay.",
                 bytes, x->piece_rows, x->device_bytes, room.whole, x->device_blocks);
         return r == -ENOSPC ? does_not_fit(x, &room, bytes, f) : r;
 }
 
-static uint64_t ranks_of(const H3Plan *plan) {
+static uint64_t ranks_of(const ResidencyUse *use) {
         uint64_t ranks = 1; /* the first one does what is not split */
 
-        for (uint32_t i = 0; plan && i < plan->ranks; i++)
-                if (!h3_plan_is_idle(plan, i))
+        for (uint32_t i = 0; use->plan && i < use->plan->ranks; i++)
+                if (!h3_plan_is_idle(use->plan, i))
                         ranks |= UINT64_C(1) << i;
-        return ranks;
+        return use->ranks > 0 ? UINT64_MAX >> (64 - use->ranks) : ranks;
 }
 
 int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f) {
@@ -306,11 +342,11 @@ int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const Reside
 
         x->used_usec = clock_usec();
         take_model(x, g, b->ops, use);
-        ranks = ranks_of(use->plan);
+        ranks = ranks_of(use);
         r = bytes_of_use(x, use, PIECE_LEAST, &bytes);
         if (r < 0)
                 return r;
-        if (x->planned && x->plan_ranks == ranks && x->plan_bytes == bytes)
+        if (x->planned && x->plan_ranks == ranks && x->plan_bytes == bytes && !(x->regrow_usec > 0 && x->regrow_usec <= x->used_usec))
                 return 0;
 
         x->planned = false;
@@ -340,6 +376,11 @@ int residency_begin(Residency *x, uint32_t rank, H3Pass pass, H3Rank *to) {
         return 0;
 }
 
+void residency_trim(const Residency *x, LkContext *context) {
+        if (x->base)
+                x->ops->memory_trim(context);
+}
+
 typedef struct Shrinking {
         Residency *all;
         atomic_bool done;
@@ -353,7 +394,8 @@ static int shrink_rank(void *userdata, uint32_t rank, LkContext *context) {
         if (!w)
                 return 0;
         device_weights_state(model_weights_device(w), &state);
-        if (state.resident > 0 && device_weights_shrink(model_weights_device(w), state.bytes / 8 + 1) >= 0)
+        if (state.resident > 0 && (device_weights_shrink(model_weights_device(w), state.bytes / 8 + 1) >= 0 ||
+                                          device_weights_shrink(model_weights_device(w), 1) >= 0))
                 s->done = true;
         s->all->ops->memory_trim(context);
         return 0;
@@ -366,16 +408,22 @@ bool residency_shrink(Residency *x, RankGroup *g) {
                 return false;
         (void) on_all_ranks(g, shrink_rank, &s);
         residency_note(x);
-        if (!s.done && x->piece_rows > PIECE_LEAST) {
+        if (!s.done && x->h3 && x->piece_rows > PIECE_LEAST) {
                 x->piece_rows /= 2;
                 x->piece_rows = x->piece_rows > PIECE_LEAST ? x->piece_rows : PIECE_LEAST;
                 s.done = true;
         }
-        if (s.done)
-                log_notice("The device has less memory than it said: %" PRIu32 " blocks stay there now, %" PRIu32
-                           " rows are taken at a time.",
-                        x->device_blocks, x->piece_rows);
-        return s.done;
+        if (!s.done)
+                return false;
+
+        x->regrow_delay_usec = x->regrow_delay_usec > 0 ? 2 * x->regrow_delay_usec : REGROW_FIRST_USEC;
+        if (x->regrow_delay_usec > REGROW_LAST_USEC)
+                x->regrow_delay_usec = REGROW_LAST_USEC;
+        x->regrow_usec = clock_usec() + x->regrow_delay_usec;
+        log_notice("The device has less memory than it said: %" PRIu32 " blocks stay there now, %" PRIu32
+                   " rows are taken at a time.",
+                x->device_blocks, x->piece_rows);
+        return true;
 }
 
 static int release_rank(void *userdata, uint32_t rank, LkContext *context) {

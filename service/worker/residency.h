@@ -38,15 +38,20 @@ typedef struct Residency {
         const LkOps *ops;
         ModelEntry *base;    /* counted; NULL: no model */
         MergedModel *merged; /* counted; NULL: the base itself */
-        const H3Model *h3;   /* of them */
+        const H3Model *h3;   /* of them; NULL: no denoiser */
+        const H3WeightsKind *kind; /* of the weights: a VAE has two */
+        const void *model;
         uint64_t serial;
         ResidencyRank ranks[RANKS_MAX];
 
         bool planned;         /* memory is taken for the following */
         uint64_t plan_ranks;  /* bits */
         uint64_t plan_bytes;  /* of all ranks with the fewest rows at a time: what uses differ by */
+        uint64_t all_bytes;   /* of the device, for the weights and beside them */
         uint32_t piece_rows;  /* H3Rank */
-        uint64_t used_usec;   /* when a step began last */
+        uint64_t regrow_usec; /* after a shrink: when it is planned anew; 0: as planned */
+        uint64_t regrow_delay_usec;
+        uint64_t used_usec;   /* when a step began or ended last */
         bool warned;          /* that memory cannot be registered */
 
         /* for the broker; any thread */
@@ -57,12 +62,13 @@ typedef struct Residency {
 typedef struct ResidencyUse {
         const Job *job;         /* whose model */
         bool base;              /* not what its adapters make of it */
-        const H3Plan *plan;     /* NULL: rank 0 works alone, and takes */
-        uint64_t bytes;         /* of device memory beside the weights */
+        const H3Plan *plan;     /* NULL: the first `ranks` work, and take */
+        uint32_t ranks;         /* 0: one */
+        uint64_t bytes;         /* of device memory beside the weights, over all ranks */
 } ResidencyUse;
 
-/* Has the model on the devices as far as there is memory beside what the use takes. 0; -ENOMEM (DoesNotFit, with the
- * numbers); device errors. */
+/* Has the model (of a coding job: the half that it needs) on the devices as far as there is memory beside what the use
+ * takes. 0; -ENOMEM (DoesNotFit, with the numbers); device errors. */
 int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f);
 
 /* For `pass`: parts are taken in no order that is known. */
@@ -71,7 +77,12 @@ int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const Reside
 /* On a rank's thread: what `to` needs for a pass of the prepared model. */
 int residency_begin(Residency *x, uint32_t rank, H3Pass pass, H3Rank *to);
 
-/* After -ENOMEM: the model keeps less, or fewer rows are taken at a time. False: that is not possible any more. */
+/* On a rank's thread: what its context only keeps of work that ended goes from the device. Before and after what is done beside
+ * steps and was not planned with them. */
+void residency_trim(const Residency *x, LkContext *context);
+
+/* After -ENOMEM: the model keeps less, or fewer rows are taken at a time. False: that is not possible any more. Whether
+ * there is memory again is looked at later, before a step: after half a minute, each time twice as long. */
 bool residency_shrink(Residency *x, RankGroup *g);
 
 /* Lets go of the model. */

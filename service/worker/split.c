@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 
 /* A block is expected to take rows x bytes of its weights at this pace at least; a rank that is waited for
  * may take PATIENCE times that. Less than the broker allows (latentd/worker-feed.c), so that it hears which
@@ -22,6 +23,7 @@ typedef struct Split Split;
 typedef struct Part {
         Split *split;
         uint32_t rank;
+        LkContext *context;
 } Part;
 
 struct Split {
@@ -39,10 +41,31 @@ static int on_block(void *userdata, uint32_t done, uint32_t total) {
         return s->on_block ? s->on_block(s->userdata, part->rank, done, total) : 0;
 }
 
+/* Figures that are not there fail no step. */
+static void on_first(void *userdata) {
+        const Part *part = userdata;
+        const SplitStep *s = part->split->step;
+
+        *s->first_usec = s->ops->stamp && s->ops->stamp(part->context) < 0 ? 0 : clock_usec();
+}
+
+static void read_stamp(const SplitStep *s, LkContext *context) {
+        if (*s->first_usec > 0 && s->ops->stamp && s->ops->stamped(context, s->first_usec) < 0)
+                *s->first_usec = 0;
+}
+
+static bool is_first(const SplitStep *s, uint32_t index) {
+        for (uint32_t i = 0; i < index; i++)
+                if (!h3_plan_is_idle(s->plan, i))
+                        return false;
+        return true;
+}
+
 static int work(void *userdata, uint32_t index, LkContext *context) {
         Split *x = userdata;
         const SplitStep *s = x->step;
-        const H3StepHooks hooks = {.on_block = on_block, .userdata = x->parts + index};
+        const bool stamps = s->first_usec && is_first(s, index);
+        const H3StepHooks hooks = {.on_block = on_block, .on_first = stamps ? on_first : NULL, .userdata = x->parts + index};
         H3Rank rank = {
                 .index = index,
                 .ops = s->ops,
@@ -53,14 +76,17 @@ static int work(void *userdata, uint32_t index, LkContext *context) {
 
         int r;
 
-        x->parts[index] = (Part){x, index};
+        x->parts[index] = (Part){x, index, context};
         r = s->on_begin ? s->on_begin(s->userdata, index, &rank) : 0;
         if (r < 0) {
                 if (rank.exchange) /* others wait for it */
                         rank.exchange->fail(rank.exchange, index, r, NULL);
                 return r;
         }
-        return h3_step(&rank, s->model, s->in, &hooks, s->video, s->audio, x->faults + index);
+        r = h3_step(&rank, s->model, s->in, &hooks, s->video, s->audio, x->faults + index);
+        if (r >= 0 && stamps)
+                read_stamp(s, context);
+        return r;
 }
 
 static void stuck(void *userdata, uint32_t rank) {

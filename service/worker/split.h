@@ -23,6 +23,9 @@ typedef struct SplitStep {
         /* On each rank's thread, before the step: completes what the rank is given. NULL: nothing to do. */
         int (*on_begin)(void *userdata, uint32_t rank, H3Rank *to);
 
+        /* When (CLOCK_MONOTONIC) the first kernel of block 0 could begin on the first rank; 0: not known. NULL: not wanted. */
+        uint64_t *first_usec;
+
         ExchangeHook hook;      /* for tests */
         uint64_t deadline_usec; /* for tests; 0: from the size of the step */
 } SplitStep;

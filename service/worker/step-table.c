@@ -91,8 +91,10 @@ static int make_on_rank(void *userdata, uint32_t rank, LkContext *context) {
         r = residency_begin(&x->runner->residency, rank, H3_PASS_TABLE, &first);
         if (r < 0)
                 return r;
-        return h3_mod_table_new(
-                &first, job_model(x->job), &x->schedule, x->job->compute, &hooks, &x->table, &x->fault);
+        residency_trim(&x->runner->residency, context);
+        r = h3_mod_table_new(&first, job_model(x->job), &x->schedule, x->job->compute, &hooks, &x->table, &x->fault);
+        residency_trim(&x->runner->residency, context);
+        return r;
 }
 
 static int make(StepRunner *s, RankGroup *g, Job *j, const H3ModSchedule *schedule, ModTable **ret, Fault *f) {

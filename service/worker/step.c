@@ -61,8 +61,10 @@ static int refine(void *userdata, uint32_t index, LkContext *context) {
         r = residency_begin(&x->runner->residency, index, H3_PASS_TEXT, &rank);
         if (r < 0)
                 return r;
-        return h3_refine_text(
-                &rank, job_model(x->job), x->job->compute, x->text, x->job->text_rows, &x->refined, x->fault);
+        residency_trim(&x->runner->residency, context);
+        r = h3_refine_text(&rank, job_model(x->job), x->job->compute, x->text, x->job->text_rows, &x->refined, x->fault);
+        residency_trim(&x->runner->residency, context);
+        return r;
 }
 
 static int refine_text(StepRunner *s, RankGroup *g, const Job *j, const void **ret, Fault *f) {
@@ -234,7 +236,7 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
         return 0;
 }
 
-static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInput *ret_in, uint64_t *ret_bytes, Fault *f) {
+static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInput *ret_in, StepResult *ret, Fault *f) {
         CLEANUP(mod_table_unrefp) ModTable *table = NULL;
         Run run = {.runner = s, .job = j, .step = step};
         H3StepInput in;
@@ -249,6 +251,7 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3Ste
                 .on_begin = on_begin,
                 .on_stuck = on_stuck,
                 .userdata = &run,
+                .first_usec = &ret->first_usec,
                 .hook = s->hook,
                 .deadline_usec = s->deadline_usec,
         };
@@ -266,14 +269,14 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3Ste
         in.mod_table = table ? table->h3 : NULL;
         run.pass = table ? H3_PASS_STEP_TABLE : H3_PASS_STEP;
 
-        r = split_run(g, &split, ret_bytes, f);
+        r = split_run(g, &split, &ret->exchanged_bytes, f);
         in.mod_table = NULL;
         *ret_in = in;
         return r;
 }
 
 /* Others may take memory of the device between the plan and the step: the model keeps less of it then. */
-static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInput *ret_in, uint64_t *ret_bytes, Fault *f) {
+static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInput *ret_in, StepResult *ret, Fault *f) {
         const ResidencyUse use = {.job = j, .plan = &j->plan->h3};
         int r;
 
@@ -281,7 +284,7 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInp
         if (r < 0)
                 return r;
         for (;;) {
-                r = try_compute(s, g, j, step, ret_in, ret_bytes, f);
+                r = try_compute(s, g, j, step, ret_in, ret, f);
                 if (r != -ENOMEM || s->backend->ops->host_weights || j->cancelled || !residency_shrink(&s->residency, g)) {
                         residency_note(&s->residency);
                         return r;
@@ -328,7 +331,7 @@ static int explain(const StepRunner *s, const Job *j, int error, Fault *f) {
 }
 
 int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
-        uint64_t begin = clock_usec(), bytes;
+        uint64_t begin = clock_usec();
         const Latents *result;
         H3StepInput in;
         bool preview;
@@ -366,7 +369,7 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
                 return r;
 
         job_show(j);
-        r = compute(s, g, j, step, &in, &bytes, f);
+        r = compute(s, g, j, step, &in, ret, f);
         if (r < 0)
                 return explain(s, j, r, f);
 
@@ -385,6 +388,7 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
                 j->state = j->next;
                 j->next = old;
         }
-        *ret = (StepResult){.usec = clock_usec() - begin, .exchanged_bytes = bytes, .preview = preview};
+        ret->preview = preview;
+        ret->usec = clock_usec() - begin;
         return 0;
 }

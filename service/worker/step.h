@@ -47,6 +47,7 @@ typedef struct StepRunner {
 
 typedef struct StepResult {
         uint64_t usec;            /* it took */
+        uint64_t first_usec;      /* of a forward pass: SplitStep.first_usec */
         uint64_t exchanged_bytes; /* its ranks received from each other */
         uint64_t frames;          /* DECODE of video: finished so far */
         bool cached;              /* ENCODE: nothing was computed */

@@ -39,15 +39,22 @@ static int work(void *userdata, uint32_t index, LkContext *context) {
         Run *x = userdata;
         const TextSplit *s = x->split;
         const H3StepHooks hooks = {.on_block = on_block, .userdata = x->parts + index};
-        const H3Rank rank = {
+        H3Rank rank = {
                 .index = index,
                 .ops = s->ops,
                 .context = context,
                 .plan = &x->plan,
                 .exchange = x->exchange ? exchange_interface(x->exchange) : NULL,
         };
+        int r;
 
         x->parts[index] = (Part){x, index};
+        r = s->on_begin ? s->on_begin(s->userdata, index, &rank) : 0;
+        if (r < 0) {
+                if (rank.exchange)
+                        rank.exchange->fail(rank.exchange, index, r, NULL);
+                return r;
+        }
         return h3_text_run(&rank, s->model, s->in, &hooks, index == 0 ? x->hidden : NULL, x->faults + index);
 }
 

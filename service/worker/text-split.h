@@ -14,7 +14,8 @@ typedef struct TextSplit {
         const H3TextInput *in;
         uint32_t ranks; /* at least 1, at most those of the group */
 
-        /* As in SplitStep. */
+        /* As in SplitStep; on_begin may be NULL. */
+        int (*on_begin)(void *userdata, uint32_t rank, H3Rank *to);
         int (*on_block)(void *userdata, uint32_t rank, uint32_t done, uint32_t total);
         void (*on_stuck)(void *userdata, const Fault *f);
         void *userdata;

@@ -63,8 +63,15 @@ static int work(void *userdata, uint32_t rank, LkContext *context) {
         TilePool *p = userdata;
         const LkOps *ops = p->runner->backend->ops;
         TilePlace at = {.rank = rank, .context = context};
+        H3Rank on = {};
         int r;
 
+        r = residency_begin(&p->runner->residency, rank, H3_PASS_CODE, &on);
+        if (r < 0) {
+                fail(p, r, &(Fault){});
+                return r;
+        }
+        at.weights = on.weights;
         if (p->memory > 0) {
                 r = ops->memory_new(context, p->memory, &at.memory);
                 if (r < 0) {

@@ -20,7 +20,8 @@ typedef struct TilePool TilePool;
 typedef struct TilePlace {
         uint32_t rank;
         LkContext *context;
-        void *memory; /* of the rank's device */
+        H3Weights *weights; /* of H3Rank */
+        void *memory;       /* of the rank's device */
         uint32_t chunk, tile;
 } TilePlace;
 

@@ -78,29 +78,6 @@ static void address_of(const struct cudaDeviceProp *p, char *ret, size_t size) {
                 (unsigned) p->pciDeviceID & 0xffu);
 }
 
-/* The first one that will do; f: what is wrong with the last one that will not. */
-static int choose_device(int n, Fault *f) {
-        for (int i = 0; i < n; i++) {
-                cudaError_t e = cudaGetDeviceProperties(&gpu.properties, i);
-
-                *f = (Fault){};
-                if (e != cudaSuccess) {
-                        (void) fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED, "GPU %d does not answer: %s.", i,
-                                cudaGetErrorString(e));
-                        continue;
-                }
-                address_of(&gpu.properties, gpu.pci_address, sizeof(gpu.pci_address));
-                if (check_device(&gpu.properties, gpu.pci_address, f) < 0)
-                        continue;
-                gpu.device = i;
-                if (n > 1)
-                        log_notice("%d GPUs are there; this version computes on one: %s (%s).", n, gpu.properties.name,
-                                gpu.pci_address);
-                return 0;
-        }
-        return -ENODEV;
-}
-
 /* Its first kernel: a build has code for some architectures. */
 static int try_kernel(LkContext *c) {
         const LkOps *ops = lk_cuda_ops();
@@ -152,6 +129,39 @@ static int open_device(Fault *f) {
                 gpu.pci_address, text);
 }
 
+/* f: what is wrong with it. */
+static int try_device(int i, Fault *f) {
+        char address[32] = "";
+        cudaError_t e;
+        int r;
+
+        (void) cudaDeviceGetPCIBusId(address, sizeof(address), i);
+        e = cudaGetDeviceProperties(&gpu.properties, i);
+        if (e != cudaSuccess)
+                return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED, "GPU %d (%s) does not answer: %s.", i, address, cudaGetErrorString(e));
+        address_of(&gpu.properties, gpu.pci_address, sizeof(gpu.pci_address));
+        r = check_device(&gpu.properties, gpu.pci_address, f);
+        if (r < 0)
+                return r;
+        gpu.device = i;
+        return open_device(f);
+}
+
+/* The first one that will do; f: what is wrong with the last one that will not. */
+static int choose_device(int n, Fault *f) {
+        int r = -ENODEV;
+
+        for (int i = 0; r < 0 && i < n; i++) {
+                *f = (Fault){};
+                r = try_device(i, f);
+                if (r < 0 && n > 1)
+                        log_warning("%s", f->text);
+        }
+        if (r >= 0 && n > 1)
+                log_notice("%d GPUs are there; this version computes on one: %s (%s).", n, gpu.properties.name, gpu.pci_address);
+        return r;
+}
+
 /* Threads begin on device 0. */
 static int context_new(uint32_t threads, LkContext **ret) {
         LkContext *c;
@@ -171,8 +181,6 @@ static int start(Fault *f) {
         r = count_devices(&n, f);
         if (r >= 0)
                 r = choose_device(n, f);
-        if (r >= 0)
-                r = open_device(f);
         if (r < 0)
                 return r;
         gpu.ops.numerics_id = gpu.numerics_id;
@@ -246,14 +254,16 @@ static bool is_off_the_bus(void) {
         return n == sizeof(id) && id[0] == 0xff && id[1] == 0xff;
 }
 
-static void device_error(char *ret, size_t size) {
+static bool device_error(char *ret, size_t size) {
+        const bool off_bus = is_off_the_bus();
         cudaError_t e = cudaSetDevice(gpu.device);
 
         if (e == cudaSuccess)
                 e = cudaDeviceSynchronize(); /* an error that stays comes out again */
         (void) snprintf(ret, size, "the GPU %s (%s, sm_%d%d) %s%s%s", gpu.properties.name, gpu.pci_address,
-                gpu.properties.major, gpu.properties.minor, is_off_the_bus() ? "has fallen off the bus" : "failed",
+                gpu.properties.major, gpu.properties.minor, off_bus ? "has fallen off the bus" : "failed",
                 e != cudaSuccess ? ": " : "", e != cudaSuccess ? cudaGetErrorString(e) : "");
+        return off_bus;
 }
 
 const Backend *backend_get(Fault *f) {
@@ -265,7 +275,7 @@ const Backend *backend_get(Fault *f) {
                 .device_memory = device_memory,
                 .device_error = device_error,
                 .kernels = gpu.kernels,
-                .denoiser_only = true,
+                .bf16_only = true,
                 .uses_driver = true,
         };
 

@@ -10,6 +10,7 @@
 #include "service/shared/log.h"
 #include "service/shared/reaper.h"
 #include "service/worker/arena-map.h"
+#include "service/worker/coder.h"
 #include "service/worker/exchange-test.h"
 #include "service/worker/job-context.h"
 #include "service/worker/link.h"
@@ -89,13 +90,14 @@ static bool device_is_lost(const Worker *w, int error) {
 
 static void end_without_device(Worker *w, const Job *j, uint32_t step) {
         char text[sizeof(((Fault *) NULL)->text) - 64] = "its device failed";
+        bool off_bus = false;
         WireMessage m;
 
         if (w->backend->device_error)
-                w->backend->device_error(text, sizeof(text));
+                off_bus = w->backend->device_error(text, sizeof(text));
         wire_init(&m, WIRE_ERROR, j->epoch, j->id, step);
         (void) fault_set(&m.error.fault, -EIO, FAULT_WORKER_CRASHED, "lost its device: %s", text);
-        m.error.fatal = 1;
+        m.error.fatal = off_bus ? WIRE_FATAL_OFF_BUS : WIRE_FATAL_DEVICE;
         (void) log_error(0, "The worker %s. It ends.", m.error.fault.text);
         link_send(w->link, &m);
         link_flush(w->link);
@@ -133,6 +135,7 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         }
         wire_init(&m, WIRE_STEP_DONE, j->epoch, j->id, step);
         m.step_done.compute_usec = result.usec + STEAL(j->open_usec, 0);
+        m.step_done.first_usec = result.first_usec;
         m.step_done.exchanged_bytes = result.exchanged_bytes;
         m.step_done.frames = result.frames;
         m.step_done.cached = result.cached;
@@ -174,10 +177,14 @@ static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
 }
 
 static void warn_of_backend(const Worker *w, WireModelReady *m) {
-        if (w->backend->denoiser_only && m->kind != WIRE_MODEL_DENOISER && m->kind != WIRE_MODEL_LORA)
+        const LkOps *ops = w->backend->ops;
+
+        if (m->kind == WIRE_MODEL_VIDEO_VAE && !coder_encode_video.runs(ops))
                 (void) snprintf(m->warning, sizeof(m->warning),
-                        "The %s worker of this version runs denoisers only: set Worker=cpu to use this model.",
-                        w->backend->ops->backend);
+                        "The %s worker of this version decodes video only: EncodeMedia of video needs Worker=cpu.", ops->backend);
+        if (m->kind == WIRE_MODEL_AUDIO_VAE && !coder_decode_audio.runs(ops))
+                (void) snprintf(m->warning, sizeof(m->warning),
+                        "The %s worker of this version runs no audio VAE: set Worker=cpu to use this model.", ops->backend);
 }
 
 static int on_model_commit(Worker *w, const WireMessage *m, Fault *f) {
@@ -255,18 +262,10 @@ static void on_arena_close(Worker *w, const WireMessage *m) {
 
 /* What this backend cannot do, told from what is wrong: another worker can. */
 static int check_backend(const Worker *w, const WireJobOpen *open, Fault *f) {
-        const char *name = w->backend->ops->backend;
-
-        if (!w->backend->denoiser_only)
-                return 0;
-        if (wire_job_is_coding(open->kind) && open->kind != WIRE_JOB_TOKENIZE)
+        if (w->backend->bf16_only && !wire_job_is_coding(open->kind) && open->compute == WIRE_COMPUTE_F32)
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "The %s worker of this version runs the denoiser only, no conditioner and no VAE: set Worker=cpu for "
-                        "Encode, EncodeMedia and Decode.",
-                        name);
-        if (!wire_job_is_coding(open->kind) && open->compute == WIRE_COMPUTE_F32)
-                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "The %s worker computes in bf16: leave compute out or say bf16; f32 needs Worker=cpu.", name);
+                        "The %s worker computes in bf16: leave compute out or say bf16; f32 needs Worker=cpu.",
+                        w->backend->ops->backend);
         return 0;
 }
 

@@ -7,7 +7,8 @@
  * Loads MODEL, opens a session with all cases in it and says {"ready": 1, ...}. A line FRAMES on stdin runs one step
  * of the case of so many frames and prints one line of JSON: n (rows), s (seconds of the step by the worker), wall_s
  * (from before the call until the result can be read), queued_s, crc (of the velocities: equal steps, equal bits), rms of
- * both, and every number of the job's result by its name. */
+ * both, what the model has on the device, and every number of the job's result by its name. A line "release" ends the worker, so
+ * that the next step starts another (ReleaseGpus). */
 
 #include <errno.h>
 #include <getopt.h>
@@ -129,6 +130,27 @@ static bool is_number(const latent_value *v) {
         return type == LATENT_VALUE_UINT || type == LATENT_VALUE_INT || type == LATENT_VALUE_DOUBLE;
 }
 
+static void write_model(JsonWriter *w, const Bench *b) {
+        latent_value *v;
+        latent_error e;
+
+        check(latent_model_properties(b->model, &v, &e), "The model", &e);
+        json_writer_uint(w, "device-blocks", get_uint(v, "DeviceBlocks"));
+        json_writer_uint(w, "device-bytes", get_uint(v, "DeviceBytes"));
+        latent_value_free(v);
+}
+
+static void release(Bench *b) {
+        JsonWriter w = {.file = stdout};
+        latent_error e;
+
+        check(latent_client_release_gpus(b->client, &e), "Releasing", &e);
+        json_writer_object(&w, NULL);
+        json_writer_uint(&w, "released", 1);
+        json_writer_line(&w);
+        (void) fflush(stdout);
+}
+
 static void run(Bench *b, const Case *c) {
         CLEANUP(latent_job_freep) latent_job *job = NULL;
         JsonWriter w = {.file = stdout};
@@ -151,6 +173,7 @@ static void run(Bench *b, const Case *c) {
         crc = write_result(&w, job, "video_velocity", "video_rms", 0);
         crc = write_result(&w, job, "audio_velocity", "audio_rms", crc);
         json_writer_uint(&w, "crc", crc);
+        write_model(&w, b);
         for (size_t i = 0; i < latent_value_count(result); i++)
                 if (is_number(latent_value_at(result, i)))
                         json_writer_value(&w, latent_value_key_at(result, i), latent_value_at(result, i));
@@ -165,6 +188,10 @@ static void serve(Bench *b) {
                 uint64_t frames = strtoull(line, NULL, 10);
                 size_t i = 0;
 
+                if (strcmp(line, "release\n") == 0) {
+                        release(b);
+                        continue;
+                }
                 while (i < b->n_cases && b->cases[i].frames != frames)
                         i++;
                 check(i < b->n_cases ? 0 : -ENOENT, "A case of so many frames", NULL);

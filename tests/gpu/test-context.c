@@ -158,6 +158,36 @@ static void fetch_crosses_edges_of_registrations(void **state) {
         assert_int_equal(munmap(host, size), 0);
 }
 
+/* The host's memory shares a page with what is registered. */
+static void download_crosses_edges_of_registrations(void **state) {
+        const uint64_t size = 4 * MIB;
+        uint8_t *host, *want;
+        void *device;
+
+        need_device();
+        host = mmap(NULL, 2 * size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_ptr_not_equal(host, MAP_FAILED);
+        want = malloc(size);
+        assert_non_null(want);
+        fill(want, size, 5);
+        assert_int_equal(ops->memory_new(context, size, &device), 0);
+        assert_int_equal(ops->upload(context, device, want, size), 0);
+        assert_int_equal(ops->pin(context, host, MIB), 0);
+        assert_int_equal(ops->pin(context, host + 2 * MIB, MIB), 0);
+        for (unsigned i = 0; i < 4; i++) {
+                uint8_t *to = host + i * MIB / 2 + 100;
+
+                memset(host, 0, 2 * size);
+                assert_int_equal(ops->download(context, to, device, size), 0);
+                assert_memory_equal(to, want, size);
+                assert_int_equal(to[-1] | to[size], 0);
+        }
+        ops->unpin(host, 2 * size);
+        ops->memory_free(context, device);
+        free(want);
+        assert_int_equal(munmap(host, 2 * size), 0);
+}
+
 /* What cannot be registered is fetched all the same; the device goes on. */
 static void pin_that_fails_changes_nothing(void **state) {
         const uint64_t size = 40 * MIB;
@@ -266,16 +296,55 @@ static void queues_run_beside_each_other(void **state) {
         assert_int_equal(munmap(host, size), 0);
 }
 
+static void work_for_a_while(void *memory) {
+        for (unsigned i = 0; i < 200; i++)
+                assert_int_equal(ops->convert(context, &(LkConvert){.m = 1024, .n = 16384, .x = memory, .x_type = LK_F32, .x_ld = 16384,
+                                                               .y = (uint8_t *) memory + 64 * MIB, .y_type = LK_BF16, .y_ld = 16384}),
+                        0);
+}
+
+/* By the host's clock, though the device is behind. */
+static void stamp_says_when_it_was_reached(void **state) {
+        uint64_t begin, end, usec;
+        void *memory;
+
+        need_device();
+        assert_int_equal(ops->memory_new(context, 96 * MIB, &memory), 0);
+        work_for_a_while(memory);
+        assert_int_equal(ops->stamp(context), 0);
+        assert_int_equal(ops->stamped(context, &usec), 0);
+        begin = clock_usec();
+        assert_int_equal(ops->stamp(context), 0);
+        assert_int_equal(ops->stamped(context, &usec), 0);
+        end = clock_usec();
+        print_message("an empty queue: %lld us after the call, which took %llu\n", (long long) (usec - begin),
+                (unsigned long long) (end - begin));
+        assert_true(usec + 300 >= begin && usec <= end + 300);
+
+        begin = clock_usec();
+        work_for_a_while(memory);
+        assert_int_equal(ops->stamp(context), 0);
+        work_for_a_while(memory);
+        assert_int_equal(ops->stamped(context, &usec), 0);
+        end = clock_usec();
+        print_message("between equal parts: after %llu of %llu us\n", (unsigned long long) (usec - begin),
+                (unsigned long long) (end - begin));
+        assert_true(usec > begin + (end - begin) / 3 && usec < end - (end - begin) / 3);
+        ops->memory_free(context, memory);
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(memory_is_kept_and_given_back),
                 cmocka_unit_test(memory_that_is_not_there_is_enomem),
                 cmocka_unit_test(upload_is_done_with_the_hosts_memory),
                 cmocka_unit_test(fetch_crosses_edges_of_registrations),
+                cmocka_unit_test(download_crosses_edges_of_registrations),
                 cmocka_unit_test(pin_that_fails_changes_nothing),
                 cmocka_unit_test(pin_from_threads_at_once),
                 cmocka_unit_test(event_numbers_are_checked),
                 cmocka_unit_test(queues_run_beside_each_other),
+                cmocka_unit_test(stamp_says_when_it_was_reached),
         };
 
         return cmocka_run_group_tests(tests, setup, teardown);

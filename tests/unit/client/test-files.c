@@ -383,6 +383,24 @@ static void output_device_written_directly(void **state) {
         assert_true(S_ISCHR(st.st_mode));
 }
 
+/* A fifo's open() would wait for its reader. */
+static void output_regular_checked(void **state) {
+        latent_error e = {};
+
+        assert_int_equal(output_check_regular("new", &e), 0);
+        temporary_write("old", "x", 1);
+        assert_int_equal(output_check_regular("old", &e), 0);
+        assert_int_equal(mkfifo("fifo", 0600), 0);
+        assert_int_equal(symlink("fifo", "link"), 0);
+        for (const char *const *path = (const char *const[]){"fifo", "link", "/dev/null", ".", NULL}; *path; path++) {
+                e = (latent_error){};
+                assert_true(output_check_regular(*path, &e) < 0);
+                assert_string_equal(e.name, "IOError");
+                assert_int_equal(strncmp(e.text, *path, strlen(*path)), 0);
+        }
+        assert_string_equal(e.text, ". cannot be written: Is a directory.");
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, temporary_setup, temporary_teardown)
 
 int main(void) {
@@ -401,6 +419,7 @@ int main(void) {
                 TEST(output_old_file_replaced),
                 TEST(output_other_file_systems_the_same),
                 TEST(output_device_written_directly),
+                TEST(output_regular_checked),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

@@ -860,6 +860,59 @@ static int request_split(Fake *f, const char *path, uint32_t ranks, const uint32
         return r;
 }
 
+/* Of a worker with several devices, which none of this version is. */
+static void request_open_gpus_are_all_or_refused(void **state) {
+        static const char *const uuids[] = { "GPU-a", "GPU-b", "GPU-c" };
+        static const char *const addresses[] = { "0000:01:00.0", "0000:02:00.0", "0000:03:00.0" };
+        static const struct {
+                const char *names[5], *fault, *text;
+                int result;
+        } cases[] = {
+                { { "0", "1", "2" }, "", "", 0 },
+                { { "gpu-C", "0", "0000:02:00.0" }, "", "", 0 },
+                { { "0", "1", "0000:01:00.0" }, FAULT_INVALID_ARGUMENT, "names 0000:01:00.0 more than once", -EINVAL },
+                { { "0", "3" }, FAULT_INVALID_ARGUMENT, "\"3\"", -EINVAL },
+                { { "2", "" }, FAULT_INVALID_ARGUMENT, "2 (GPU-c, 0000:03:00.0)", -EINVAL },
+                { { "0", "1", "2", "2" }, FAULT_INVALID_ARGUMENT, "names 4 devices, the worker has 3", -EINVAL },
+                { { "1" }, FAULT_NOT_SUPPORTED, "1 of the 3 devices", -EOPNOTSUPP },
+                { {}, FAULT_INVALID_ARGUMENT, "names no device", -EINVAL },
+        };
+        Fake *f = *state;
+        WireHello *h = &f->m->worker->hello, was = *h;
+        CLEANUP_FREE char *path = NULL;
+
+        assert_int_equal(model_path(f->model, &path), 0);
+        (void) snprintf(h->backend, sizeof(h->backend), "cuda");
+        h->n_devices = 3;
+        for (size_t i = 0; i < 3; i++) {
+                (void) snprintf(h->devices[i].uuid, sizeof(h->devices[i].uuid), "%s", uuids[i]);
+                (void) snprintf(h->devices[i].pci_address, sizeof(h->devices[i].pci_address), "%s", addresses[i]);
+        }
+        f->model->announced = true;
+
+        for (size_t i = 0; i <= ELEMENTSOF(cases); i++) {
+                const bool known = i < ELEMENTSOF(cases); /* once more without a worker */
+                sd_bus_message *m = request_new();
+                SessionOptions o;
+                Fault fault;
+
+                if (!known)
+                        h->n_devices = 0;
+                ADD(m, "model", "o", path);
+                assert_true(sd_bus_message_open_container(m, 'e', "sv") >= 0);
+                assert_true(sd_bus_message_append(m, "s", "gpus") >= 0);
+                assert_true(sd_bus_message_open_container(m, 'v', "as") >= 0);
+                assert_true(sd_bus_message_append_strv(m, (char **) cases[known ? i : 0].names) >= 0);
+                assert_true(sd_bus_message_close_container(m) >= 0 && sd_bus_message_close_container(m) >= 0);
+                assert_int_equal(request_open(f, m, &o, &fault), known ? cases[i].result : -EBUSY);
+                assert_string_equal(fault.name, known ? cases[i].fault : FAULT_BUSY);
+                if (known)
+                        assert_non_null(strstr(fault.text, cases[i].text));
+                (void) sd_bus_message_unref(m);
+        }
+        *h = was;
+}
+
 static void request_open_split_reads_and_refuses(void **state) {
         static const uint32_t shares[] = { 100, 1, 70 }, zero[] = { 1, 0 }, large[] = { 1000001 };
         static const struct {
@@ -1116,6 +1169,7 @@ int main(void) {
                 TEST(request_sample_bad_input_is_named),
                 TEST(request_overlap_with_unfinished_job_is_busy),
                 TEST(request_open_reads_and_refuses),
+                TEST(request_open_gpus_are_all_or_refused),
                 TEST(request_open_split_reads_and_refuses),
                 TEST(session_new_limits_leave_state_as_it_was),
                 TEST(session_new_counts_what_loads_were_promised),

@@ -36,15 +36,17 @@ static void no_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
 }
 
 static void add_region(CoderBench *b, uint64_t id, uint32_t index, const char *file) {
-        const char *name = strrchr(file, '/');
+        const char *colon = strchr(file, ':'), *name = colon ? colon : strrchr(file, '/');
         CLEANUP_FREE uint8_t *bytes = NULL;
+        char path[200];
         uint64_t size, region_size;
         Fault f = {};
         WireMessage m;
         void *map;
         int fd;
 
-        bytes = golden_read(getenv("LATENT_SOURCE_DIR"), file, &size);
+        (void) snprintf(path, sizeof(path), "%.*s", colon ? (int) (colon - file) : (int) strlen(file), file);
+        bytes = golden_read(getenv("LATENT_SOURCE_DIR"), path, &size);
         region_size = (size + 4095) / 4096 * 4096;
         assert_int_equal(memfd_new("test-region", region_size, &fd), 0);
         assert_int_equal(memfd_map(fd, region_size, PROT_READ | PROT_WRITE, &map), 0);
@@ -105,6 +107,14 @@ void bench_set_ranks(CoderBench *b, uint32_t ranks) {
         (void) rank_group_free(b->ranks);
         if (rank_group_new(&b->ops, ranks, ranks, no_step, NULL, &b->ranks, &f) < 0)
                 fail_msg("%s", f.text);
+}
+
+void bench_set_ops(CoderBench *b, const LkOps *ops, int (*device_memory)(uint64_t *ret_free, uint64_t *ret_total)) {
+        residency_done(&b->runner.residency);
+        b->ranks = rank_group_free(b->ranks);
+        b->ops = *ops;
+        b->backend.device_memory = device_memory;
+        bench_set_ranks(b, 1);
 }
 
 static void on_stuck(void *userdata, const Job *j, uint32_t step, const Fault *f) {

@@ -39,8 +39,11 @@ CoderBench *bench_free(CoderBench *b);
 void bench_freep(CoderBench **b);
 /* Another number of ranks. */
 void bench_set_ranks(CoderBench *b, uint32_t ranks);
+/* Another backend, and one rank; device_memory: Backend's, NULL for one that has none of its own. */
+void bench_set_ops(CoderBench *b, const LkOps *ops, int (*device_memory)(uint64_t *ret_free, uint64_t *ret_total));
 
-/* Files below the sources ("tests/demo-model/vae/config.json"), NULL-terminated, as model `id`. */
+/* Files below the sources ("tests/demo-model/vae/config.json"), NULL-terminated, as model `id`; behind a colon: the name
+ * that the model sees instead of its own. */
 void bench_load(CoderBench *b, uint64_t id, const char *const *files);
 int bench_try_load(CoderBench *b, uint64_t id, const char *const *files, WireModelReady *ret, Fault *f);
 extern const char *const bench_video_vae[], *const bench_audio_vae[], *const bench_conditioner[];

@@ -2,152 +2,297 @@
 #include "tests/unit/worker/device-ops.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
+#include <sys/mman.h>
 
 #include "kernels/cpu/cpu.h"
+#include "service/shared/cleanup.h"
 
-#define BLOCKS_MAX 1024
+#define BLOCKS_MAX 4096
 #define COPIES_MAX 65536
+#define CONTEXTS_MAX 8
 #define ALIGN 256u
+#define PAGE UINT64_C(4096)
+#define OPEN_MAX 64
 
 /* What a queue has been given, and what it waits for of the other. */
 typedef struct Clock {
         uint64_t at[_LK_QUEUE_MAX];
 } Clock;
 
-typedef struct Block {
-        uint8_t *p;
-        uint64_t size;
-        uint64_t *read; /* [size / ALIGN]: position of LK_COMPUTE that read it last */
-} Block;
-
 typedef struct Copy {
         LkFetch args;
         uint64_t position;
 } Copy;
 
+typedef struct Block Block;
+
+/* The queues of a context. */
+typedef struct Queues {
+        LkContext *context;
+        Clock clocks[_LK_QUEUE_MAX]; /* of each queue: itself, and what it waits for */
+        Clock events[LK_EVENTS_MAX];
+        Copy *copies; /* that did not happen yet */
+        size_t n_copies;
+        Block *open[OPEN_MAX]; /* to the operation that runs */
+        size_t n_open;
+} Queues;
+
+/* Pages of its own, and one behind them that nobody may touch. */
+struct Block {
+        Queues *queues; /* whose it is: nobody else reads it or copies into it */
+        uint8_t *p;
+        uint64_t size;
+        uint64_t *read; /* [size / ALIGN]: position of LK_COMPUTE that read it last */
+        bool kept;      /* freed, and not given back yet */
+        bool open;
+};
+
 DeviceSim device_sim;
 
 static LkOps table;
 static const LkOps *cpu;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below, and of device_sim */
 static Block blocks[BLOCKS_MAX];
-static Clock clocks[_LK_QUEUE_MAX]; /* of each queue: itself, and what it waits for */
-static Clock events[LK_EVENTS_MAX];
-static Copy *copies; /* that did not happen yet */
-static size_t n_copies;
+static Queues all_queues[CONTEXTS_MAX];
+
+/* On any thread, where a test's own assertion would jump out of another one's stack. */
+static _Noreturn void die(const char *text) {
+        (void) fprintf(stderr, "The device: %s\n", text);
+        abort();
+}
+
+static void must(bool holds, const char *text) {
+        if (!holds)
+                die(text);
+}
+
+static void unlock(pthread_mutex_t **m) {
+        (void) pthread_mutex_unlock(*m);
+}
+
+#define LOCKED CLEANUP(unlock) __attribute__((__unused__)) pthread_mutex_t *locked = take_lock()
+
+static pthread_mutex_t *take_lock(void) {
+        (void) pthread_mutex_lock(&lock);
+        return &lock;
+}
+
+static Queues *queues_of(LkContext *c) {
+        Queues *unused = NULL;
+
+        for (size_t i = 0; i < CONTEXTS_MAX; i++) {
+                if (all_queues[i].context == c)
+                        return all_queues + i;
+                if (!all_queues[i].context && !unused)
+                        unused = all_queues + i;
+        }
+        must(unused, "too many contexts");
+        unused->context = c;
+        return unused;
+}
 
 static Block *find_block(const void *p, uint64_t size) {
         for (size_t i = 0; i < BLOCKS_MAX; i++)
-                if (blocks[i].p && (const uint8_t *) p >= blocks[i].p &&
+                if (blocks[i].p && !blocks[i].kept && (const uint8_t *) p >= blocks[i].p &&
                         (const uint8_t *) p + size <= blocks[i].p + blocks[i].size)
                         return blocks + i;
         return NULL;
 }
 
+static uint64_t whole_pages(uint64_t size) {
+        return (size + PAGE - 1) / PAGE * PAGE;
+}
+
+/* Nothing but the operation that names it touches device memory: anything else ends the program. */
+static void open_block(Block *b) {
+        Queues *q = b->queues;
+
+        if (b->open)
+                return;
+        must(q->n_open < OPEN_MAX && mprotect(b->p, whole_pages(b->size), PROT_READ | PROT_WRITE) == 0, "memory cannot be opened");
+        b->open = true;
+        q->open[q->n_open++] = b;
+}
+
+static void close_blocks(Queues *q) {
+        while (q->n_open > 0) {
+                Block *b = q->open[--q->n_open];
+
+                must(mprotect(b->p, whole_pages(b->size), PROT_NONE) == 0, "memory cannot be closed");
+                b->open = false;
+        }
+}
+
+/* Its numbers are NaN. */
+static void poison(Block *b) {
+        open_block(b);
+        memset(b->p, 0xff, b->size);
+        close_blocks(b->queues);
+}
+
+static void give_back(Block *b) {
+        device_sim.used -= b->size;
+        must(munmap(b->p, whole_pages(b->size) + PAGE) == 0, "memory cannot be given back");
+        free(b->read);
+        *b = (Block){};
+}
+
+static void trim(const Queues *q) {
+        for (size_t i = 0; i < BLOCKS_MAX; i++)
+                if (blocks[i].kept && blocks[i].queues == q)
+                        give_back(blocks + i);
+}
+
+/* One of about that size; LK_COPY waits for what may still use it. */
+static bool take_kept(Queues *q, uint64_t size, void **ret) {
+        for (size_t i = 0; i < BLOCKS_MAX; i++) {
+                Block *b = blocks + i;
+
+                if (!b->kept || b->queues != q || b->size < size || b->size - size > size / 8)
+                        continue;
+                b->kept = false;
+                poison(b);
+                memset(b->read, 0, b->size / ALIGN * sizeof(*b->read));
+                *ret = b->p;
+                return true;
+        }
+        return false;
+}
+
 static int memory_new(LkContext *c, uint64_t size, void **ret) {
-        size = (size + ALIGN - 1) / ALIGN * ALIGN;
+        LOCKED;
+
+        size = size > 0 ? (size + ALIGN - 1) / ALIGN * ALIGN : ALIGN;
+        if (take_kept(queues_of(c), size, ret))
+                return 0;
+        if (device_sim.refusals > 0 && --device_sim.refusals < device_sim.refuse)
+                return -ENOMEM;
+        if (device_sim.limit > 0 && size > device_sim.limit - device_sim.used)
+                trim(queues_of(c));
         if (device_sim.limit > 0 && size > device_sim.limit - device_sim.used)
                 return -ENOMEM;
         for (size_t i = 0; i < BLOCKS_MAX; i++)
                 if (!blocks[i].p) {
-                        blocks[i] = (Block){aligned_alloc(ALIGN, size), size, calloc(size / ALIGN, sizeof(uint64_t))};
-                        assert_true(blocks[i].p && blocks[i].read);
-                        memset(blocks[i].p, 0xff, size); /* NaN */
+                        void *pages = mmap(NULL, whole_pages(size) + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+                        blocks[i] = (Block){
+                                .queues = queues_of(c), .p = pages, .size = size, .read = calloc(size / ALIGN, sizeof(uint64_t))};
+                        must(pages != MAP_FAILED && blocks[i].read, "no memory");
+                        poison(blocks + i);
                         device_sim.used += size;
                         device_sim.peak = device_sim.used > device_sim.peak ? device_sim.used : device_sim.peak;
                         device_sim.allocations++;
                         *ret = blocks[i].p;
                         return 0;
                 }
-        fail_msg("more than %d blocks of device memory", BLOCKS_MAX);
-        return -ENOMEM;
+        die("too many blocks of memory");
 }
 
 /* Copies up to a position happen. */
-static void copy_until(uint64_t position) {
+static void copy_until(Queues *q, uint64_t position) {
         size_t n = 0;
 
-        while (n < n_copies && copies[n].position <= position) {
-                const LkFetch *a = &copies[n++].args;
+        while (n < q->n_copies && q->copies[n].position <= position) {
+                const LkFetch *a = &q->copies[n++].args;
 
+                open_block(find_block(a->device, 1));
                 for (uint64_t i = 0; i < a->rows; i++)
                         memcpy((uint8_t *) a->device + i * a->width, (const uint8_t *) a->host + i * a->stride, a->width);
         }
-        n_copies -= n;
-        memmove(copies, copies + n, n_copies * sizeof(*copies));
+        if (n == 0)
+                return;
+        close_blocks(q);
+        q->n_copies -= n;
+        memmove(q->copies, q->copies + n, q->n_copies * sizeof(*q->copies));
 }
 
 static void memory_free(LkContext *c, void *p) {
+        LOCKED;
         Block *b = p ? find_block(p, 1) : NULL;
+        Queues *q = queues_of(c);
+        uint64_t known = q->clocks[LK_COMPUTE].at[LK_COPY];
 
         if (!p)
                 return;
-        assert_non_null(b);
-        assert_ptr_equal(b->p, p);
-        for (size_t i = 0; i < n_copies; i++) /* it may be somebody else's by then */
-                if ((uint8_t *) copies[i].args.device >= b->p && (uint8_t *) copies[i].args.device < b->p + b->size &&
-                        copies[i].position > clocks[LK_COMPUTE].at[LK_COPY])
-                        fail_msg("memory is freed while a copy into it is under way");
-        copy_until(clocks[LK_COMPUTE].at[LK_COPY]);
-        device_sim.used -= b->size;
-        free(b->p);
-        free(b->read);
-        *b = (Block){};
+        must(b && b->p == p, "what is freed is no memory");
+        must(b->queues == q, "memory is freed by another context");
+        for (size_t i = 0; i < q->n_copies; i++) /* it may be somebody else's by then */
+                must((uint8_t *) q->copies[i].args.device < b->p || (uint8_t *) q->copies[i].args.device >= b->p + b->size ||
+                                q->copies[i].position <= known,
+                        "memory is freed while a copy into it is under way");
+        copy_until(q, known);
+        b->kept = true;
+        if (!device_sim.keeps)
+                give_back(b);
 }
 
 static void memory_trim(LkContext *c) {
+        LOCKED;
+
+        trim(queues_of(c));
 }
 
 static int fetch(LkContext *c, const LkFetch *a) {
+        LOCKED;
         const uint64_t size = a->rows * a->width;
         Block *b = find_block(a->device, size);
+        Queues *q = queues_of(c);
 
         if (device_sim.fetches_left == 0)
                 return -EIO;
         if (device_sim.fetches_left > 0)
                 device_sim.fetches_left--;
-        if (!b)
-                fail_msg("a fetch goes to what is no device memory");
+        must(b, "a fetch goes to what is no device memory");
+        must(b->queues == q, "a fetch goes to another context's memory");
+        must(!find_block(a->host, 1), "a fetch comes from device memory");
         for (uint64_t i = 0; i < (size + ALIGN - 1) / ALIGN; i++)
-                if (b->read[((uint8_t *) a->device - b->p) / ALIGN + i] > clocks[LK_COPY].at[LK_COMPUTE])
-                        fail_msg("a copy does not wait for work that reads what it overwrites");
+                must(b->read[(uint64_t) ((uint8_t *) a->device - b->p) / ALIGN + i] <= q->clocks[LK_COPY].at[LK_COMPUTE],
+                        "a copy does not wait for work that reads what it overwrites");
 
-        if (!copies)
-                copies = calloc(COPIES_MAX, sizeof(*copies));
-        assert_true(copies && n_copies < COPIES_MAX);
-        copies[n_copies++] = (Copy){*a, ++clocks[LK_COPY].at[LK_COPY]};
+        if (!q->copies)
+                q->copies = calloc(COPIES_MAX, sizeof(*q->copies));
+        must(q->copies && q->n_copies < COPIES_MAX, "too many copies");
+        q->copies[q->n_copies++] = (Copy){*a, ++q->clocks[LK_COPY].at[LK_COPY]};
         device_sim.fetches++;
         device_sim.fetched_bytes += size;
         return 0;
 }
 
 static int mark(LkContext *c, LkQueue queue, uint32_t event) {
-        assert_true(queue < _LK_QUEUE_MAX && event < LK_EVENTS_MAX);
-        events[event] = clocks[queue];
+        LOCKED;
+        Queues *q = queues_of(c);
+
+        must(queue < _LK_QUEUE_MAX && event < LK_EVENTS_MAX, "no such event");
+        q->events[event] = q->clocks[queue];
         return 0;
 }
 
 static int wait(LkContext *c, LkQueue queue, uint32_t event) {
-        assert_true(queue < _LK_QUEUE_MAX && event < LK_EVENTS_MAX);
+        LOCKED;
+        Queues *q = queues_of(c);
+
+        must(queue < _LK_QUEUE_MAX && event < LK_EVENTS_MAX, "no such event");
         for (unsigned i = 0; i < _LK_QUEUE_MAX; i++)
-                if (events[event].at[i] > clocks[queue].at[i])
-                        clocks[queue].at[i] = events[event].at[i];
+                if (q->events[event].at[i] > q->clocks[queue].at[i])
+                        q->clocks[queue].at[i] = q->events[event].at[i];
         return 0;
 }
 
 static int join(LkContext *c, uint32_t event) {
-        assert_true(event < LK_EVENTS_MAX);
+        LOCKED;
+
+        must(event < LK_EVENTS_MAX, "no such event");
         device_sim.joins++;
         return 0;
 }
 
 static int pin(LkContext *c, const void *host, uint64_t size) {
+        LOCKED;
+
         if (device_sim.pin_fails)
                 return -ENOMEM;
         device_sim.pinned_bytes += size;
@@ -157,100 +302,304 @@ static int pin(LkContext *c, const void *host, uint64_t size) {
 static void unpin(const void *host, uint64_t size) {
 }
 
-/* Work of LK_COMPUTE begins: what it waited for has happened. */
-static void begin_work(void) {
-        clocks[LK_COMPUTE].at[LK_COMPUTE]++;
-        copy_until(clocks[LK_COMPUTE].at[LK_COPY]);
+static void begin(Queues *q) {
+        q->clocks[LK_COMPUTE].at[LK_COMPUTE]++;
+        copy_until(q, q->clocks[LK_COMPUTE].at[LK_COPY]);
 }
 
-static void read_memory(const void *p, uint64_t size) {
-        Block *b = find_block(p, size);
+/* Work of LK_COMPUTE begins: what it waited for has happened. */
+static void begin_work(LkContext *c) {
+        LOCKED;
 
-        if (!b)
-                fail_msg("an operation reads weights that are not in device memory");
-        if ((uintptr_t) p % ALIGN != 0)
-                fail_msg("an operation reads weights that are not aligned");
-        for (uint64_t i = 0; i < (size + ALIGN - 1) / ALIGN; i++)
-                b->read[((const uint8_t *) p - b->p) / ALIGN + i] = clocks[LK_COMPUTE].at[LK_COMPUTE];
+        begin(queues_of(c));
+}
+
+/* c: whose work it is; NULL: that of its owner. */
+static void touch(LkContext *c, const void *p, uint64_t size) {
+        LOCKED;
+        Block *b = size > 0 ? find_block(p, size) : NULL;
+
+        if (size == 0)
+                return;
+        must(b, "an operation works with what is not in device memory");
+        must(!c || b->queues == queues_of(c), "an operation works with another context's memory");
+        open_block(b);
+}
+
+static void touch_rows(LkContext *c, const void *p, LkType type, uint64_t m, uint64_t n, uint64_t ld) {
+        if (m > 0 && n > 0)
+                touch(c, p, ((m - 1) * ld + n) * lk_type_size(type));
+}
+
+/* Weights: copies into their place wait for it. */
+static void read_memory(LkContext *c, const void *p, uint64_t size) {
+        LOCKED;
+        Block *b = find_block(p, size);
+        uint64_t first;
+
+        must(b, "an operation reads weights that are not in device memory");
+        must(!c || b->queues == queues_of(c), "an operation reads another context's weights");
+        open_block(b);
+        first = (uint64_t) ((const uint8_t *) p - b->p);
+        for (uint64_t i = first / ALIGN; i <= (first + size - 1) / ALIGN; i++)
+                b->read[i] = b->queues->clocks[LK_COMPUTE].at[LK_COMPUTE];
 }
 
 void device_ops_read(const void *p, uint64_t size) {
-        begin_work();
-        read_memory(p, size);
+        device_ops_sync();
+        read_memory(NULL, p, size);
 }
 
-static void read_vector(const LkVector *v) {
-        if (v->data)
-                read_memory(v->data, v->n * lk_type_size(v->type));
+/* Part of one begins where its first number does. */
+static void read_vector(LkContext *c, const LkVector *v) {
+        if (!v->data)
+                return;
+        must((uintptr_t) v->data % lk_type_size(v->type) == 0, "an operation reads weights that are not aligned");
+        read_memory(c, v->data, v->n * lk_type_size(v->type));
+}
+
+static uint64_t block_scale_bytes(const LkMatrix *m) {
+        return (m->quant.first_row + m->rows + 127) / 128 * 128 * m->quant.block_scale_cols;
 }
 
 /* A part of a matrix begins where its row does: only the matrix itself is aligned. */
-static void read_matrix(const LkMatrix *m) {
+static void read_matrix(LkContext *c, const LkMatrix *m) {
         uint64_t row = lk_row_size(m->type, m->cols);
-        Block *b = find_block(m->data, m->rows * row);
 
-        if (!b)
-                fail_msg("an operation reads a matrix that is not in device memory");
-        if (m->row_stride != row || m->block_rows < m->rows)
-                fail_msg("an operation reads a matrix with gaps");
-        for (uint64_t i = ((const uint8_t *) m->data - b->p) / ALIGN;
-                i <= ((const uint8_t *) m->data - b->p + m->rows * row - 1) / ALIGN; i++)
-                b->read[i] = clocks[LK_COMPUTE].at[LK_COMPUTE];
+        must(m->row_stride == row && m->block_rows >= m->rows, "an operation reads a matrix with gaps");
+        read_memory(c, m->data, m->rows * row);
         if (m->quant.scale)
-                read_memory(m->quant.scale,
-                        (m->quant.scale_stride ? m->quant.first_row + m->rows : 1) * sizeof(float));
-        read_vector(&m->quant.in_scale);
+                read_memory(c, m->quant.scale, (m->quant.scale_stride ? m->quant.first_row + m->rows : 1) * sizeof(float));
+        if (m->quant.block_scale)
+                read_memory(c, m->quant.block_scale, block_scale_bytes(m));
+        read_vector(c, &m->quant.in_scale);
+}
+
+static int ended(LkContext *c, int r) {
+        LOCKED;
+
+        close_blocks(queues_of(c));
+        return r;
+}
+
+static bool is_device(const void *p) {
+        LOCKED;
+
+        return find_block(p, 1) != NULL;
 }
 
 static int gemm(LkContext *c, const LkGemm *a) {
-        begin_work();
-        if (find_block(a->w.data, 1)) /* a product with rows that were uploaded has its own matrix */
-                read_matrix(&a->w);
-        else
-                fail_msg("an operation reads a matrix that is not in device memory");
-        read_vector(&a->bias);
-        return cpu->gemm(c, a);
+        begin_work(c);
+        if (a->m > 0 && a->w.rows > 0)
+                read_matrix(c, &a->w);
+        read_vector(c, &a->bias);
+        touch_rows(c, a->x, a->x_type, a->m, a->w.cols, a->x_ld);
+        touch_rows(c, a->y, a->y_type, a->m, a->w.rows, a->y_ld);
+        return ended(c, cpu->gemm(c, a));
 }
 
 static int gemm_i8(LkContext *c, const LkGemmI8 *a) {
-        begin_work();
-        read_matrix(&a->w);
-        read_vector(&a->bias);
-        return cpu->gemm_i8(c, a);
+        begin_work(c);
+        read_matrix(c, &a->w);
+        read_vector(c, &a->bias);
+        touch(c, a->x, a->m > 0 ? (a->m - 1) * a->x_ld + a->w.cols : 0);
+        touch(c, a->x_scale, a->m * sizeof(float));
+        touch_rows(c, a->y, a->y_type, a->m, a->w.rows, a->y_ld);
+        return ended(c, cpu->gemm_i8(c, a));
 }
 
 static int dequantise(LkContext *c, const LkDequantise *a) {
-        begin_work();
-        read_matrix(&a->w);
-        return cpu->dequantise(c, a);
+        begin_work(c);
+        read_matrix(c, &a->w);
+        touch_rows(c, a->y, LK_F32, a->w.rows, a->w.cols, a->y_ld);
+        return ended(c, cpu->dequantise(c, a));
+}
+
+static void touch_residual(LkContext *c, const LkResidual *a, LkType type, uint64_t m, uint64_t n, const void *x, uint64_t x_ld) {
+        touch_rows(c, x, type, m, n, x_ld);
+        touch_rows(c, a->y, type, m, n, a->y_ld);
+        if (a->mod && m > 0) {
+                touch(c, a->mod, 1);
+                touch(c, a->mod_index, m * sizeof(int32_t));
+        }
+}
+
+static void touch_quantised(LkContext *c, const LkQuantise *a, uint64_t m, uint64_t k) {
+        touch(c, a->q, m > 0 ? (m - 1) * a->q_ld + k : 0);
+        touch(c, a->scale, m * sizeof(float));
 }
 
 static int norm(LkContext *c, const LkNorm *a) {
-        begin_work();
-        read_vector(&a->weight);
-        return cpu->norm(c, a);
+        begin_work(c);
+        read_vector(c, &a->weight);
+        touch_rows(c, a->x, a->type, a->m, a->n, a->x_ld);
+        if (a->y)
+                touch_rows(c, a->y, a->type, a->m, a->n, a->y_ld);
+        if (a->mod && a->m > 0) {
+                touch(c, a->mod, 1);
+                touch(c, a->mod_index, a->m * sizeof(int32_t));
+        }
+        if (a->add)
+                touch_residual(c, a->add, a->type, a->m, a->n, a->x, a->x_ld);
+        if (a->quantise)
+                touch_quantised(c, a->quantise, a->m, a->n);
+        return ended(c, cpu->norm(c, a));
+}
+
+static int layer_norm(LkContext *c, const LkLayerNorm *a) {
+        begin_work(c);
+        read_vector(c, &a->weight);
+        read_vector(c, &a->bias);
+        touch_rows(c, a->x, a->type, a->m, a->n, a->x_ld);
+        touch_rows(c, a->y, a->type, a->m, a->n, a->y_ld);
+        return ended(c, cpu->layer_norm(c, a));
 }
 
 static int qk_norm_rope(LkContext *c, const LkQkNormRope *a) {
-        begin_work();
-        read_vector(&a->weight);
-        return cpu->qk_norm_rope(c, a);
+        begin_work(c);
+        read_vector(c, &a->weight);
+        touch_rows(c, a->x, a->type, a->m, (uint64_t) a->heads * a->head_dim, a->x_ld);
+        if (a->cos) {
+                touch(c, a->cos, a->m * a->rope_dims * sizeof(float));
+                touch(c, a->sin, a->m * a->rope_dims * sizeof(float));
+        }
+        return ended(c, cpu->qk_norm_rope(c, a));
 }
 
-/* The others see no weights. */
+static int residual(LkContext *c, const LkResidual *a) {
+        begin_work(c);
+        touch_residual(c, a, a->type, a->m, a->n, a->x, a->x_ld);
+        return ended(c, cpu->residual(c, a));
+}
+
+static int swiglu(LkContext *c, const LkSwiglu *a) {
+        begin_work(c);
+        touch_rows(c, a->gate, a->type, a->m, a->n, a->gate_ld);
+        touch_rows(c, a->up, a->type, a->m, a->n, a->up_ld);
+        touch_rows(c, a->y, a->type, a->m, a->n, a->y_ld);
+        return ended(c, cpu->swiglu(c, a));
+}
+
+static int activate(LkContext *c, const LkActivate *a) {
+        begin_work(c);
+        touch_rows(c, a->x, a->type, a->m, a->n, a->x_ld);
+        touch_rows(c, a->y, a->type, a->m, a->n, a->y_ld);
+        return ended(c, cpu->activate(c, a));
+}
+
+static int convert(LkContext *c, const LkConvert *a) {
+        begin_work(c);
+        touch_rows(c, a->x, a->x_type, a->m, a->n, a->x_ld);
+        touch_rows(c, a->y, a->y_type, a->m, a->n, a->y_ld);
+        return ended(c, cpu->convert(c, a));
+}
+
+static int quantise(LkContext *c, const LkQuantise *a) {
+        begin_work(c);
+        touch_rows(c, a->x, a->x_type, a->m, a->k, a->x_ld);
+        if (a->up)
+                touch_rows(c, a->up, a->x_type, a->m, a->k, a->up_ld);
+        touch_quantised(c, a, a->m, a->k);
+        return ended(c, cpu->quantise(c, a));
+}
+
 static int attention(LkContext *c, const LkAttention *a) {
-        begin_work();
-        return cpu->attention(c, a);
+        uint64_t n = (uint64_t) a->heads * a->head_dim, keys = a->kv_heads > 0 ? (uint64_t) a->kv_heads * a->head_dim : n;
+
+        begin_work(c);
+        if (a->n_q > 0 && a->heads > 0) {
+                touch_rows(c, a->q, a->type, a->n_q, n, a->q_ld);
+                touch_rows(c, a->k, a->type, a->n_k, keys, a->k_ld);
+                touch_rows(c, a->v, a->type, a->n_k, keys, a->v_ld);
+                touch_rows(c, a->o, a->type, a->n_q, n, a->o_ld);
+        }
+        return ended(c, cpu->attention(c, a));
+}
+
+static int conv(LkContext *c, const LkConv *a) {
+        uint64_t in = a->channels, out = a->w.rows;
+
+        for (unsigned i = 0; i < 3; i++) {
+                in *= a->axis[i].size;
+                out *= lk_conv_size(a->axis + i);
+        }
+        begin_work(c);
+        read_matrix(c, &a->w);
+        read_vector(c, &a->bias);
+        touch(c, a->x, in * sizeof(float));
+        touch(c, a->y, out * sizeof(float));
+        return ended(c, cpu->conv(c, a));
+}
+
+static int group_norm(LkContext *c, const LkGroupNorm *a) {
+        uint64_t size = a->frames * a->pixels * a->channels * sizeof(float);
+
+        begin_work(c);
+        read_vector(c, &a->weight);
+        read_vector(c, &a->bias);
+        touch(c, a->x, size);
+        touch(c, a->y, size);
+        return ended(c, cpu->group_norm(c, a));
+}
+
+static int snake(LkContext *c, const LkSnake *a) {
+        begin_work(c);
+        read_vector(c, &a->alpha);
+        read_vector(c, &a->beta);
+        touch(c, a->x, a->m * a->channels * sizeof(float));
+        touch(c, a->y, a->m * a->channels * sizeof(float));
+        return ended(c, cpu->snake(c, a));
+}
+
+static int alias_free(LkContext *c, const LkAliasFree *a) {
+        const LkVector *vectors[] = {&a->alpha, &a->beta, &a->up, &a->down};
+
+        begin_work(c);
+        for (unsigned i = 0; i < 4; i++)
+                read_vector(c, vectors[i]);
+        touch(c, a->x, a->rows * a->channels * sizeof(float));
+        touch(c, a->y, a->m * a->channels * sizeof(float));
+        return ended(c, cpu->alias_free(c, a));
+}
+
+static int average(LkContext *c, const LkAverage *a) {
+        begin_work(c);
+        for (uint32_t i = 0; i < a->count && i < LK_AVERAGE_MAX; i++)
+                touch(c, a->x[i], a->n * sizeof(float));
+        touch(c, a->y, a->n * sizeof(float));
+        return ended(c, cpu->average(c, a));
 }
 
 static int upload(LkContext *c, void *device, const void *host, uint64_t size) {
-        begin_work();
-        return cpu->upload(c, device, host, size);
+        begin_work(c);
+        must(!is_device(host), "an upload comes from device memory");
+        touch(c, device, size);
+        return ended(c, cpu->upload(c, device, host, size));
 }
 
 static int download(LkContext *c, void *host, const void *device, uint64_t size) {
-        begin_work();
-        return cpu->download(c, host, device, size);
+        begin_work(c);
+        must(!is_device(host), "a download goes to device memory");
+        touch(c, device, size);
+        return ended(c, cpu->download(c, host, device, size));
+}
+
+static void forget(Queues *q) {
+        free(q->copies);
+        *q = (Queues){};
+}
+
+/* Another one may come to lie where it was. */
+static LkContext *context_free(LkContext *c) {
+        LOCKED;
+
+        for (size_t i = 0; c && i < CONTEXTS_MAX; i++)
+                if (all_queues[i].context == c) {
+                        must(all_queues[i].n_copies == 0, "a context goes with copies under way");
+                        trim(all_queues + i);
+                        forget(all_queues + i);
+                }
+        return cpu->context_free(c);
 }
 
 const LkOps *device_ops(void) {
@@ -272,11 +621,22 @@ const LkOps *device_ops(void) {
         table.gemm_i8 = gemm_i8;
         table.dequantise = dequantise;
         table.norm = norm;
+        table.layer_norm = layer_norm;
         table.qk_norm_rope = qk_norm_rope;
+        table.residual = residual;
+        table.swiglu = swiglu;
+        table.activate = activate;
+        table.convert = convert;
+        table.quantise = quantise;
         table.attention = attention;
-        memset(clocks, 0, sizeof(clocks));
-        memset(events, 0, sizeof(events));
-        n_copies = 0;
+        table.conv = conv;
+        table.group_norm = group_norm;
+        table.snake = snake;
+        table.alias_free = alias_free;
+        table.average = average;
+        table.context_free = context_free;
+        for (size_t i = 0; i < CONTEXTS_MAX; i++)
+                forget(all_queues + i);
         device_sim = (DeviceSim){.fetches_left = -1};
         return &table;
 }
@@ -286,12 +646,17 @@ const LkOps *device_ops_cpu(void) {
 }
 
 void device_ops_sync(void) {
-        begin_work();
+        LOCKED;
+
+        for (size_t i = 0; i < CONTEXTS_MAX; i++)
+                if (all_queues[i].context)
+                        begin(all_queues + i);
 }
 
 void device_ops_done(void) {
-        assert_int_equal(device_sim.used, 0);
-        assert_int_equal(n_copies, 0);
-        free(copies);
-        copies = NULL;
+        must(device_sim.used == 0, "memory is left");
+        for (size_t i = 0; i < CONTEXTS_MAX; i++) {
+                must(all_queues[i].n_copies == 0, "copies are left");
+                forget(all_queues + i);
+        }
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The CPU backend as a device that cannot read the host's weights (LkOps.host_weights): operations refuse weights
- * that are not in its memory, fresh memory is poisoned, copies of fetch() happen as late as the queues allow, and a
- * copy into memory whose readers it does not wait for fails the test. One at a time, on one thread. */
+/* The CPU backend as a device with memory of its own (LkOps.host_weights is not set): operations refuse arrays that are not
+ * there, and nobody else may touch it (the program ends); fresh memory is poisoned, copies of fetch() happen as late as the
+ * queues allow, and a copy into memory whose readers it does not wait for ends the program. One device; each context has its
+ * queues and its memory. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,6 +20,8 @@ typedef struct DeviceSim {
         uint64_t joins;
         int64_t fetches_left; /* then fetch() fails with -EIO; -1: never */
         bool pin_fails;
+        bool keeps; /* what is freed counts as used until memory_trim(), and is given out again, as a driver's heap does */
+        uint32_t refusals, refuse; /* memory_new(): of the next `refusals` calls the last `refuse` fail with -ENOMEM */
 } DeviceSim;
 
 extern DeviceSim device_sim;
@@ -32,8 +35,9 @@ const LkOps *device_ops_cpu(void);
 /* What LK_COMPUTE was told to wait for has happened. */
 void device_ops_sync(void);
 
-/* Fails the test where memory is left, or copies into it are. */
+/* Ends the program where memory is left, or copies into it are. */
 void device_ops_done(void);
 
-/* Fails the test unless these bytes are device memory that an operation may read now. */
+/* Ends the program unless these bytes are device memory that an operation may read now. The test itself may, too, until the
+ * next operation ends. */
 void device_ops_read(const void *p, uint64_t size);

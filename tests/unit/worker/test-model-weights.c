@@ -35,7 +35,7 @@ typedef struct Recorder {
         uint32_t n, held, most;
 } Recorder;
 
-static int record_take(H3Weights *w, H3Part part, const H3Model **ret) {
+static int record_take(H3Weights *w, H3Part part, const void **ret) {
         Recorder *x = (Recorder *) w;
         int r;
 
@@ -80,7 +80,9 @@ static void bench_new(Bench *b, const H3Model *m, const char *name, H3Compute co
         if (!device)
                 return;
         assert_int_equal(
-                model_weights_new(m, &(DeviceWeightsConfig){.ops = b->ops, .context = b->rank.context}, &b->weights), 0);
+                model_weights_new(&h3_weights_denoiser, m, &(DeviceWeightsConfig){.ops = b->ops, .context = b->rank.context},
+                        &b->weights),
+                0);
         b->recorder = (Recorder){.interface = {record_take, record_give}, .next = model_weights_interface(b->weights)};
         b->rank.weights = &b->recorder.interface;
 }

@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "service/latentd/plan.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/worker/step.h"
@@ -42,6 +43,7 @@ typedef struct Bench {
         Fixture *x;
         int sockets[2];
         Link *link;
+        uint32_t n_ranks; /* 0: one */
         LkOps ops;
         Backend backend;
         RankGroup *ranks;
@@ -56,7 +58,7 @@ static void start(Bench *b, const LkOps *ops) {
 
         b->ops = *ops;
         b->backend = (Backend){.program = "test", .ops = &b->ops, .memory_available = memory_available, .device_memory = device_memory};
-        assert_int_equal(rank_group_new(&b->ops, 1, 1, no_step, NULL, &b->ranks, &f), 0);
+        assert_int_equal(rank_group_new(&b->ops, b->n_ranks > 0 ? b->n_ranks : 1, b->n_ranks, no_step, NULL, &b->ranks, &f), 0);
         b->runner = (StepRunner){.backend = &b->backend, .link = b->link, .merged = MERGED_CACHE_INIT, .tables = MOD_CACHE_INIT};
 }
 
@@ -65,10 +67,11 @@ static void stop(Bench *b) {
         b->ranks = rank_group_free(b->ranks);
 }
 
-static Bench *bench_new(uint64_t limit) {
+static Bench *bench_of_ranks(uint64_t limit, uint32_t n_ranks) {
         Bench *b = calloc(1, sizeof(*b));
 
         assert_non_null(b);
+        b->n_ranks = n_ranks;
         b->x = fixture_new();
         fixture_model(b->x)->ops = device_ops();
         assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, b->sockets), 0);
@@ -78,7 +81,12 @@ static Bench *bench_new(uint64_t limit) {
         device_gone = false;
         start(b, device_ops());
         device_sim.limit = limit;
+        device_sim.keeps = true;
         return b;
+}
+
+static Bench *bench_new(uint64_t limit) {
+        return bench_of_ranks(limit, 1);
 }
 
 static void bench_free(Bench *b) {
@@ -91,19 +99,20 @@ static void bench_free(Bench *b) {
         free(b);
 }
 
-static Job *new_job(Bench *b, uint64_t id) {
+static Job *new_job_of_ranks(Bench *b, uint64_t id, uint32_t ranks) {
         Job *j = fixture_job(b->x, id);
         WireMessage m;
         Fault f = {};
 
         wire_init(&m, WIRE_PLAN, 1, id, 0);
-        m.plan.ranks = m.plan.row_tile = m.plan.chunks = 1;
-        m.plan.kind = WIRE_PLAN_HIDDEN_GATHER;
-        m.plan.exchange = WIRE_EXCHANGE_HOST;
-        m.plan.rows[0].end = j->layout->rows;
-        m.plan.heads[0].end = 8;
-        assert_int_equal(plan_new(&m.plan, j->layout->rows, 8, 1, &j->plan, &f), 0);
+        assert_int_equal(plan_make(j->layout->rows, 8, ranks, 1, &(PlanWishes){.chunks = ranks > 1 ? 2 : 1}, &m.plan), 0);
+        assert_int_equal(plan_ranks_used(&m.plan), ranks);
+        assert_int_equal(plan_new(&m.plan, j->layout->rows, 8, rank_group_size(b->ranks), &j->plan, &f), 0);
         return j;
+}
+
+static Job *new_job(Bench *b, uint64_t id) {
+        return new_job_of_ranks(b, id, rank_group_size(b->ranks));
 }
 
 static int try_step(Bench *b, Job *j, Fault *f) {
@@ -270,6 +279,154 @@ static void step_less_memory_than_said_goes_on(void **state) {
         }
 }
 
+/* What a whole run takes at most. */
+static uint64_t peak_of(uint32_t ranks) {
+        Bench *b = bench_of_ranks(PLENTY, ranks);
+        Job *j = new_job(b, 5);
+        uint64_t peak;
+
+        run_to_end(b, j);
+        (void) job_unref(j);
+        peak = device_sim.peak;
+        bench_free(b);
+        return peak;
+}
+
+/* What is done beside steps, and what a heap keeps, included: with room for all, for some, and of a new prompt. */
+static void step_peak_is_the_plan(void **state) {
+        for (uint32_t ranks = 1; ranks <= 3; ranks++) {
+                uint64_t all = peak_of(ranks);
+
+                for (unsigned i = 0; i < 3; i++) {
+                        Bench *b = bench_of_ranks(i == 0 ? PLENTY : all - all / 8 * i, ranks);
+
+                        for (unsigned n = 0; n < 3; n++) {
+                                Job *j = new_job(b, 5 + n);
+
+                                j->text[0] ^= (uint8_t) n;
+                                run_to_end(b, j);
+                                (void) job_unref(j);
+                                assert_in_range(device_sim.peak, 1, b->runner.residency.all_bytes + b->runner.residency.all_bytes / 50);
+                        }
+                        assert_true(device_sim.used <= b->runner.residency.all_bytes);
+                        bench_free(b);
+                }
+        }
+}
+
+/* The same bits on ranks that share the device, and all of them within its limit. */
+static void step_ranks_share_a_device(void **state) {
+        CLEANUP_FREE float *want = expected();
+
+        for (uint32_t ranks = 1; ranks <= 3; ranks++) {
+                uint64_t all = peak_of(ranks);
+
+                for (unsigned i = 0; i < 3; i++) {
+                        const uint64_t limit = i == 0 ? PLENTY : all / 100 * (100 - 8 * i);
+                        Bench *b = bench_of_ranks(PLENTY, ranks);
+
+                        if (i > 0)
+                                b->runner.residency.limits.limit = RESIDENCY_OVERHEAD + limit;
+                        for (unsigned n = 0; n < 2; n++) {
+                                Job *j = new_job(b, 5 + n);
+
+                                run_to_end(b, j);
+                                assert_same(j, want);
+                                (void) job_unref(j);
+                        }
+                        assert_true(device_sim.peak <= limit);
+                        for (uint32_t r = 0; r < ranks; r++)
+                                assert_non_null(b->runner.residency.ranks[r].weights);
+                        bench_free(b);
+                }
+        }
+}
+
+static int trim(void *userdata, uint32_t rank, LkContext *context) {
+        Bench *b = userdata;
+
+        b->ops.memory_trim(context);
+        return 0;
+}
+
+static const LkOps *fast;
+
+static void slow_free(LkContext *c, void *p) {
+        (void) usleep(2000);
+        fast->memory_free(c, p);
+}
+
+/* A rank that had the device for itself lets go before others take their share: no job finds less than the one before. */
+static void step_ranks_yield_to_each_other(void **state) {
+        CLEANUP_FREE float *want = expected();
+        uint64_t all = peak_of(3);
+        Bench *b = bench_of_ranks(all / 20 * 11, 3);
+        uint32_t blocks[2] = {};
+        const LkOps ops = b->ops;
+
+        fast = &ops;
+        b->ops.memory_free = slow_free;
+        for (uint32_t i = 0; i < 6; i++) {
+                Job *j = new_job_of_ranks(b, 5 + i, i % 2 ? 3 : 1);
+
+                run_to_end(b, j);
+                assert_same(j, want);
+                (void) job_unref(j);
+                if (i < 2)
+                        blocks[i] = b->runner.residency.device_blocks;
+                assert_int_equal(b->runner.residency.device_blocks, blocks[i % 2]);
+                assert_int_equal(b->runner.residency.regrow_delay_usec, 0); /* nothing was refused */
+        }
+        assert_true(blocks[0] > blocks[1]);
+        bench_free(b);
+}
+
+/* What contexts keep goes. */
+static int on_ranks_trim(Bench *b) {
+        return rank_group_run(b->ranks, &(RankOrder){.ranks = (UINT64_C(1) << rank_group_size(b->ranks)) - 1, .work = trim,
+                                                .userdata = b, .deadline_usec = UINT64_C(60000000)});
+}
+
+static uint32_t run_one(Bench *b, uint64_t id, const float *want) {
+        Job *j = new_job(b, id);
+
+        run_to_end(b, j);
+        assert_same(j, want);
+        (void) job_unref(j);
+        return b->runner.residency.device_blocks;
+}
+
+/* Memory is refused again and again: less stays each time. When it is there again, so are the blocks, after a while. */
+static void step_refused_memory_comes_back(void **state) {
+        CLEANUP_FREE float *want = expected();
+
+        for (uint32_t ranks = 1; ranks <= 2; ranks++) {
+                Bench *b = bench_of_ranks(PLENTY, ranks);
+                Residency *x = &b->runner.residency;
+                uint32_t all = run_one(b, 5, want), few;
+                const uint64_t used = device_sim.used;
+
+                for (unsigned i = 0; i < 3; i++) {
+                        assert_int_equal(on_ranks_trim(b), 0);
+                        device_sim.limit = used - used / 16 * (i + 1);
+                        few = run_one(b, 6 + i, want);
+                        assert_true(few < all);
+                        assert_true(x->regrow_usec > clock_usec());
+                }
+                assert_true(x->regrow_delay_usec >= 60000000); /* more than once */
+                few = run_one(b, 9, want);
+                assert_int_equal(run_one(b, 10, want), few);
+
+                device_sim.limit = PLENTY;
+                assert_int_equal(run_one(b, 11, want), few); /* not yet */
+                x->regrow_usec = 1;
+                assert_int_equal(run_one(b, 12, want), all);
+                assert_int_equal(x->regrow_usec, 0);
+                assert_int_equal(device_sim.used, used);
+                bench_free(b);
+        }
+}
+
 static void step_does_not_fit_says_numbers(void **state) {
         Bench *b = bench_new(10000);
         Job *j = new_job(b, 5);
@@ -323,6 +480,31 @@ static void rest_idle_model_is_let_go(void **state) {
 
         run_to_end(b, j);
         assert_same(j, want);
+        (void) job_unref(j);
+        bench_free(b);
+}
+
+static int (*real_attention)(LkContext *c, const LkAttention *a);
+
+static int slow_attention(LkContext *c, const LkAttention *a) {
+        (void) usleep(20000);
+        return real_attention(c, a);
+}
+
+/* A step that takes longer than that is no time without one. */
+static void rest_long_step_is_not_idle(void **state) {
+        Bench *b = bench_new(PLENTY);
+        Job *j = new_job(b, 5);
+        uint64_t used;
+        Fault f;
+
+        real_attention = b->ops.attention;
+        b->ops.attention = slow_attention;
+        b->runner.residency.limits.idle_usec = 30000;
+        assert_int_equal(try_step(b, j, &f), 0);
+        used = device_sim.used;
+        assert_true(residency_rest(&b->runner.residency, b->ranks) != UINT64_MAX);
+        assert_int_equal(device_sim.used, used);
         (void) job_unref(j);
         bench_free(b);
 }
@@ -433,9 +615,14 @@ int main(void) {
                 cmocka_unit_test(step_model_stays),
                 cmocka_unit_test(step_limit_is_kept),
                 cmocka_unit_test(step_less_memory_than_said_goes_on),
+                cmocka_unit_test(step_peak_is_the_plan),
+                cmocka_unit_test(step_ranks_share_a_device),
+                cmocka_unit_test(step_ranks_yield_to_each_other),
+                cmocka_unit_test(step_refused_memory_comes_back),
                 cmocka_unit_test(step_does_not_fit_says_numbers),
                 cmocka_unit_test(rest_closed_model_is_let_go),
                 cmocka_unit_test(rest_idle_model_is_let_go),
+                cmocka_unit_test(rest_long_step_is_not_idle),
                 cmocka_unit_test(step_device_error_job_goes_on),
                 cmocka_unit_test(step_device_gone_is_an_error),
                 cmocka_unit_test(step_regions_are_writable_to_the_driver_alone),

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Whether the files that a command line names are different ones: what is written last would replace what was written, or read, before. */
+
+#include "client/latentctl/ctl.h"
+
+typedef struct NamedFile {
+        const char *option; /* "--contact-sheet", for the message */
+        const char *path;   /* NULL: not given */
+        bool output;
+        bool stem; /* an output: PATH.step-0001.ppm and so on */
+} NamedFile;
+
+/* CTL_ERROR_USAGE names both options: an output is another output or an input. Files that exist are told by device and inode, others by
+ * their directory and name. */
+int same_file_check(const NamedFile *files, size_t n, latent_error *e);

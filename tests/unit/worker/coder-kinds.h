@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* A job of every way to encode and decode, small, on the tiny models. */
+
+#include "tests/unit/worker/coder-bench.h"
+
+#define CODER_ARENA (UINT64_C(16) << 20)
+
+enum { CODER_CONDITIONER = 1, CODER_VIDEO, CODER_VIDEO_ORIGINAL, CODER_AUDIO, CODER_AUDIO_DEMO, CODER_MODELS };
+
+/* For bench_load(). */
+const char *const *coder_files(uint64_t model);
+
+typedef struct CoderKind {
+        const char *name;
+        uint64_t model;
+        WireJobOpen (*job)(CoderBench *b); /* its model is loaded */
+} CoderKind;
+
+#define CODER_KINDS 10u
+extern const CoderKind coder_kinds[CODER_KINDS];
