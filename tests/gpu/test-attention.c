@@ -20,10 +20,10 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
+#include "tests/gpu/backends.h"
 
 #define ELEMENTSOF(x) (sizeof(x) / sizeof((x)[0]))
 
-static LkContext *gpu, *cpu;
 static bool portable; /* what lk_cuda_attention_set() was told */
 static uint64_t seed = 7;
 
@@ -641,22 +641,6 @@ static int default_kernel(void **state) {
         return 0;
 }
 
-static int setup(void **state) {
-        int r = lk_cuda_ops()->context_new(0, &gpu);
-
-        if (r < 0) {
-                gpu = NULL;
-                print_message("# no CUDA device: %s\n", strerror(-r));
-        }
-        return lk_cpu_ops(LK_CPU_AUTO)->context_new(0, &cpu);
-}
-
-static int teardown(void **state) {
-        lk_cuda_ops()->context_free(gpu);
-        lk_cpu_ops(LK_CPU_AUTO)->context_free(cpu);
-        return 0;
-}
-
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test_setup(attention_near_f64, default_kernel),
@@ -669,5 +653,5 @@ int main(void) {
                 cmocka_unit_test_setup(attention_bad_argument_is_refused, default_kernel),
         };
 
-        return cmocka_run_group_tests(tests, setup, teardown);
+        return cmocka_run_group_tests(tests, backends_setup, backends_teardown);
 }

@@ -16,10 +16,10 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
+#include "tests/gpu/backends.h"
 
 #define GUARD 64u /* bytes behind y that stay as they are */
 
-static LkContext *gpu, *cpu;
 static uint64_t seed = 42;
 
 static uint32_t next(void) {
@@ -460,22 +460,6 @@ static void conv_bad_arguments_refused(void **state) {
         data_free(&d);
 }
 
-static int setup(void **state) {
-        int r = lk_cuda_ops()->context_new(0, &gpu);
-
-        if (r < 0) {
-                gpu = NULL;
-                print_message("# no CUDA device: %s\n", strerror(-r));
-        }
-        return lk_cpu_ops(LK_CPU_AUTO)->context_new(0, &cpu);
-}
-
-static int teardown(void **state) {
-        lk_cuda_ops()->context_free(gpu);
-        lk_cpu_ops(LK_CPU_AUTO)->context_free(cpu);
-        return 0;
-}
-
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(conv_random_same_bits_as_cpu),
@@ -488,5 +472,5 @@ int main(void) {
                 cmocka_unit_test(conv_bad_arguments_refused),
         };
 
-        return cmocka_run_group_tests(tests, setup, teardown);
+        return cmocka_run_group_tests(tests, backends_setup, backends_teardown);
 }

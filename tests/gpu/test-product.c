@@ -17,8 +17,8 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
+#include "tests/gpu/backends.h"
 
-static LkContext *gpu, *cpu;
 static uint64_t seed = 42;
 
 static uint32_t next(void) {
@@ -615,22 +615,6 @@ static void describe_names_libraries(void **state) {
         assert_true(strncmp(id, "cuda-", 5) == 0);
 }
 
-static int setup(void **state) {
-        int r = lk_cuda_ops()->context_new(0, &gpu);
-
-        if (r < 0) {
-                gpu = NULL;
-                print_message("# no CUDA device: %s\n", strerror(-r));
-        }
-        return lk_cpu_ops(LK_CPU_AUTO)->context_new(0, &cpu);
-}
-
-static int teardown(void **state) {
-        lk_cuda_ops()->context_free(gpu);
-        lk_cpu_ops(LK_CPU_AUTO)->context_free(cpu);
-        return 0;
-}
-
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(gemm_f32_same_bits_as_cpu),
@@ -645,5 +629,5 @@ int main(void) {
                 cmocka_unit_test(describe_names_libraries),
         };
 
-        return cmocka_run_group_tests(tests, setup, teardown);
+        return cmocka_run_group_tests(tests, backends_setup, backends_teardown);
 }

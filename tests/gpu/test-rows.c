@@ -19,10 +19,10 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
+#include "tests/gpu/backends.h"
 
 static const uint64_t rows[] = { 1, 2, 7, 33, 407, 4099 }, widths[] = { 1, 8, 13, 96, 264, 528, 1024, 5376 };
 #define NUMBERS_MAX UINT64_C(2500000) /* of an array: keeps the test short */
-static LkContext *gpu, *cpu;
 static uint64_t seed = 42;
 
 static uint32_t next(void) {
@@ -678,22 +678,6 @@ static void qk_norm_rope_same_bits_as_cpu(void **state) {
         each(qk_one);
 }
 
-static int setup(void **state) {
-        int r = lk_cuda_ops()->context_new(0, &gpu);
-
-        if (r < 0) {
-                gpu = NULL;
-                print_message("# no CUDA device: %s\n", strerror(-r));
-        }
-        return lk_cpu_ops(LK_CPU_AUTO)->context_new(0, &cpu);
-}
-
-static int teardown(void **state) {
-        lk_cuda_ops()->context_free(gpu);
-        lk_cpu_ops(LK_CPU_AUTO)->context_free(cpu);
-        return 0;
-}
-
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(norm_same_bits_as_cpu),
@@ -712,5 +696,5 @@ int main(void) {
                 cmocka_unit_test(activate_same_bits_as_cpu),
         };
 
-        return cmocka_run_group_tests(tests, setup, teardown);
+        return cmocka_run_group_tests(tests, backends_setup, backends_teardown);
 }
