@@ -414,16 +414,12 @@ static int modulate(const DitRun *run, const H3Model *m, const DitTimesteps *t, 
                                6ull * run->c->hidden);
 }
 
-/* Block i was given out. The host stays about one block ahead of the device, so that a cancel is seen in time and
- * progress is what is done. */
+/* Block i was given out; progress is what is done. */
 static int pace(const DitRun *run, uint32_t i) {
         uint32_t layers = run->c->layers, done = run->weights ? i : i + 1; /* or all of it is done already */
-        int r = 0;
+        int r;
 
-        if (run->weights)
-                r = run->ops->mark(run->context, LK_COMPUTE, i % H3_EVENTS);
-        if (r >= 0 && run->weights && i > 0)
-                r = run->ops->join(run->context, (i - 1) % H3_EVENTS);
+        r = h3_part_pace(run->rank, i);
         if (r >= 0 && done > 0 && run->hooks && run->hooks->on_block)
                 r = run->hooks->on_block(run->hooks->userdata, done, layers);
         if (r < 0 || !run->weights || i + 1 < layers)

@@ -11,11 +11,11 @@
 DEFINE_CLEANUP(H3AudioVae *, h3_audio_vae_free)
 
 static uint32_t decoder_pass(const void *model, H3Pass pass, H3Part *ret) {
-        uint32_t stages = ((const H3AudioVae *) model)->config.decoder_stages;
+        const H3AudioVae *m = model;
+        H3PartList l = {.parts = ret};
 
-        for (uint32_t i = 0; ret && i < stages + 2; i++)
-                ret[i] = i == 0 ? (H3Part){H3_PART_IN, 0} : i <= stages ? (H3Part){H3_PART_STAGE, i - 1} : (H3Part){H3_PART_OUT, 0};
-        return stages + 2;
+        h3_part_list_add_half(&l, m->config.decoder_stages);
+        return l.n;
 }
 
 static uint32_t decoder_parts(const void *model, H3Part *ret, uint32_t *ret_staying) {
@@ -24,15 +24,13 @@ static uint32_t decoder_parts(const void *model, H3Part *ret, uint32_t *ret_stay
 }
 
 static uint32_t encoder_parts(const void *model, H3Part *ret, uint32_t *ret_staying) {
-        uint32_t stages = ((const H3AudioVae *) model)->config.encoder_stages;
+        const H3AudioVae *m = model;
+        H3PartList l = {.parts = ret};
 
-        for (uint32_t i = 0; ret && i < stages + 3; i++)
-                ret[i] = i == 0             ? (H3Part){H3_PART_IN, 0}
-                         : i <= stages      ? (H3Part){H3_PART_STAGE, i - 1}
-                         : i == stages + 1  ? (H3Part){H3_PART_OUT, 0}
-                                            : (H3Part){H3_PART_LATENT, 0};
-        *ret_staying = stages + 3;
-        return *ret_staying;
+        h3_part_list_add_half(&l, m->config.encoder_stages);
+        h3_part_list_add(&l, H3_PART_LATENT, 0, 1);
+        *ret_staying = l.n;
+        return l.n;
 }
 
 /* LATENT is taken by another job. */

@@ -11,28 +11,17 @@
 
 DEFINE_CLEANUP(H3TextModel *, h3_text_free)
 
-typedef struct List {
-        H3Part *parts; /* NULL: only count */
-        uint32_t n;
-} List;
-
-static void add(List *l, H3PartKind kind, uint32_t n) {
-        for (uint32_t i = 0; i < n; i++, l->n++)
-                if (l->parts)
-                        l->parts[l->n] = (H3Part){kind, i};
-}
-
-static void add_tower(List *l, const H3TextModel *m) {
-        add(l, H3_PART_IN, 1);
-        add(l, H3_PART_TOWER, m->config.vision.depth);
-        add(l, H3_PART_OUT, 1);
+static void add_tower(H3PartList *l, const H3TextModel *m) {
+        h3_part_list_add(l, H3_PART_IN, 0, 1);
+        h3_part_list_add(l, H3_PART_TOWER, 0, m->config.vision.depth);
+        h3_part_list_add(l, H3_PART_OUT, 0, 1);
 }
 
 static uint32_t parts(const void *model, H3Part *ret, uint32_t *ret_staying) {
         const H3TextModel *m = model;
-        List l = {.parts = ret};
+        H3PartList l = {.parts = ret};
 
-        add(&l, H3_PART_STAGE, m->config.layers);
+        h3_part_list_add(&l, H3_PART_STAGE, 0, m->config.layers);
         add_tower(&l, m);
         *ret_staying = l.n;
         return l.n;
@@ -40,10 +29,10 @@ static uint32_t parts(const void *model, H3Part *ret, uint32_t *ret_staying) {
 
 static uint32_t pass(const void *model, H3Pass pass, H3Part *ret) {
         const H3TextModel *m = model;
-        List l = {.parts = ret};
+        H3PartList l = {.parts = ret};
 
         add_tower(&l, m);
-        add(&l, H3_PART_STAGE, m->config.layers);
+        h3_part_list_add(&l, H3_PART_STAGE, 0, m->config.layers);
         return l.n;
 }
 

@@ -11,11 +11,12 @@
 
 DEFINE_CLEANUP(H3VideoVae *, h3_video_vae_free)
 
-/* IN, the stages, OUT; all may stay. */
+/* All may stay. */
 static uint32_t list(uint32_t stages, H3Part *ret) {
-        for (uint32_t i = 0; ret && i < stages + 2; i++)
-                ret[i] = i == 0 ? (H3Part){H3_PART_IN, 0} : i <= stages ? (H3Part){H3_PART_STAGE, i - 1} : (H3Part){H3_PART_OUT, 0};
-        return stages + 2;
+        H3PartList l = {.parts = ret};
+
+        h3_part_list_add_half(&l, stages);
+        return l.n;
 }
 
 static uint32_t decoder_pass(const void *model, H3Pass pass, H3Part *ret) {

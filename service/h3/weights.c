@@ -97,21 +97,14 @@ int h3_model_visit(H3Model *m, H3Part part, H3SlotFunc f, void *userdata) {
         return v.result;
 }
 
-typedef struct List {
-        H3Part *parts; /* NULL: only count */
-        uint32_t n;
-} List;
-
-static void add(List *l, H3PartKind kind, uint32_t layer) {
-        if (l->parts)
-                l->parts[l->n] = (H3Part){kind, layer};
-        l->n++;
+static void add(H3PartList *l, H3PartKind kind, uint32_t layer) {
+        h3_part_list_add(l, kind, layer, 1);
 }
 
 uint32_t h3_pass_parts(const H3Model *m, H3Pass pass, H3Part *ret) {
         uint32_t layers = m->config.layers;
         bool rows = pass != H3_PASS_STEP_TABLE; /* of modulation are computed */
-        List l = {.parts = ret};
+        H3PartList l = {.parts = ret};
 
         if (pass == H3_PASS_TEXT) {
                 add(&l, H3_PART_TEXT, 0);
@@ -119,10 +112,10 @@ uint32_t h3_pass_parts(const H3Model *m, H3Pass pass, H3Part *ret) {
         }
         if (rows && !m->curve.data)
                 add(&l, H3_PART_TIME, 0);
-        for (uint32_t i = 0; pass == H3_PASS_TABLE && i <= layers; i++)
-                add(&l, H3_PART_ADALN, i);
-        if (pass == H3_PASS_TABLE)
+        if (pass == H3_PASS_TABLE) {
+                h3_part_list_add(&l, H3_PART_ADALN, 0, layers + 1);
                 return l.n;
+        }
 
         add(&l, H3_PART_ENDS, 0);
         if (rows)
@@ -165,7 +158,7 @@ H3Model *h3_model_copy(const H3Model *base) {
 
 static uint32_t all_parts(const void *model, H3Part *ret, uint32_t *ret_staying) {
         const H3Model *m = model;
-        List l = {.parts = ret};
+        H3PartList l = {.parts = ret};
 
         add(&l, H3_PART_ENDS, 0);
         for (uint32_t i = 0; i < m->config.layers; i++) {
@@ -177,8 +170,7 @@ static uint32_t all_parts(const void *model, H3Part *ret, uint32_t *ret_staying)
         /* of a prompt or a schedule */
         add(&l, H3_PART_TIME, 0);
         add(&l, H3_PART_TEXT, 0);
-        for (uint32_t i = 0; i <= m->config.layers; i++)
-                add(&l, H3_PART_ADALN, i);
+        h3_part_list_add(&l, H3_PART_ADALN, 0, m->config.layers + 1);
         return l.n;
 }
 

@@ -77,6 +77,26 @@ extern const H3WeightsKind h3_weights_text;     /* weights-text.c: the token tab
 extern const H3WeightsKind h3_weights_video_decoder, h3_weights_video_encoder; /* weights-video.c */
 extern const H3WeightsKind h3_weights_audio_decoder, h3_weights_audio_encoder; /* weights-audio.c */
 
+/* For the files weights*.c: parts one after the other. */
+typedef struct H3PartList {
+        H3Part *parts; /* NULL: only counted */
+        uint32_t n;
+} H3PartList;
+
+/* `n` of the kind, from layer `first` on. */
+static inline void h3_part_list_add(H3PartList *l, H3PartKind kind, uint32_t first, uint32_t n) {
+        for (uint32_t i = 0; i < n; i++, l->n++)
+                if (l->parts)
+                        l->parts[l->n] = (H3Part){kind, first + i};
+}
+
+/* A half of a VAE: IN, its stages, OUT. */
+static inline void h3_part_list_add_half(H3PartList *l, uint32_t stages) {
+        h3_part_list_add(l, H3_PART_IN, 0, 1);
+        h3_part_list_add(l, H3_PART_STAGE, 0, stages);
+        h3_part_list_add(l, H3_PART_OUT, 0, 1);
+}
+
 /* For the files weights*.c: calls f for a slot that has data, unless there was an error. */
 typedef struct H3Visit {
         H3SlotFunc f;
