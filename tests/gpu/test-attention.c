@@ -25,13 +25,6 @@
 #define ELEMENTSOF(x) (sizeof(x) / sizeof((x)[0]))
 
 static bool portable; /* what lk_cuda_attention_set() was told */
-static uint64_t seed = 7;
-
-static uint32_t next(void) {
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        return (uint32_t) (seed >> 32);
-}
-
 static float normal(void) {
         float f = 0;
 
@@ -256,8 +249,7 @@ static void attention_near_f64(void **state) {
                 { 130, 2, 2, 36, 4, true, 1 },
         };
 
-        if (!gpu)
-                skip();
+        need_device();
         for (unsigned i = 0; i < 3 * ELEMENTSOF(cases); i++) {
                 LkType t = (LkType) (1 + i % 3);
                 Case c = case_new(t, cases[i / 3].rows, cases[i / 3].heads, cases[i / 3].kv_heads, cases[i / 3].dim, cases[i / 3].more);
@@ -405,8 +397,7 @@ static void attention_row_position_same_bits(void **state) {
         static const uint32_t dims[] = { 128, 64, 72, 256, 36 };
         const bool part = getenv("LATENT_TEST_PART") != NULL;
 
-        if (!gpu)
-                skip();
+        need_device();
         for (unsigned i = 0; i < 2 * ELEMENTSOF(dims) * ELEMENTSOF(lengths); i++) {
                 uint32_t dim = dims[i / 2 / ELEMENTSOF(lengths)];
                 uint64_t rows = lengths[i / 2 % ELEMENTSOF(lengths)];
@@ -429,8 +420,7 @@ static void attention_causal_row_position_same_bits(void **state) {
         static const uint64_t lengths[] = { 1, 63, 64, 129, 1025, 1409 };
         static const uint32_t dims[] = { 128, 64, 72, 256, 36 };
 
-        if (!gpu)
-                skip();
+        need_device();
         for (unsigned i = 0; i < 2 * ELEMENTSOF(dims) * ELEMENTSOF(lengths); i++) {
                 uint64_t rows = lengths[i / 2 % ELEMENTSOF(lengths)], at = rows / 3;
                 Case c = case_new(i % 2 ? LK_F16 : LK_BF16, rows, 2, 1, dims[i / 2 / ELEMENTSOF(lengths)], 8);
@@ -475,8 +465,7 @@ static void attention_causal_row_position_same_bits(void **state) {
 
 /* Query heads that share a key head are those of a sequence where each has its own copy. */
 static void attention_shared_keys_same_bits(void **state) {
-        if (!gpu)
-                skip();
+        need_device();
         for (unsigned i = 0; i < 8; i++) {
                 Case c = case_new(i % 2 ? LK_F16 : LK_BF16, 300, 8, 2, i / 2 % 2 ? 64 : 128, 0);
                 Case d = case_new(c.type, 300, 8, 8, c.dim, 0);
@@ -505,8 +494,7 @@ static void attention_shared_keys_same_bits(void **state) {
 static void attention_strides_same_bits(void **state) {
         static const uint64_t queries[] = { 1, 100, 128, 300, 511 };
 
-        if (!gpu)
-                skip();
+        need_device();
         for (unsigned i = 0; i < 2 * ELEMENTSOF(queries); i++) {
                 const uint32_t heads = 4, dim = 128, width = heads * dim, kv_width = width / 2;
                 const uint64_t m = queries[i / 2], keys = 1000, lds[] = { width + 24, kv_width + 8, kv_width + 160, width + 56 };
@@ -558,8 +546,7 @@ static void attention_of_architecture_is_another_kernel(void **state) {
         uint8_t *one, *two;
         Case c;
 
-        if (!gpu)
-                skip();
+        need_device();
         assert_int_equal(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
         if (major != 9)
                 skip();
@@ -582,8 +569,7 @@ static void attention_plain_same_bits_as_cpu(void **state) {
         } cases[] = {{1, 1, 1, 4, 0}, {65, 2, 1, 72, 0}, {200, 4, 2, 36, 3}, {130, 2, 2, 128, 1}, {130, 1, 1, 256, 5},
                 {700, 2, 2, 12, 0}};
 
-        if (!gpu)
-                skip();
+        need_device();
         for (unsigned i = 0; i < 4 * ELEMENTSOF(cases); i++) {
                 LkType t = i % 2 ? LK_BF16 : LK_F32;
                 /* rows that start at odd pieces in bf16 */
@@ -618,8 +604,7 @@ static void attention_plain_same_bits_as_cpu(void **state) {
 static void attention_bad_argument_is_refused(void **state) {
         Case c;
 
-        if (!gpu)
-                skip();
+        need_device();
         c = case_new(LK_BF16, 20, 4, 2, 64, 0);
         REFUSED(a.type = LK_I8);
         REFUSED(a.head_dim = 62);
@@ -653,5 +638,6 @@ int main(void) {
                 cmocka_unit_test_setup(attention_bad_argument_is_refused, default_kernel),
         };
 
+        seed = 7;
         return cmocka_run_group_tests(tests, backends_setup, backends_teardown);
 }

@@ -18,25 +18,15 @@
 #include "kernels/cuda/cuda.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
+#include "tests/gpu/backends.h"
 
 #define MIB (UINT64_C(1) << 20)
 
 static const LkOps *ops;
-static LkContext *context;
 
 static int setup(void **state) {
         ops = lk_cuda_ops();
-        return ops->context_new(0, &context) == -ENODEV || context ? 0 : -1;
-}
-
-static int teardown(void **state) {
-        context = context ? ops->context_free(context) : NULL;
-        return 0;
-}
-
-static void need_device(void) {
-        if (!context)
-                skip();
+        return backends_setup(state);
 }
 
 static void fill(uint8_t *p, uint64_t n, uint32_t seed) {
@@ -48,19 +38,19 @@ static void memory_is_kept_and_given_back(void **state) {
         void *a, *b, *c;
 
         need_device();
-        assert_int_equal(ops->memory_new(context, 100 * MIB, &a), 0);
+        assert_int_equal(ops->memory_new(gpu, 100 * MIB, &a), 0);
         assert_int_equal((uintptr_t) a % 256, 0);
-        ops->memory_free(context, a);
-        assert_int_equal(ops->memory_new(context, 99 * MIB, &b), 0);
+        ops->memory_free(gpu, a);
+        assert_int_equal(ops->memory_new(gpu, 99 * MIB, &b), 0);
         assert_ptr_equal(a, b);
-        assert_int_equal(ops->memory_new(context, 99 * MIB, &c), 0);
+        assert_int_equal(ops->memory_new(gpu, 99 * MIB, &c), 0);
         assert_ptr_not_equal(b, c);
-        ops->memory_free(context, b);
-        ops->memory_free(context, c);
-        ops->memory_free(context, NULL);
-        ops->memory_trim(context);
-        assert_int_equal(ops->memory_new(context, 0, &a), 0);
-        ops->memory_free(context, a);
+        ops->memory_free(gpu, b);
+        ops->memory_free(gpu, c);
+        ops->memory_free(gpu, NULL);
+        ops->memory_trim(gpu);
+        assert_int_equal(ops->memory_new(gpu, 0, &a), 0);
+        ops->memory_free(gpu, a);
 }
 
 /* More than there is; then all of what is kept goes for one that would not fit beside it. */
@@ -69,18 +59,18 @@ static void memory_that_is_not_there_is_enomem(void **state) {
         void *p, *large;
 
         need_device();
-        assert_int_equal(ops->memory_new(context, UINT64_C(1) << 50, &p), -ENOMEM);
-        assert_int_equal(ops->memory_new(context, UINT64_MAX, &p), -ENOMEM);
-        while (ops->memory_new(context, 2 * most, &p) >= 0) {
-                ops->memory_free(context, p);
-                ops->memory_trim(context);
+        assert_int_equal(ops->memory_new(gpu, UINT64_C(1) << 50, &p), -ENOMEM);
+        assert_int_equal(ops->memory_new(gpu, UINT64_MAX, &p), -ENOMEM);
+        while (ops->memory_new(gpu, 2 * most, &p) >= 0) {
+                ops->memory_free(gpu, p);
+                ops->memory_trim(gpu);
                 most *= 2;
         }
-        assert_int_equal(ops->memory_new(context, most / 2, &p), 0);
-        ops->memory_free(context, p);
-        assert_int_equal(ops->memory_new(context, most, &large), 0);
-        ops->memory_free(context, large);
-        ops->memory_trim(context);
+        assert_int_equal(ops->memory_new(gpu, most / 2, &p), 0);
+        ops->memory_free(gpu, p);
+        assert_int_equal(ops->memory_new(gpu, most, &large), 0);
+        ops->memory_free(gpu, large);
+        ops->memory_trim(gpu);
 }
 
 /* The host's memory may be overwritten at once. */
@@ -90,16 +80,16 @@ static void upload_is_done_with_the_hosts_memory(void **state) {
         void *device;
 
         need_device();
-        assert_int_equal(ops->memory_new(context, 38 * MIB, &device), 0);
+        assert_int_equal(ops->memory_new(gpu, 38 * MIB, &device), 0);
         for (size_t i = 0; i < ELEMENTSOF(sizes); i++) {
                 fill(host, sizes[i], (uint32_t) i);
                 memcpy(want, host, sizes[i]);
-                assert_int_equal(ops->upload(context, device, host, sizes[i]), 0);
+                assert_int_equal(ops->upload(gpu, device, host, sizes[i]), 0);
                 memset(host, 0x5a, sizes[i]);
-                assert_int_equal(ops->download(context, got, device, sizes[i]), 0);
+                assert_int_equal(ops->download(gpu, got, device, sizes[i]), 0);
                 assert_memory_equal(got, want, sizes[i]);
         }
-        ops->memory_free(context, device);
+        ops->memory_free(gpu, device);
 }
 
 /* What a fetch of these rows brings is what memcpy() would. */
@@ -107,19 +97,19 @@ static void check_fetch(const uint8_t *host, uint64_t rows, uint64_t width, uint
         CLEANUP_FREE uint8_t *want = malloc(rows * width + 1), *got = malloc(rows * width + 1);
         void *device;
 
-        assert_int_equal(ops->memory_new(context, rows * width, &device), 0);
+        assert_int_equal(ops->memory_new(gpu, rows * width, &device), 0);
         for (uint64_t i = 0; i < rows; i++)
                 memcpy(want + i * width, host + i * stride, width);
         memset(got, 0, rows * width);
-        assert_int_equal(ops->upload(context, device, got, rows * width), 0);
-        assert_int_equal(ops->mark(context, LK_COMPUTE, 0), 0);
-        assert_int_equal(ops->wait(context, LK_COPY, 0), 0);
-        assert_int_equal(ops->fetch(context, &(LkFetch){device, host, rows, width, stride}), 0);
-        assert_int_equal(ops->mark(context, LK_COPY, 1), 0);
-        assert_int_equal(ops->wait(context, LK_COMPUTE, 1), 0);
-        assert_int_equal(ops->download(context, got, device, rows * width), 0);
+        assert_int_equal(ops->upload(gpu, device, got, rows * width), 0);
+        assert_int_equal(ops->mark(gpu, LK_COMPUTE, 0), 0);
+        assert_int_equal(ops->wait(gpu, LK_COPY, 0), 0);
+        assert_int_equal(ops->fetch(gpu, &(LkFetch){device, host, rows, width, stride}), 0);
+        assert_int_equal(ops->mark(gpu, LK_COPY, 1), 0);
+        assert_int_equal(ops->wait(gpu, LK_COMPUTE, 1), 0);
+        assert_int_equal(ops->download(gpu, got, device, rows * width), 0);
         assert_memory_equal(got, want, rows * width);
-        ops->memory_free(context, device);
+        ops->memory_free(gpu, device);
 }
 
 static void check_fetches(const uint8_t *host) {
@@ -144,11 +134,11 @@ static void fetch_crosses_edges_of_registrations(void **state) {
         check_fetches(host);
 
         for (uint64_t at = 3 * page + 17; at + 11 * MIB < size; at += 11 * MIB) {
-                assert_int_equal(ops->pin(context, host + at, 5 * MIB), 0);
+                assert_int_equal(ops->pin(gpu, host + at, 5 * MIB), 0);
                 check_fetches(host);
         }
-        assert_int_equal(ops->pin(context, host, size), 0);
-        assert_int_equal(ops->pin(context, host + 1, size - 1), 0); /* again */
+        assert_int_equal(ops->pin(gpu, host, size), 0);
+        assert_int_equal(ops->pin(gpu, host + 1, size - 1), 0); /* again */
         assert_int_equal(mprotect(host, size, PROT_READ), 0);       /* as a worker does */
         check_fetches(host);
 
@@ -170,20 +160,20 @@ static void download_crosses_edges_of_registrations(void **state) {
         want = malloc(size);
         assert_non_null(want);
         fill(want, size, 5);
-        assert_int_equal(ops->memory_new(context, size, &device), 0);
-        assert_int_equal(ops->upload(context, device, want, size), 0);
-        assert_int_equal(ops->pin(context, host, MIB), 0);
-        assert_int_equal(ops->pin(context, host + 2 * MIB, MIB), 0);
+        assert_int_equal(ops->memory_new(gpu, size, &device), 0);
+        assert_int_equal(ops->upload(gpu, device, want, size), 0);
+        assert_int_equal(ops->pin(gpu, host, MIB), 0);
+        assert_int_equal(ops->pin(gpu, host + 2 * MIB, MIB), 0);
         for (unsigned i = 0; i < 4; i++) {
                 uint8_t *to = host + i * MIB / 2 + 100;
 
                 memset(host, 0, 2 * size);
-                assert_int_equal(ops->download(context, to, device, size), 0);
+                assert_int_equal(ops->download(gpu, to, device, size), 0);
                 assert_memory_equal(to, want, size);
                 assert_int_equal(to[-1] | to[size], 0);
         }
         ops->unpin(host, 2 * size);
-        ops->memory_free(context, device);
+        ops->memory_free(gpu, device);
         free(want);
         assert_int_equal(munmap(host, 2 * size), 0);
 }
@@ -198,9 +188,9 @@ static void pin_that_fails_changes_nothing(void **state) {
         assert_ptr_not_equal(host, MAP_FAILED);
         assert_int_equal(munmap(host + 20 * MIB, MIB), 0);
         fill(host, 20 * MIB, 4);
-        assert_true(ops->pin(context, host, size) < 0);
+        assert_true(ops->pin(gpu, host, size) < 0);
         check_fetch(host, 1, 20 * MIB, 0);
-        assert_int_equal(ops->pin(context, host, 20 * MIB), 0); /* nothing is in the way */
+        assert_int_equal(ops->pin(gpu, host, 20 * MIB), 0); /* nothing is in the way */
         check_fetch(host, 1, 20 * MIB, 0);
         ops->unpin(host, size);
         assert_int_equal(munmap(host, 20 * MIB), 0);
@@ -251,12 +241,12 @@ static void pin_from_threads_at_once(void **state) {
 
 static void event_numbers_are_checked(void **state) {
         need_device();
-        assert_int_equal(ops->wait(context, LK_COMPUTE, 77), 0); /* never marked: done */
-        assert_int_equal(ops->join(context, 77), 0);
-        assert_int_equal(ops->mark(context, LK_COMPUTE, LK_EVENTS_MAX), -EINVAL);
-        assert_int_equal(ops->wait(context, LK_COPY, LK_EVENTS_MAX), -EINVAL);
-        assert_int_equal(ops->join(context, LK_EVENTS_MAX), -EINVAL);
-        assert_int_equal(ops->mark(context, _LK_QUEUE_MAX, 0), -EINVAL);
+        assert_int_equal(ops->wait(gpu, LK_COMPUTE, 77), 0); /* never marked: done */
+        assert_int_equal(ops->join(gpu, 77), 0);
+        assert_int_equal(ops->mark(gpu, LK_COMPUTE, LK_EVENTS_MAX), -EINVAL);
+        assert_int_equal(ops->wait(gpu, LK_COPY, LK_EVENTS_MAX), -EINVAL);
+        assert_int_equal(ops->join(gpu, LK_EVENTS_MAX), -EINVAL);
+        assert_int_equal(ops->mark(gpu, _LK_QUEUE_MAX, 0), -EINVAL);
 }
 
 /* The queues run beside each other: a long copy does not hold up an upload, and join() waits for what was marked. */
@@ -270,35 +260,35 @@ static void queues_run_beside_each_other(void **state) {
         host = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         assert_ptr_not_equal(host, MAP_FAILED);
         memset(host, 1, size);
-        assert_int_equal(ops->pin(context, host, size), 0);
-        assert_int_equal(ops->memory_new(context, size, &device), 0);
-        assert_int_equal(ops->memory_new(context, 8, &small), 0);
-        assert_int_equal(ops->upload(context, small, host, 8), 0);
-        assert_int_equal(ops->download(context, got, small, 8), 0);
+        assert_int_equal(ops->pin(gpu, host, size), 0);
+        assert_int_equal(ops->memory_new(gpu, size, &device), 0);
+        assert_int_equal(ops->memory_new(gpu, 8, &small), 0);
+        assert_int_equal(ops->upload(gpu, small, host, 8), 0);
+        assert_int_equal(ops->download(gpu, got, small, 8), 0);
 
         begin = clock_usec();
         for (unsigned i = 0; i < 4; i++)
-                assert_int_equal(ops->fetch(context, &(LkFetch){device, host, 1, size, 0}), 0);
-        assert_int_equal(ops->mark(context, LK_COPY, 3), 0);
+                assert_int_equal(ops->fetch(gpu, &(LkFetch){device, host, 1, size, 0}), 0);
+        assert_int_equal(ops->mark(gpu, LK_COPY, 3), 0);
         given = clock_usec() - begin;
-        assert_int_equal(ops->download(context, got, small, 8), 0);
+        assert_int_equal(ops->download(gpu, got, small, 8), 0);
         uploaded = clock_usec() - begin;
-        assert_int_equal(ops->join(context, 3), 0);
+        assert_int_equal(ops->join(gpu, 3), 0);
         copied = clock_usec() - begin;
         print_message("given out after %llu us, small download after %llu, copies after %llu\n",
                 (unsigned long long) given, (unsigned long long) uploaded, (unsigned long long) copied);
         assert_true(uploaded < copied / 2);
 
-        ops->memory_free(context, device);
-        ops->memory_free(context, small);
-        ops->memory_trim(context);
+        ops->memory_free(gpu, device);
+        ops->memory_free(gpu, small);
+        ops->memory_trim(gpu);
         ops->unpin(host, size);
         assert_int_equal(munmap(host, size), 0);
 }
 
 static void work_for_a_while(void *memory) {
         for (unsigned i = 0; i < 200; i++)
-                assert_int_equal(ops->convert(context, &(LkConvert){.m = 1024, .n = 16384, .x = memory, .x_type = LK_F32, .x_ld = 16384,
+                assert_int_equal(ops->convert(gpu, &(LkConvert){.m = 1024, .n = 16384, .x = memory, .x_type = LK_F32, .x_ld = 16384,
                                                                .y = (uint8_t *) memory + 64 * MIB, .y_type = LK_BF16, .y_ld = 16384}),
                         0);
 }
@@ -309,13 +299,13 @@ static void stamp_says_when_it_was_reached(void **state) {
         void *memory;
 
         need_device();
-        assert_int_equal(ops->memory_new(context, 96 * MIB, &memory), 0);
+        assert_int_equal(ops->memory_new(gpu, 96 * MIB, &memory), 0);
         work_for_a_while(memory);
-        assert_int_equal(ops->stamp(context), 0);
-        assert_int_equal(ops->stamped(context, &usec), 0);
+        assert_int_equal(ops->stamp(gpu), 0);
+        assert_int_equal(ops->stamped(gpu, &usec), 0);
         begin = clock_usec();
-        assert_int_equal(ops->stamp(context), 0);
-        assert_int_equal(ops->stamped(context, &usec), 0);
+        assert_int_equal(ops->stamp(gpu), 0);
+        assert_int_equal(ops->stamped(gpu, &usec), 0);
         end = clock_usec();
         print_message("an empty queue: %lld us after the call, which took %llu\n", (long long) (usec - begin),
                 (unsigned long long) (end - begin));
@@ -323,14 +313,14 @@ static void stamp_says_when_it_was_reached(void **state) {
 
         begin = clock_usec();
         work_for_a_while(memory);
-        assert_int_equal(ops->stamp(context), 0);
+        assert_int_equal(ops->stamp(gpu), 0);
         work_for_a_while(memory);
-        assert_int_equal(ops->stamped(context, &usec), 0);
+        assert_int_equal(ops->stamped(gpu, &usec), 0);
         end = clock_usec();
         print_message("between equal parts: after %llu of %llu us\n", (unsigned long long) (usec - begin),
                 (unsigned long long) (end - begin));
         assert_true(usec > begin + (end - begin) / 3 && usec < end - (end - begin) / 3);
-        ops->memory_free(context, memory);
+        ops->memory_free(gpu, memory);
 }
 
 int main(void) {
@@ -347,5 +337,5 @@ int main(void) {
                 cmocka_unit_test(stamp_says_when_it_was_reached),
         };
 
-        return cmocka_run_group_tests(tests, setup, teardown);
+        return cmocka_run_group_tests(tests, setup, backends_teardown);
 }

@@ -16,16 +16,9 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
-#include "tests/gpu/backends.h"
+#include "tests/gpu/pair.h"
 
 #define GUARD 64u /* bytes behind y that stay as they are */
-
-static uint64_t seed = 42;
-
-static uint32_t next(void) {
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        return (uint32_t) (seed >> 32);
-}
 
 #define ANY(a) (a)[next() % (sizeof(a) / sizeof(*(a)))]
 
@@ -45,27 +38,6 @@ static void fill(uint8_t *p, LkType t, uint64_t n) {
         }
 }
 
-/* The same bytes for both backends. */
-typedef struct Pair {
-        uint8_t *host, *device;
-        uint64_t size;
-} Pair;
-
-static Pair pair_new(uint64_t size) {
-        Pair p = {.size = size > 0 ? size : 1};
-        void *device;
-
-        p.host = malloc(p.size);
-        assert_non_null(p.host);
-        assert_int_equal(lk_cuda_ops()->memory_new(gpu, p.size, &device), 0);
-        p.device = device;
-        return p;
-}
-
-static void pair_sync(const Pair *p) {
-        assert_int_equal(lk_cuda_ops()->upload(gpu, p->device, p->host, p->size), 0);
-}
-
 static Pair pair_filled(LkType t, uint64_t n, uint64_t offset) {
         Pair p = pair_new(n * lk_type_size(t) + offset);
 
@@ -73,22 +45,6 @@ static Pair pair_filled(LkType t, uint64_t n, uint64_t offset) {
         fill(p.host + offset, t, n);
         pair_sync(&p);
         return p;
-}
-
-static void pair_free(Pair *p) {
-        lk_cuda_ops()->memory_free(gpu, p->device);
-        free(p->host);
-}
-
-static void assert_pair_same(const Pair *p, const char *what) {
-        uint8_t *got = malloc(p->size);
-
-        assert_non_null(got);
-        assert_int_equal(lk_cuda_ops()->download(gpu, got, p->device, p->size), 0);
-        for (uint64_t i = 0; i < p->size; i++)
-                if (got[i] != p->host[i])
-                        fail_msg("%s: byte %llu of %llu differs", what, (unsigned long long) i, (unsigned long long) p->size);
-        free(got);
 }
 
 /* An axis that is not there. */
@@ -190,8 +146,7 @@ static void conv_random_same_bits_as_cpu(void **state) {
         static const uint64_t channels[] = {1, 2, 3, 8, 31, 32, 40, 65}, outs[] = {1, 7, 8, 32, 33, 48, 64, 65, 100, 128, 132, 260};
         static const uint32_t kernels[] = {1, 2, 3, 4, 5};
 
-        if (!gpu)
-                skip();
+        need_device();
         for (int i = 0; i < 250; i++) {
                 Form f = {.axis = {NO_AXIS, NO_AXIS, NO_AXIS}, .channels = ANY(channels), .out = ANY(outs)};
                 unsigned axes = 1 + next() % 3;
@@ -216,8 +171,7 @@ static void conv_tiles_same_bits_as_cpu(void **state) {
         } cases[] = {{4, 128, 200, 250}, {3, 192, 200, 170}, {5, 256, 150, 170}, {4, 64, 200, 250}, {4, 36, 220, 250}, {4, 32, 130, 170},
                 {8, 1, 90, 100}, {9, 512, 16, 16}, {2, 130, 257, 131}};
 
-        if (!gpu)
-                skip();
+        need_device();
         for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
                 Form f = {.axis = {{1, 3, 1, 1, 2, 0, LK_PAD_ZERO},
                                   {cases[i].h, 3, 1, 1, 1, 1, LK_PAD_REFLECT},
@@ -250,8 +204,7 @@ static void conv_of_models_same_bits_as_cpu(void **state) {
                 {.axis = {NO_AXIS, NO_AXIS, {40000, 7, 1, 1, 3, 3, LK_PAD_ZERO}}, .channels = 1, .out = 64, .w = LK_F32, .bias = LK_F32},
         };
 
-        if (!gpu)
-                skip();
+        need_device();
         for (size_t i = 0; i < sizeof(forms) / sizeof(*forms); i++)
                 conv_one(forms + i);
 }
@@ -262,8 +215,7 @@ static void conv_beyond_scratch_same_bits_as_cpu(void **state) {
         const LkConvAxis none = NO_AXIS;
         Form f = {.channels = 128, .out = 5, .w = LK_F32, .bias = LK_F32};
 
-        if (!gpu)
-                skip();
+        need_device();
         f.axis[0] = f.axis[1] = none;
         f.axis[2] = (LkConvAxis){.size = 1000, .kernel = 3, .stride = 1, .dilation = 1, .before = 600001, .after = 600000};
         conv_one(&f);
@@ -316,8 +268,7 @@ static void conv_parts_have_the_bits_of_the_whole(void **state) {
         uint64_t row;
         Data d;
 
-        if (!gpu)
-                skip();
+        need_device();
         d = data_new(&video);
         row = d.positions / 7 * video.out;
         assert_int_equal(lk_cuda_ops()->conv(gpu, &d.device), 0);
@@ -366,8 +317,7 @@ static void conv_vanishing_sums_keep_sign(void **state) {
         uint32_t bits;
         Data d;
 
-        if (!gpu)
-                skip();
+        need_device();
         d = data_new(&f);
         for (uint64_t i = 0; i < 300; i++)
                 memcpy(d.x.host + 4 * i, &minus, 4);
@@ -391,8 +341,7 @@ static void conv_nan_stays_in_its_positions(void **state) {
         uint8_t *got;
         Data d;
 
-        if (!gpu)
-                skip();
+        need_device();
         d = data_new(&f);
         got = malloc(d.y.size);
         assert_non_null(got);
@@ -423,8 +372,7 @@ static void conv_bad_arguments_refused(void **state) {
         LkConv a;
         Data d;
 
-        if (!gpu)
-                skip();
+        need_device();
         d = data_new(&f);
 #define REFUSED(change)                                                                                                               \
         do {                                                                                                                          \

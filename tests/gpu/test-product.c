@@ -17,14 +17,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
-#include "tests/gpu/backends.h"
-
-static uint64_t seed = 42;
-
-static uint32_t next(void) {
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        return (uint32_t) (seed >> 32);
-}
+#include "tests/gpu/pair.h"
 
 /* -1 .. 1 */
 static float small(void) {
@@ -80,55 +73,12 @@ static void fill(uint8_t *p, LkType t, uint64_t n) {
         }
 }
 
-/* The same bytes for both backends. */
-typedef struct Pair {
-        uint8_t *host, *device;
-        uint64_t size;
-} Pair;
-
-static Pair pair_new(uint64_t size) {
-        Pair p = {.size = size + 32};
-        void *device;
-
-        p.host = calloc(1, p.size);
-        assert_non_null(p.host);
-        assert_int_equal(lk_cuda_ops()->memory_new(gpu, p.size, &device), 0);
-        p.device = device;
-        return p;
-}
-
-static void pair_sync(const Pair *p) {
-        assert_int_equal(lk_cuda_ops()->upload(gpu, p->device, p->host, p->size), 0);
-}
-
 static Pair pair_filled(LkType t, uint64_t n, uint64_t offset) {
         Pair p = pair_new(lk_row_size(t, n) + offset);
 
         fill(p.host + offset, t, n);
         pair_sync(&p);
         return p;
-}
-
-static void pair_free(Pair *p) {
-        lk_cuda_ops()->memory_free(gpu, p->device);
-        free(p->host);
-}
-
-static uint8_t *downloaded(const Pair *p) {
-        uint8_t *got = malloc(p->size);
-
-        assert_non_null(got);
-        assert_int_equal(lk_cuda_ops()->download(gpu, got, p->device, p->size), 0);
-        return got;
-}
-
-static void assert_pair_same(const Pair *p, const char *what) {
-        uint8_t *got = downloaded(p);
-
-        for (uint64_t i = 0; i < p->size; i++)
-                if (got[i] != p->host[i])
-                        fail_msg("%s: byte %llu differs", what, (unsigned long long) i);
-        free(got);
 }
 
 /* A matrix in both places. `offset`: bytes before its first number. */
@@ -219,8 +169,7 @@ static bool bf16_way(LkType x, LkType y, const WeightsForm *f) {
 static void gemm_f32_same_bits_as_cpu(void **state) {
         static const uint32_t rotations[] = {0, 4, 16};
 
-        if (!gpu)
-                skip();
+        need_device();
         for (int i = 0; i < 6; i++)
                 for (LkType x = LK_F32; x <= LK_BF16; x++)
                         for (LkType y = LK_F32; y <= LK_BF16; y++)
@@ -243,8 +192,7 @@ static void gemm_f32_same_bits_as_cpu(void **state) {
 static void dequantise_same_bits_as_cpu(void **state) {
         static const uint32_t rotations[] = {0, 4, 16, 64, 256};
 
-        if (!gpu)
-                skip();
+        need_device();
         for (LkType t = LK_F32; t < LK_TYPE_MAX; t++)
                 for (int i = 0; i < 8; i++) {
                         WeightsForm f = {.type = t, .rows = ANY(ns), .cols = i % 2 ? 2304 : ANY(ks), .offset = next() % 4};
@@ -311,8 +259,7 @@ static void gemm_i8_one(uint64_t m, WeightsForm f, LkType y_type, bool odd) {
 }
 
 static void gemm_i8_same_bits_as_cpu(void **state) {
-        if (!gpu)
-                skip();
+        need_device();
         for (LkType y = LK_F32; y <= LK_BF16; y++) {
                 for (int i = 0; i < 12; i++)
                         gemm_i8_one(ANY(ms),
@@ -330,8 +277,7 @@ static void gemm_i8_extreme_exact(void **state) {
         Pair x, y, scale;
         float *scales;
 
-        if (!gpu)
-                skip();
+        need_device();
         w = weights_new((WeightsForm){.type = LK_I8, .rows = n, .cols = k});
         x = pair_new(m * k);
         y = pair_new(m * n * 4);
@@ -388,7 +334,7 @@ static void gemm_bf16_one(WeightsForm f, uint64_t m, bool own, bool odd) {
         lk_cuda_product_set(gpu, own, 0);
         assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
         lk_cuda_product_set(gpu, false, 0);
-        got = downloaded(&y);
+        got = pair_downloaded(&y);
         for (uint64_t i = 0; i < m; i++)
                 for (uint64_t j = 0; j < y_ld; j++) {
                         double sum = 0, r;
@@ -423,8 +369,7 @@ static void gemm_bf16_one(WeightsForm f, uint64_t m, bool own, bool odd) {
 static void gemm_bf16_error_of_one_rounding(void **state) {
         static const LkType types[] = {LK_BF16, LK_F8_E4M3, LK_F8_E5M2, LK_NVFP4, LK_I8};
 
-        if (!gpu)
-                skip();
+        need_device();
         for (int own = 0; own < 2; own++)
                 for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++)
                         for (int odd = 0; odd < 3; odd++) {
@@ -448,7 +393,7 @@ static void gemm_parts_one(uint64_t n, uint64_t k, LkType type, bool own) {
 
         lk_cuda_product_set(gpu, own, 0);
         assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
-        whole = downloaded(&y);
+        whole = pair_downloaded(&y);
         for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
                 for (size_t j = 0; j <= sizeof(cols) / sizeof(*cols); j++) {
                         bool all = j == sizeof(cols) / sizeof(*cols);
@@ -475,8 +420,7 @@ static void gemm_parts_one(uint64_t n, uint64_t k, LkType type, bool own) {
 }
 
 static void gemm_parts_have_the_bits_of_the_whole(void **state) {
-        if (!gpu)
-                skip();
+        need_device();
         for (int own = 0; own < 2; own++) {
                 gemm_parts_one(1536, 5376, LK_BF16, own);
                 gemm_parts_one(512, 14336, LK_BF16, own);
@@ -490,8 +434,7 @@ static void gemm_nan_stays_in_its_row(void **state) {
         Weights w;
         Pair x, y;
 
-        if (!gpu)
-                skip();
+        need_device();
         w = weights_new((WeightsForm){.type = LK_BF16, .rows = n, .cols = k});
         x = pair_filled(LK_BF16, m * k, 0);
         y = pair_new(m * n * 2);
@@ -509,10 +452,10 @@ static void gemm_nan_stays_in_its_row(void **state) {
                 lk_cuda_product_set(gpu, own, 0);
                 pair_sync(&x);
                 assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
-                clean = downloaded(&y);
+                clean = pair_downloaded(&y);
                 assert_int_equal(lk_cuda_ops()->upload(gpu, x.device + row * k * 2 + 2, &nan, 2), 0);
                 assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
-                got = downloaded(&y);
+                got = pair_downloaded(&y);
                 assert_memory_equal(got, clean, row * n * 2);
                 assert_memory_equal(got + (row + 1) * n * 2, clean + (row + 1) * n * 2, (m - row - 1) * n * 2);
                 for (uint64_t i = 0; i < n; i++)
@@ -534,11 +477,13 @@ static void gemm_huge_rows_right(void **state) {
         Weights w;
         Pair rows, y, part;
         void *x;
+        int r;
 
-        if (!gpu)
+        need_device();
+        r = lk_cuda_ops()->memory_new(gpu, size, &x);
+        if (r == -ENOMEM)
                 skip();
-        if (lk_cuda_ops()->memory_new(gpu, size, &x) < 0)
-                skip();
+        assert_int_equal(r, 0);
         w = weights_new((WeightsForm){.type = LK_BF16, .rows = n, .cols = k});
         rows = pair_filled(LK_BF16, few * k, 0);
         y = pair_new(m * n * 2);
@@ -551,12 +496,12 @@ static void gemm_huge_rows_right(void **state) {
                 for (size_t i = 0; i < sizeof(tops) / sizeof(*tops); i++)
                         assert_int_equal(lk_cuda_ops()->upload(gpu, (uint8_t *) x + tops[i] * k * 2, rows.host, few * k * 2), 0);
                 assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
-                got = downloaded(&y);
+                got = pair_downloaded(&y);
                 a.m = few;
                 a.x = rows.device;
                 a.y = part.device;
                 assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
-                right = downloaded(&part);
+                right = pair_downloaded(&part);
                 for (size_t i = 0; i < sizeof(tops) / sizeof(*tops); i++)
                         assert_memory_equal(got + tops[i] * n * 2, right, few * n * 2);
                 free(got);
@@ -574,8 +519,7 @@ static void gemm_bad_arguments_refused(void **state) {
         Weights w;
         Pair x;
 
-        if (!gpu)
-                skip();
+        need_device();
         w = weights_new((WeightsForm){.type = LK_BF16, .rows = 8, .cols = 16});
         x = pair_filled(LK_BF16, 64, 0);
         LkGemm a = {.m = 2, .x = x.device, .x_type = LK_BF16, .x_ld = 15, .w = w.device, .y = x.device, .y_type = LK_BF16, .y_ld = 8};
@@ -606,8 +550,7 @@ static void gemm_bad_arguments_refused(void **state) {
 static void describe_names_libraries(void **state) {
         char text[1024], id[128];
 
-        if (!gpu)
-                skip();
+        need_device();
         assert_in_range(lk_cuda_describe(gpu, text, sizeof(text)), 1, sizeof(text) - 1);
         assert_in_range(lk_cuda_numerics_id(gpu, id, sizeof(id)), 1, sizeof(id) - 1);
         print_message("# %s\n%s", id, text);

@@ -23,13 +23,6 @@
 
 static const uint64_t rows[] = { 1, 2, 7, 33, 407, 4099 }, widths[] = { 1, 8, 13, 96, 264, 528, 1024, 5376 };
 #define NUMBERS_MAX UINT64_C(2500000) /* of an array: keeps the test short */
-static uint64_t seed = 42;
-
-static uint32_t next(void) {
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        return (uint32_t) (seed >> 32);
-}
-
 static float float_of(uint32_t u) {
         float f;
 
@@ -154,8 +147,7 @@ static int32_t *index_of(uint64_t m, int32_t **ret_device) {
 }
 
 static void each(void (*f)(LkType t, uint64_t m, uint64_t n)) {
-        if (!gpu)
-                skip();
+        need_device();
         for (LkType t = LK_F32; t <= LK_BF16; t++)
                 for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
                         for (size_t j = 0; j < sizeof(widths) / sizeof(widths[0]); j++)
@@ -398,8 +390,7 @@ static void qk_one(LkType t, uint64_t m, uint64_t n) {
 static void silu_of_every_number_same_bits_as_cpu(void **state) {
         const uint64_t m = 65536, n = 16;
 
-        if (!gpu)
-                skip();
+        need_device();
 
         Pair g = pair_new(LK_BF16, m * n), u = pair_new(LK_BF16, m * n), q = pair_bytes(m * n),
              scales = pair_new(LK_F32, m), y = pair_new(LK_BF16, m * n);
@@ -505,8 +496,7 @@ static void many_rows_same_bits_as_cpu(void **state) {
         static const int forms[] = { 0, ADDED, MODULATED | ADDED | GATED, QUANTISED | MODULATED, ADDED | QUANTISED | ONLY_QUANTISED,
                 MODULATED | ADDED | GATED | QUANTISED | ONLY_QUANTISED };
 
-        if (!gpu)
-                skip();
+        need_device();
         for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++)
                 norm_form(LK_BF16, i % 2 ? 2500 : 1601, 5376, forms[i]);
         quantise_one(LK_BF16, 1203, 14336);
@@ -572,8 +562,7 @@ static void strides_form(LkType t, uint64_t m, uint64_t n, uint64_t extra) {
 }
 
 static void strides_same_bits_as_cpu(void **state) {
-        if (!gpu)
-                skip();
+        need_device();
         for (LkType t = LK_F32; t <= LK_BF16; t++)
                 for (uint64_t extra = 1; extra <= 64; extra *= 4)
                         for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++)
@@ -585,8 +574,7 @@ static void strides_same_bits_as_cpu(void **state) {
 static void row_position_same_bits(void **state) {
         const uint64_t m = 1601, n = 5376;
 
-        if (!gpu)
-                skip();
+        need_device();
         for (int odd = 0; odd < 3; odd++) {
                 Pair x = pair_new(LK_BF16, m * n), up = pair_new(LK_BF16, m * n), w = pair_new(LK_F32, n), q = pair_bytes(2 * m * n),
                      scales = pair_new(LK_F32, 2 * m);

@@ -20,6 +20,7 @@
 #include "service/h3/lora.h"
 #include "service/shared/cleanup.h"
 #include "service/worker/model-weights.h"
+#include "tests/gpu/backends.h"
 #include "tests/unit/h3/golden.h"
 
 DEFINE_CLEANUP(H3Model *, h3_model_free)
@@ -36,21 +37,10 @@ static const char *const cases[] = {"t2va_tiny", "t2va_odd", "t2va_long", "fl2va
 static const char *const few_cases[] = {"t2va_tiny", "ref2va_small", "fl2va_mid"};
 
 static const LkOps *ops;
-static LkContext *context;
 
 static int setup(void **state) {
         ops = lk_cuda_ops();
-        return ops->context_new(0, &context) == -ENODEV || context ? 0 : -1;
-}
-
-static int teardown(void **state) {
-        context = context ? ops->context_free(context) : NULL;
-        return 0;
-}
-
-static void need_device(void) {
-        if (!context)
-                skip();
+        return backends_setup(state);
 }
 
 typedef struct Step {
@@ -77,7 +67,7 @@ static ModelWeights *weights_of(const H3Model *m, uint64_t budget) {
         ModelWeights *w;
         uint64_t least = 0;
 
-        assert_int_equal(model_weights_new(&h3_weights_denoiser, m, &(DeviceWeightsConfig){.ops = ops, .context = context}, &w), 0);
+        assert_int_equal(model_weights_new(&h3_weights_denoiser, m, &(DeviceWeightsConfig){.ops = ops, .context = gpu}, &w), 0);
         if (budget == 0) {
                 assert_int_equal(device_weights_plan(model_weights_device(w), 1, true, &least), -ENOSPC);
                 budget = least;
@@ -100,7 +90,7 @@ static Step run(const H3Model *m, const char *name, const Setting *s) {
         ModelWeights *w = weights_of(m, s->budget);
         H3Range rows, heads = {0, m->config.heads};
         H3Plan plan = {.ranks = 1, .row_tile = 1, .chunks = s->chunks, .rows = &rows, .heads = &heads};
-        const H3Rank rank = {.ops = ops, .context = context, .plan = &plan, .weights = model_weights_interface(w),
+        const H3Rank rank = {.ops = ops, .context = gpu, .plan = &plan, .weights = model_weights_interface(w),
                 .piece_rows = s->piece_rows};
         H3StepInput in;
         Fault f = {};
@@ -248,7 +238,7 @@ static void step_lora_matches(void **state) {
                 H3LoraReport *report;
                 H3Model *m;
 
-                if (h3_model_with_loras(base->model, &use, 1, H3_COMPUTE_BF16, ops, context,
+                if (h3_model_with_loras(base->model, &use, 1, H3_COMPUTE_BF16, ops, gpu,
                             model_weights_interface(w), &m, &report, &f) < 0)
                         fail_msg("%s", f.text);
                 (void) h3_lora_report_free(report);
@@ -348,7 +338,7 @@ typedef struct Stage {
 static void *device_new(uint64_t bytes) {
         void *p;
 
-        assert_int_equal(ops->memory_new(context, bytes, &p), 0);
+        assert_int_equal(ops->memory_new(gpu, bytes, &p), 0);
         return p;
 }
 
@@ -359,8 +349,8 @@ static void product(const Stage *s, const LkMatrix *w, uint64_t m, const void *x
         const LkGemmI8 gemm = {.m = m, .x = s->q, .x_ld = w->cols, .x_scale = s->scale, .w = *w, .y = y,
                 .y_type = LK_BF16, .y_ld = w->rows};
 
-        assert_int_equal(ops->quantise(context, &quantise), 0);
-        assert_int_equal(ops->gemm_i8(context, &gemm), 0);
+        assert_int_equal(ops->quantise(gpu, &quantise), 0);
+        assert_int_equal(ops->gemm_i8(gpu, &gemm), 0);
 }
 
 static void check_stage(const Taps *t, uint32_t layer, const char *name, const void *device) {
@@ -368,13 +358,13 @@ static void check_stage(const Taps *t, uint32_t layer, const char *name, const v
         uint64_t bytes = want->rows * want->cols * sizeof(uint16_t);
         CLEANUP_FREE void *got = malloc(bytes);
 
-        assert_int_equal(ops->download(context, got, device, bytes), 0);
+        assert_int_equal(ops->download(gpu, got, device, bytes), 0);
         if (memcmp(got, want->values, bytes) != 0)
                 fail_msg("block %u: %s has other bits than the CPU's", layer, name);
 }
 
 static void put(const Tap *t, void *device) {
-        assert_int_equal(ops->upload(context, device, t->values, t->rows * t->cols * sizeof(uint16_t)), 0);
+        assert_int_equal(ops->upload(gpu, device, t->values, t->rows * t->cols * sizeof(uint16_t)), 0);
 }
 
 static void check_layer(const Taps *t, const H3Block *block, const H3Config *c, uint32_t layer, const Stage *s) {
@@ -434,11 +424,11 @@ static void int8_stages_same_bits_as_cpu(void **state) {
                 x->give(x, (H3Part){H3_PART_FINISH, i});
         }
         (void) model_weights_free(w);
-        ops->memory_free(context, stage.q);
-        ops->memory_free(context, stage.scale);
-        ops->memory_free(context, stage.x);
-        ops->memory_free(context, stage.y);
-        ops->memory_free(context, stage.z);
+        ops->memory_free(gpu, stage.q);
+        ops->memory_free(gpu, stage.scale);
+        ops->memory_free(gpu, stage.x);
+        ops->memory_free(gpu, stage.y);
+        ops->memory_free(gpu, stage.z);
         for (size_t i = 0; i < t->n; i++)
                 free(t->taps[i].values);
         unpin_model(g);
@@ -454,5 +444,5 @@ int main(void) {
                 cmocka_unit_test(int8_stages_same_bits_as_cpu),
         };
 
-        return cmocka_run_group_tests(tests, setup, teardown);
+        return cmocka_run_group_tests(tests, setup, backends_teardown);
 }

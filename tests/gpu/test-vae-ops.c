@@ -16,16 +16,9 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
+#include "tests/gpu/backends.h"
 
 static const LkOps *host, *device;
-static LkContext *cpu, *gpu;
-static uint64_t seed = 7;
-
-static uint32_t next(void) {
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        return (uint32_t) (seed >> 32);
-}
-
 /* Bell-shaped, `size` wide. */
 static float number(float size) {
         float f = 0;
@@ -103,11 +96,6 @@ static Weights weights_new(LkType type, uint64_t n, float size) {
 static void weights_free(Weights *w) {
         device->memory_free(gpu, w->memory);
         free(w->bytes);
-}
-
-static void need_device(void) {
-        if (!gpu)
-                skip();
 }
 
 static LkType some_type(void) {
@@ -314,17 +302,8 @@ static void passes_refuse_what_breaks_the_contract(void **state) {
 static int setup(void **state) {
         host = lk_cpu_ops(LK_CPU_AUTO);
         device = lk_cuda_ops();
-        if (host->context_new(0, &cpu) < 0)
-                return -1;
-        if (device->context_new(0, &gpu) < 0)
-                gpu = NULL;
-        return 0;
-}
-
-static int teardown(void **state) {
-        gpu = device->context_free(gpu);
-        cpu = host->context_free(cpu);
-        return 0;
+        seed = 7;
+        return backends_setup(state);
 }
 
 int main(void) {
@@ -337,5 +316,5 @@ int main(void) {
                 cmocka_unit_test(passes_refuse_what_breaks_the_contract),
         };
 
-        return cmocka_run_group_tests(tests, setup, teardown);
+        return cmocka_run_group_tests(tests, setup, backends_teardown);
 }
