@@ -226,16 +226,24 @@ static void step_model_stays(void **state) {
         bench_free(b);
 }
 
-static void step_limit_is_kept(void **state) {
-        CLEANUP_FREE float *want = expected();
-        Bench *b = bench_new(PLENTY);
-        uint64_t peak;
+/* What a whole run takes at most. */
+static uint64_t peak_of(uint32_t ranks) {
+        Bench *b = bench_of_ranks(PLENTY, ranks);
         Job *j = new_job(b, 5);
+        uint64_t peak;
 
         run_to_end(b, j);
         (void) job_unref(j);
         peak = device_sim.peak;
         bench_free(b);
+        return peak;
+}
+
+static void step_limit_is_kept(void **state) {
+        CLEANUP_FREE float *want = expected();
+        uint64_t peak = peak_of(1);
+        Bench *b;
+        Job *j;
 
         b = bench_new(PLENTY);
         b->runner.residency.limits.limit = RESIDENCY_OVERHEAD + peak / 4 * 3;
@@ -259,14 +267,9 @@ static void step_limit_is_kept(void **state) {
 /* Others took memory after it was counted. */
 static void step_less_memory_than_said_goes_on(void **state) {
         CLEANUP_FREE float *want = expected();
-        Bench *b = bench_new(PLENTY);
-        uint64_t peak;
-        Job *j = new_job(b, 5);
-
-        run_to_end(b, j);
-        (void) job_unref(j);
-        peak = device_sim.peak;
-        bench_free(b);
+        uint64_t peak = peak_of(1);
+        Bench *b;
+        Job *j;
 
         for (unsigned i = 1; i < 4; i++) {
                 b = bench_new(peak - peak / 16 * i);
@@ -277,19 +280,6 @@ static void step_less_memory_than_said_goes_on(void **state) {
                 (void) job_unref(j);
                 bench_free(b);
         }
-}
-
-/* What a whole run takes at most. */
-static uint64_t peak_of(uint32_t ranks) {
-        Bench *b = bench_of_ranks(PLENTY, ranks);
-        Job *j = new_job(b, 5);
-        uint64_t peak;
-
-        run_to_end(b, j);
-        (void) job_unref(j);
-        peak = device_sim.peak;
-        bench_free(b);
-        return peak;
 }
 
 /* What is done beside steps, and what a heap keeps, included: with room for all, for some, and of a new prompt. */
