@@ -43,16 +43,6 @@ static int setup(void **state) {
         return backends_setup(state);
 }
 
-typedef struct Step {
-        float *video, *audio;
-        uint64_t n_video, n_audio;
-} Step;
-
-static void step_done(Step *s) {
-        free(s->video);
-        free(s->audio);
-}
-
 /* How a step is run. */
 typedef struct Setting {
         uint64_t budget; /* for weights; 0: the least */
@@ -82,7 +72,7 @@ static void unpin_model(const GoldenModel *g) {
                 ops->unpin(g->bytes[i], 64 << 20);
 }
 
-static Step run(const H3Model *m, const char *name, const Setting *s) {
+static GoldenStep run(const H3Model *m, const char *name, const Setting *s) {
         char file[100];
         CLEANUP(golden_case_freep) GoldenCase *k = NULL;
         CLEANUP(h3_mod_table_freep) H3ModTable *table = NULL;
@@ -94,14 +84,12 @@ static Step run(const H3Model *m, const char *name, const Setting *s) {
                 .piece_rows = s->piece_rows};
         H3StepInput in;
         Fault f = {};
-        Step r;
+        GoldenStep r;
 
         (void) snprintf(file, sizeof(file), "case_%s", name);
         k = golden_case_open(file, &m->config);
         rows = (H3Range){0, k->layout->rows};
-        r = (Step){.n_video = k->n_video, .n_audio = k->n_audio};
-        r.video = malloc(r.n_video * sizeof(float));
-        r.audio = malloc(r.n_audio * sizeof(float));
+        r = golden_step_new(k);
 
         assert_int_equal(model_weights_begin(w, H3_PASS_TEXT), 0);
         if (h3_refine_text(&rank, m, H3_COMPUTE_BF16, k->text, k->layout->shape.text_rows, &refined, &f) < 0)
@@ -135,7 +123,7 @@ static double distance_of(const float *video, const float *audio, const Golden *
         return fmax(golden_distance(video, v, n_video, NULL), golden_distance(audio, a, n_audio, NULL));
 }
 
-static double distance(const Step *s, const char *name, const char *variant) {
+static double distance(const GoldenStep *s, const char *name, const char *variant) {
         char file[100];
         CLEANUP(golden_freep) Golden *g = NULL;
 
@@ -148,7 +136,7 @@ static double distance(const Step *s, const char *name, const char *variant) {
 static double distance_between(const char *name, const char *variant, const char *from) {
         char file[100];
         CLEANUP(golden_freep) Golden *g = NULL;
-        Step s = {};
+        GoldenStep s = {};
 
         (void) snprintf(file, sizeof(file), "expect_%s.%s", name, variant);
         g = golden_open(file);
@@ -157,7 +145,7 @@ static double distance_between(const char *name, const char *variant, const char
         return distance(&s, name, from);
 }
 
-static void check_factor(const Step *s, const char *name, const char *f32, double theirs) {
+static void check_factor(const GoldenStep *s, const char *name, const char *f32, double theirs) {
         double own = distance(s, name, f32);
 
         print_message("%s.%s: %.3e, %.2f of the published bf16's\n", name, f32, own, own / theirs);
@@ -175,7 +163,7 @@ static void step_bf16_matches(void **state) {
         need_device();
         m = model_of(NULL);
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
-                CLEANUP(step_done) Step s = run(m->model, cases[i], &plain);
+                CLEANUP(golden_step_done) GoldenStep s = run(m->model, cases[i], &plain);
 
                 check_factor(&s, cases[i], "f32", distance_between(cases[i], "bf16", "f32"));
                 assert_true(distance(&s, cases[i], "bf16") <= BF16_REL);
@@ -189,7 +177,7 @@ static void step_pruned_matches(void **state) {
         need_device();
         m = model_of("comfy_pruned.safetensors");
         for (size_t i = 0; i < ELEMENTSOF(few_cases); i++) {
-                CLEANUP(step_done) Step s = run(m->model, few_cases[i], &plain);
+                CLEANUP(golden_step_done) GoldenStep s = run(m->model, few_cases[i], &plain);
 
                 check_factor(&s, few_cases[i], "pruned.f32", distance_between(few_cases[i], "pruned.bf16", "pruned.f32"));
                 assert_true(distance(&s, few_cases[i], "pruned.bf16") <= BF16_REL);
@@ -203,7 +191,7 @@ static void step_int8_matches(void **state) {
         need_device();
         m = model_of("comfy_int8.safetensors");
         for (size_t i = 0; i < ELEMENTSOF(few_cases); i++) {
-                CLEANUP(step_done) Step s = run(m->model, few_cases[i], &plain);
+                CLEANUP(golden_step_done) GoldenStep s = run(m->model, few_cases[i], &plain);
 
                 print_message("%s: %.3e from int8a, %.3e from int8e, %.3e from int8w\n", few_cases[i],
                         distance(&s, few_cases[i], "int8a.bf16"), distance(&s, few_cases[i], "int8e.bf16"),
@@ -244,7 +232,7 @@ static void step_lora_matches(void **state) {
                 (void) h3_lora_report_free(report);
                 (void) model_weights_free(w);
                 for (size_t j = 0; j < ELEMENTSOF(few_cases); j++) {
-                        CLEANUP(step_done) Step s = run(m, few_cases[j], &plain);
+                        CLEANUP(golden_step_done) GoldenStep s = run(m, few_cases[j], &plain);
 
                         check_factor(&s, few_cases[j], uses[i].variant, distance_between(few_cases[j], "bf16", "f32"));
                 }
@@ -272,10 +260,10 @@ static void step_any_residency_same_bits(void **state) {
         need_device();
         for (size_t i = 0; i < ELEMENTSOF(models); i++) {
                 CLEANUP(golden_model_freep) GoldenModel *m = model_of(models[i]);
-                CLEANUP(step_done) Step want = run(m->model, "t2va_odd", &plain);
+                CLEANUP(golden_step_done) GoldenStep want = run(m->model, "t2va_odd", &plain);
 
                 for (size_t j = 0; j < ELEMENTSOF(settings); j++) {
-                        CLEANUP(step_done) Step got = run(m->model, "t2va_odd", settings + j);
+                        CLEANUP(golden_step_done) GoldenStep got = run(m->model, "t2va_odd", settings + j);
 
                         if (memcmp(got.video, want.video, want.n_video * sizeof(float)) != 0 ||
                                 memcmp(got.audio, want.audio, want.n_audio * sizeof(float)) != 0)
@@ -390,7 +378,7 @@ static void check_layer(const Taps *t, const H3Block *block, const H3Config *c, 
 static void int8_stages_same_bits_as_cpu(void **state) {
         CLEANUP(golden_model_freep) GoldenModel *g = NULL;
         CLEANUP(golden_case_freep) GoldenCase *k = NULL;
-        CLEANUP(step_done) Step s = {};
+        CLEANUP(golden_step_done) GoldenStep s = {};
         CLEANUP_FREE void *refined = NULL;
         CLEANUP_FREE Taps *t = calloc(1, sizeof(Taps));
         const H3StepHooks hooks = {.on_tap = on_tap, .userdata = t};

@@ -263,6 +263,33 @@ void golden_case_freep(GoldenCase **k) {
         (void) golden_case_free(*k);
 }
 
+GoldenStep golden_step_new(const GoldenCase *k) {
+        GoldenStep s = {.n_video = k->n_video, .n_audio = k->n_audio};
+
+        s.video = calloc(s.n_video, sizeof(float));
+        s.audio = calloc(s.n_audio, sizeof(float));
+        assert_true(s.video && s.audio);
+        return s;
+}
+
+void golden_step_done(GoldenStep *s) {
+        free(s->video);
+        free(s->audio);
+}
+
+void golden_step_run(const H3Model *m, const char *name, H3Compute compute, GoldenStep *ret) {
+        char file[100];
+        CLEANUP(golden_case_freep) GoldenCase *k = NULL;
+
+        (void) snprintf(file, sizeof(file), "case_%s", name);
+        k = golden_case_open(file, &m->config);
+
+        golden_step(m, k, compute, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL, &ret->video,
+                &ret->audio);
+        ret->n_video = k->n_video;
+        ret->n_audio = k->n_audio;
+}
+
 H3StepInput golden_input(const GoldenCase *k, H3Compute compute, const void *refined) {
         return (H3StepInput){
                 .compute = compute,

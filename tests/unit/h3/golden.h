@@ -66,6 +66,18 @@ GoldenCase *golden_case_open(const char *name, const H3Config *c);
 GoldenCase *golden_case_free(GoldenCase *k);
 void golden_case_freep(GoldenCase **k);
 
+/* The velocities of a step; both arrays are owned. */
+typedef struct GoldenStep {
+        float *video, *audio;
+        uint64_t n_video, n_audio;
+} GoldenStep;
+
+/* Room for those of the case, zeros. */
+GoldenStep golden_step_new(const GoldenCase *k);
+void golden_step_done(GoldenStep *s);
+/* One step of a case by its name ("t2va_tiny"), by the CPU backend. */
+void golden_step_run(const H3Model *m, const char *name, H3Compute compute, GoldenStep *ret);
+
 /* The arguments of a step at the case's own latents and sigmas; refined: h3_refine_text() of it. */
 H3StepInput golden_input(const GoldenCase *k, H3Compute compute, const void *refined);
 /* One step of any input on one rank of the CPU backend. Velocities (n_video and n_audio values) are freed by

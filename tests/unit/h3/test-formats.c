@@ -29,33 +29,10 @@ DEFINE_CLEANUP(H3Model *, h3_model_free)
 #define QKV "blocks.0.attn.qkv_proj"
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-typedef struct Step {
-        float *video, *audio;
-        uint64_t n_video, n_audio;
-} Step;
-
-static void step_done(Step *s) {
-        free(s->video);
-        free(s->audio);
-}
-
 static const char *const cases[] = {"t2va_tiny", "ref2va_small", "fl2va_mid"};
 
-static void step_run_case(const H3Model *m, const char *name, H3Compute compute, Step *ret) {
-        char file[100];
-        CLEANUP(golden_case_freep) GoldenCase *k = NULL;
-
-        (void) snprintf(file, sizeof(file), "case_%s", name);
-        k = golden_case_open(file, &m->config);
-
-        golden_step(m, k, compute, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL, &ret->video,
-                &ret->audio);
-        ret->n_video = k->n_video;
-        ret->n_audio = k->n_audio;
-}
-
-static void step_run(const H3Model *m, H3Compute compute, Step *ret) {
-        step_run_case(m, "t2va_tiny", compute, ret);
+static void step_run(const H3Model *m, H3Compute compute, GoldenStep *ret) {
+        golden_step_run(m, "t2va_tiny", compute, ret);
 }
 
 static GoldenModel *derived_model(const char *name) {
@@ -63,7 +40,7 @@ static GoldenModel *derived_model(const char *name) {
 }
 
 /* Distance of a step from an expectation, the worse of the two streams. */
-static double distance(const Step *s, const char *case_name, const char *variant, double *ret_largest) {
+static double distance(const GoldenStep *s, const char *case_name, const char *variant, double *ret_largest) {
         char name[100];
         CLEANUP(golden_freep) Golden *e = NULL;
         double video, audio, largest[2];
@@ -85,12 +62,12 @@ static void check_f32(const char *model, const char *variant) {
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 double largest;
-                Step s;
+                GoldenStep s;
 
-                step_run_case(m->model, cases[i], H3_COMPUTE_F32, &s);
+                golden_step_run(m->model, cases[i], H3_COMPUTE_F32, &s);
                 assert_true(distance(&s, cases[i], variant, &largest) <= F32_REL);
                 assert_true(largest <= F32_LARGEST);
-                step_done(&s);
+                golden_step_done(&s);
         }
 }
 
@@ -108,7 +85,7 @@ static void step_pruned_bf16_matches(void **state) {
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 CLEANUP(golden_freep) Golden *bf16 = NULL;
                 char name[100];
-                Step s, public = {};
+                GoldenStep s, public = {};
                 double theirs;
 
                 (void) snprintf(name, sizeof(name), "expect_%s.pruned.bf16", cases[i]);
@@ -116,10 +93,10 @@ static void step_pruned_bf16_matches(void **state) {
                 public.video = (float *) golden_data(bf16, "video_velocity", ST_F32, &public.n_video);
                 public.audio = (float *) golden_data(bf16, "audio_velocity", ST_F32, &public.n_audio);
                 theirs = distance(&public, cases[i], "pruned.f32", NULL);
-                step_run_case(m->model, cases[i], H3_COMPUTE_BF16, &s);
+                golden_step_run(m->model, cases[i], H3_COMPUTE_BF16, &s);
                 assert_true(distance(&s, cases[i], "pruned.bf16", NULL) <= BF16_REL);
                 assert_true(distance(&s, cases[i], "pruned.f32", NULL) <= BF16_FACTOR * theirs);
-                step_done(&s);
+                golden_step_done(&s);
         }
 }
 
@@ -127,15 +104,15 @@ static void step_int8_bf16_matches(void **state) {
         CLEANUP(golden_model_freep) GoldenModel *m = derived_model(INT8);
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
-                Step s;
+                GoldenStep s;
 
-                step_run_case(m->model, cases[i], H3_COMPUTE_BF16, &s);
+                golden_step_run(m->model, cases[i], H3_COMPUTE_BF16, &s);
                 assert_true(distance(&s, cases[i], "int8a.bf16", NULL) <= INT8_REL);
                 assert_true(distance(&s, cases[i], "int8e.bf16", NULL) <= INT8_REL);
                 /* and it is the int8 arithmetic, not expanded weights in bf16: those are 2.7e-2 and more
                  * away */
                 assert_true(distance(&s, cases[i], "int8w.f32", NULL) > 2.4e-2);
-                step_done(&s);
+                golden_step_done(&s);
         }
 }
 
@@ -154,14 +131,14 @@ static void same_step(const Checkpoint *c, const char *derived, H3Compute comput
         CLEANUP(golden_model_freep) GoldenModel *g = derived_model(derived);
         CLEANUP_FREE uint8_t *bytes = NULL;
         CLEANUP(h3_model_freep) H3Model *m = open_checkpoint(c, &bytes);
-        Step a, b;
+        GoldenStep a, b;
 
         step_run(g->model, compute, &a);
         step_run(m, compute, &b);
         assert_memory_equal(a.video, b.video, a.n_video * sizeof(float));
         assert_memory_equal(a.audio, b.audio, a.n_audio * sizeof(float));
-        step_done(&a);
-        step_done(&b);
+        golden_step_done(&a);
+        golden_step_done(&b);
 }
 
 static Checkpoint *derived_checkpoint(const char *name) {
@@ -239,7 +216,7 @@ static void curve_any_number_of_points_matches(void **state) {
         const float *table = checkpoint_data(c, "adaln_t_table");
         CLEANUP_FREE uint8_t *bytes = NULL;
         CLEANUP(h3_model_freep) H3Model *m = NULL;
-        Step s;
+        GoldenStep s;
 
         for (unsigned i = 0; i < 2049 * 8; i++)
                 fine[i] = (table[i / 16 * 8 + i % 8] + table[(i / 8 + 1) / 2 * 8 + i % 8]) / 2;
@@ -248,7 +225,7 @@ static void curve_any_number_of_points_matches(void **state) {
         assert_int_equal(m->config.curve_points, 2049);
         step_run(m, H3_COMPUTE_F32, &s);
         assert_true(distance(&s, "t2va_tiny", "pruned.f32", NULL) <= F32_REL);
-        step_done(&s);
+        golden_step_done(&s);
 }
 
 static void refused_with(const Checkpoint *c, const H3ModelOptions *options, int error, const char *name,
@@ -297,7 +274,7 @@ static void int8_one_scale_is_every_rows_scale(void **state) {
         CLEANUP_FREE float *scales = malloc(3072 * sizeof(float));
         CLEANUP_FREE uint8_t *a_bytes = NULL, *b_bytes = NULL;
         CLEANUP(h3_model_freep) H3Model *a = NULL, *b = NULL;
-        Step x, y;
+        GoldenStep x, y;
 
         for (unsigned i = 0; i < 3072; i++)
                 scales[i] = 0.01f;
@@ -308,8 +285,8 @@ static void int8_one_scale_is_every_rows_scale(void **state) {
         step_run(a, H3_COMPUTE_F32, &x);
         step_run(b, H3_COMPUTE_F32, &y);
         assert_memory_equal(x.video, y.video, x.n_video * sizeof(float));
-        step_done(&x);
-        step_done(&y);
+        golden_step_done(&x);
+        golden_step_done(&y);
 }
 
 /* qkv interleaved per head, its scales too: the views must find the scales of their rows. */
@@ -321,7 +298,7 @@ static void int8_interleaved_rows_keep_their_scales(void **state) {
         CLEANUP(h3_model_freep) H3Model *m = NULL;
         uint64_t size;
         Fault f = {};
-        Step a, b;
+        GoldenStep a, b;
 
         for (unsigned layer = 0; layer < 5; layer++) {
                 char name[2][100];
@@ -354,8 +331,8 @@ static void int8_interleaved_rows_keep_their_scales(void **state) {
                 step_run(g->model, compute ? H3_COMPUTE_BF16 : H3_COMPUTE_F32, &a);
                 step_run(m, compute ? H3_COMPUTE_BF16 : H3_COMPUTE_F32, &b);
                 assert_memory_equal(a.video, b.video, a.n_video * sizeof(float));
-                step_done(&a);
-                step_done(&b);
+                golden_step_done(&a);
+                golden_step_done(&b);
         }
 }
 
@@ -487,13 +464,13 @@ static void fp8_and_nvfp4_steps_equal_their_expansion(void **state) {
                 b = open_checkpoint(p, &p_bytes);
                 assert_non_null(strstr(a->types, i ? "NVFP4" : "F8_E4M3"));
                 for (unsigned compute = 0; compute < 2; compute++) {
-                        Step x, y;
+                        GoldenStep x, y;
 
                         step_run(a, compute ? H3_COMPUTE_BF16 : H3_COMPUTE_F32, &x);
                         step_run(b, compute ? H3_COMPUTE_BF16 : H3_COMPUTE_F32, &y);
                         assert_memory_equal(x.video, y.video, x.n_video * sizeof(float));
-                        step_done(&x);
-                        step_done(&y);
+                        golden_step_done(&x);
+                        golden_step_done(&y);
                 }
                 if (i) {
                         checkpoint_replace(q, "blocks.1.mlp.fc2.weight_scale", ST_F8_E4M3, 2, 64, 6, blocks);

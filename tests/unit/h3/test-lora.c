@@ -28,34 +28,11 @@ DEFINE_CLEANUP(H3LoraReport *, h3_lora_report_free)
 static const LkOps *ops;
 static LkContext *context;
 
-typedef struct Step {
-        float *video, *audio;
-        uint64_t n_video, n_audio;
-} Step;
-
-static void step_run_case(const H3Model *m, const char *name, H3Compute compute, Step *ret) {
-        char file[100];
-        CLEANUP(golden_case_freep) GoldenCase *k = NULL;
-
-        (void) snprintf(file, sizeof(file), "case_%s", name);
-        k = golden_case_open(file, &m->config);
-
-        golden_step(m, k, compute, k->video, k->audio, k->sigma_video, k->sigma_audio, NULL, &ret->video,
-                &ret->audio);
-        ret->n_video = k->n_video;
-        ret->n_audio = k->n_audio;
+static void step_run(const H3Model *m, H3Compute compute, GoldenStep *ret) {
+        golden_step_run(m, "t2va_tiny", compute, ret);
 }
 
-static void step_run(const H3Model *m, H3Compute compute, Step *ret) {
-        step_run_case(m, "t2va_tiny", compute, ret);
-}
-
-static void step_done(Step *s) {
-        free(s->video);
-        free(s->audio);
-}
-
-static bool same(const Step *a, const Step *b) {
+static bool same(const GoldenStep *a, const GoldenStep *b) {
         return memcmp(a->video, b->video, a->n_video * sizeof(float)) == 0 &&
                memcmp(a->audio, b->audio, a->n_audio * sizeof(float)) == 0;
 }
@@ -114,7 +91,7 @@ static H3Model *merged(const H3Model *base, const Adapter *a, double strength, H
         return m;
 }
 
-static void check_published(const Step *s, const char *name, const char *variant) {
+static void check_published(const GoldenStep *s, const char *name, const char *variant) {
         char file[100];
         CLEANUP(golden_freep) Golden *e = NULL;
         double video, audio, largest[2];
@@ -148,11 +125,11 @@ static void lora_published_files_match(void **state) {
                         assert_int_equal(report->n_applied, n_modules[i]);
                         assert_int_equal(report->n_refused, 0);
                         for (size_t j = 0; j < ELEMENTSOF(cases); j++) {
-                                Step s;
+                                GoldenStep s;
 
-                                step_run_case(m, cases[j], H3_COMPUTE_F32, &s);
+                                golden_step_run(m, cases[j], H3_COMPUTE_F32, &s);
                                 check_published(&s, cases[j], half ? "lora_s0.5.f32" : "lora.f32");
-                                step_done(&s);
+                                golden_step_done(&s);
                         }
                 }
                 adapter_done(&a);
@@ -164,13 +141,13 @@ static void same_as_published(const H3Model *base, const Adapter *a, double stre
         Adapter published = adapter_open("lora_comfy");
         CLEANUP(h3_model_freep) H3Model *x = merged(comfy->model, &published, 1, compute, NULL);
         CLEANUP(h3_model_freep) H3Model *y = merged(base, a, strength, compute, NULL);
-        Step s, t;
+        GoldenStep s, t;
 
         step_run(x, compute, &s);
         step_run(y, compute, &t);
         assert_true(same(&s, &t));
-        step_done(&s);
-        step_done(&t);
+        golden_step_done(&s);
+        golden_step_done(&t);
         adapter_done(&published);
 }
 
@@ -313,14 +290,14 @@ static void lora_strength_zero_changes_no_bit(void **state) {
         for (unsigned i = 0; i < 4; i++) {
                 H3Compute compute = i & 1 ? H3_COMPUTE_BF16 : H3_COMPUTE_F32;
                 CLEANUP(h3_model_freep) H3Model *m = merged(bases[i / 2], &a, 0, compute, NULL);
-                Step s, t;
+                GoldenStep s, t;
 
                 assert_int_equal(m->private_bytes, 0);
                 step_run(bases[i / 2], compute, &s);
                 step_run(m, compute, &t);
                 assert_true(same(&s, &t));
-                step_done(&s);
-                step_done(&t);
+                golden_step_done(&s);
+                golden_step_done(&t);
         }
         adapter_done(&a);
 }
@@ -336,7 +313,7 @@ static void lora_several_add_up(void **state) {
         uint64_t size;
         CLEANUP_FREE uint8_t *before = golden_read(NULL, "dit/comfy.safetensors", &size);
         Fault f = {};
-        Step s;
+        GoldenStep s;
 
         assert_int_equal(
                 h3_model_with_loras(base->model, uses, 2, H3_COMPUTE_F32, ops, context, NULL, &m, &report, &f), 0);
@@ -345,7 +322,7 @@ static void lora_several_add_up(void **state) {
         step_run(m, H3_COMPUTE_F32, &s);
         check_published(&s, "t2va_tiny", "lora.f32");
         assert_memory_equal(before, base->bytes[0], size);
-        step_done(&s);
+        golden_step_done(&s);
         adapter_done(&a);
         adapter_done(&b);
 }
@@ -423,7 +400,7 @@ static void lora_int8_step_is_near_the_exact_one(void **state) {
         CLEANUP(h3_model_freep) H3Model *m = merged(base->model, &a, 1, H3_COMPUTE_F32, NULL);
         const float *expected = golden_data(e, "video_velocity", ST_F32, NULL);
         double with, without;
-        Step s, t;
+        GoldenStep s, t;
 
         step_run(m, H3_COMPUTE_F32, &s);
         step_run(base->model, H3_COMPUTE_F32, &t);
@@ -431,8 +408,8 @@ static void lora_int8_step_is_near_the_exact_one(void **state) {
         without = golden_distance(t.video, expected, t.n_video, NULL);
         print_message("int8 with the adapter: %.2e; without it: %.2e\n", with, without);
         assert_true(with < 6e-2 && without > 2 * with);
-        step_done(&s);
-        step_done(&t);
+        golden_step_done(&s);
+        golden_step_done(&t);
         adapter_done(&a);
 }
 

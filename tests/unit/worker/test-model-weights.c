@@ -182,34 +182,21 @@ static int bench_run(Bench *b, bool table, float *video, float *audio) {
         return r;
 }
 
-typedef struct Result {
-        float *video, *audio;
-        uint64_t n_video, n_audio;
-} Result;
+static GoldenStep run(Bench *b, bool table) {
+        GoldenStep r = golden_step_new(b->k);
 
-static void result_done(Result *r) {
-        free(r->video);
-        free(r->audio);
-}
-
-static Result run(Bench *b, bool table) {
-        Result r = {.n_video = b->k->n_video, .n_audio = b->k->n_audio};
-
-        r.video = calloc(r.n_video, sizeof(float));
-        r.audio = calloc(r.n_audio, sizeof(float));
-        assert_true(r.video && r.audio);
         assert_int_equal(bench_run(b, table, r.video, r.audio), 0);
         return r;
 }
 
-static void check_equal(const Result *a, const Result *b) {
+static void check_equal(const GoldenStep *a, const GoldenStep *b) {
         assert_memory_equal(a->video, b->video, a->n_video * sizeof(float));
         assert_memory_equal(a->audio, b->audio, a->n_audio * sizeof(float));
 }
 
 static void check_model(const H3Model *m, const char *name, H3Compute compute) {
         CLEANUP(bench_done) Bench plain, device;
-        CLEANUP(result_done) Result want = {};
+        CLEANUP(golden_step_done) GoldenStep want = {};
         uint32_t parts = 1 + 2 * m->config.layers;
 
         bench_new(&plain, m, name, compute, false);
@@ -218,7 +205,7 @@ static void check_model(const H3Model *m, const char *name, H3Compute compute) {
         for (uint32_t resident = 0; resident <= parts; resident += parts / 2) {
                 bench_plan(&device, resident);
                 for (unsigned table = 0; table < 2; table++) {
-                        CLEANUP(result_done) Result got = run(&device, table);
+                        CLEANUP(golden_step_done) GoldenStep got = run(&device, table);
 
                         check_equal(&got, &want);
                 }
@@ -281,7 +268,7 @@ static void lora_same_bits(void **state) {
         for (size_t i = 0; i < ELEMENTSOF(bases); i++) {
                 CLEANUP(golden_model_freep) GoldenModel *base = model_of(bases[i]);
                 CLEANUP(h3_model_freep) H3Model *want = NULL, *got = NULL;
-                CLEANUP(result_done) Result plain_result = {}, device_result = {};
+                CLEANUP(golden_step_done) GoldenStep plain_result = {}, device_result = {};
                 const H3LoraUse use = {l, 0.5};
                 H3LoraReport *report;
 
@@ -346,14 +333,14 @@ static void step_of_any_pieces_same_bits(void **state) {
         for (size_t i = 0; i < ELEMENTSOF(models); i++) {
                 CLEANUP(golden_model_freep) GoldenModel *m = model_of(models[i]);
                 CLEANUP(bench_done) Bench plain, device;
-                CLEANUP(result_done) Result want = {};
+                CLEANUP(golden_step_done) GoldenStep want = {};
 
                 bench_new(&plain, m->model, "case_t2va_tiny", H3_COMPUTE_BF16, false);
                 want = run(&plain, false);
                 bench_new(&device, m->model, "case_t2va_tiny", H3_COMPUTE_BF16, true);
                 bench_plan(&device, 3);
                 for (size_t j = 0; j < ELEMENTSOF(cases); j++) {
-                        CLEANUP(result_done) Result got = {};
+                        CLEANUP(golden_step_done) GoldenStep got = {};
 
                         device.rank.piece_rows = cases[j].piece;
                         device.plan.chunks = cases[j].chunks;
@@ -368,7 +355,7 @@ static void step_of_any_pieces_same_bits(void **state) {
 static void step_after_a_cancelled_one_same_bits(void **state) {
         CLEANUP(golden_model_freep) GoldenModel *m = model_of(NULL);
         CLEANUP(bench_done) Bench plain, device;
-        CLEANUP(result_done) Result want = {};
+        CLEANUP(golden_step_done) GoldenStep want = {};
         CLEANUP_FREE float *video = NULL, *audio = NULL;
 
         bench_new(&plain, m->model, "case_t2va_tiny", H3_COMPUTE_BF16, false);
@@ -378,7 +365,7 @@ static void step_after_a_cancelled_one_same_bits(void **state) {
         video = calloc(want.n_video, sizeof(float));
         audio = calloc(want.n_audio, sizeof(float));
         for (uint32_t stop = 1; stop <= m->model->config.layers; stop++) {
-                CLEANUP(result_done) Result got = {};
+                CLEANUP(golden_step_done) GoldenStep got = {};
 
                 device.stop_at = stop;
                 assert_int_equal(bench_run(&device, false, video, audio), -ECANCELED);
@@ -394,7 +381,7 @@ static void step_after_a_cancelled_one_same_bits(void **state) {
 static void step_after_a_failed_one_same_bits(void **state) {
         CLEANUP(golden_model_freep) GoldenModel *m = model_of(NULL);
         CLEANUP(bench_done) Bench plain, device;
-        CLEANUP(result_done) Result want = {};
+        CLEANUP(golden_step_done) GoldenStep want = {};
         CLEANUP_FREE float *video = NULL, *audio = NULL;
         CLEANUP_FREE void *refined = NULL;
         H3StepInput in;
@@ -408,7 +395,7 @@ static void step_after_a_failed_one_same_bits(void **state) {
         video = calloc(want.n_video, sizeof(float));
         audio = calloc(want.n_audio, sizeof(float));
         for (int64_t after = 0; after < 24; after++) {
-                CLEANUP(result_done) Result got = {};
+                CLEANUP(golden_step_done) GoldenStep got = {};
                 Fault f = {};
 
                 begin(&device, H3_PASS_STEP);
@@ -431,7 +418,7 @@ static void step_gives_its_memory_back(void **state) {
         bench_plan(&device, 3);
         used = device_sim.used;
         for (unsigned i = 0; i < 3; i++) {
-                CLEANUP(result_done) Result r = run(&device, false);
+                CLEANUP(golden_step_done) GoldenStep r = run(&device, false);
 
                 (void) r;
                 assert_int_equal(device_sim.used, used);
