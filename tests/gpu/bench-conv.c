@@ -240,11 +240,7 @@ int main(int argc, char **argv) {
         must(cudaDeviceSynchronize(), "fill");
 
         for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) {
-                bool wanted = argc < 2;
-
-                for (int j = 1; j < argc; j++)
-                        wanted |= strcmp(argv[j], all[i].name) == 0;
-                if (wanted)
+                if (wanted(argc, argv, all[i].name))
                         all[i].run();
         }
         lk_cuda_ops()->context_free(gpu);

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include <cuda_bf16.h>
@@ -28,6 +29,13 @@ extern "C" void must_be(bool ok, const char *what) {
                 return;
         fprintf(stderr, "%s\n", what);
         exit(1);
+}
+
+extern "C" bool wanted(int argc, char **argv, const char *name) {
+        for (int i = 1; i < argc; i++)
+                if (strcmp(argv[i], name) == 0)
+                        return true;
+        return argc < 2;
 }
 
 extern "C" double now(void) {

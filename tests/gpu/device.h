@@ -53,6 +53,9 @@ Rate rate(void (*launch)(void *arg), void *arg, double seconds);
 Rate rate_waited(void (*launch)(void *arg), void *arg, double seconds);
 double now(void); /* seconds */
 
+/* Of a program whose arguments name what it shall do: without one it does all. */
+bool wanted(int argc, char **argv, const char *name);
+
 #ifdef __cplusplus
 }
 #endif

@@ -645,14 +645,9 @@ int main(int argc, char **argv) {
         workspace = device_new(WORKSPACE);
         one = device_new(sizeof(*one));
         must(cudaMemcpy(one, &f, sizeof(f), cudaMemcpyHostToDevice), "copy");
-        for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++) {
-                bool wanted = argc < 2;
-
-                for (int j = 1; j < argc; j++)
-                        wanted |= strcmp(argv[j], kinds[i].name) == 0;
-                for (size_t j = 0; wanted && j < sizeof(layers) / sizeof(*layers); j++)
+        for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
+                for (size_t j = 0; wanted(argc, argv, kinds[i].name) && j < sizeof(layers) / sizeof(*layers); j++)
                         bench_layer(kinds + i, layers + j);
-        }
         (void) cublasLtDestroy(lt);
         return 0;
 }
