@@ -497,7 +497,7 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         r = run(&j, &x, &e);
         if (!x.in_place)
                 r = run_outcome(r, &e);
-        if (strcmp(r < 0 ? e.name : "", CTL_ERROR_INTERRUPTED) == 0)
+        if (r < 0 && strcmp(e.name, CTL_ERROR_INTERRUPTED) == 0)
                 preview_say_left(&x.preview, &e);
         if (r < 0)
                 return report_error(c, verb, &e);

@@ -12,7 +12,6 @@
 #define ENDING ".ppm"
 #define DIGITS_MIN 4u
 
-/* A link that leads nowhere is the file that will be there. */
 static const char *base_of(const char *path) {
         const char *slash = strrchr(path, '/');
 
@@ -50,6 +49,7 @@ static bool is_step_of(const char *path, const char *stem) {
         return digits >= DIGITS_MIN && strcmp(name + digits, ENDING) == 0 && same_directory(path, stem);
 }
 
+/* A link that leads nowhere is told by its own name: an output takes its place. */
 static bool same_path(const char *a, const char *b) {
         struct stat x, y;
         bool there = stat(a, &x) >= 0;
