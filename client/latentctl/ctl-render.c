@@ -105,8 +105,8 @@ static int check_numbers(Render *x, latent_error *e) {
         }
         if (x->has_frames && (x->frames == 0 || x->frames > CANVAS_FRAMES_MAX))
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--frames %" PRIu64 ": expected 1 to %u", x->frames, CANVAS_FRAMES_MAX);
-        if (x->has_steps && (x->steps == 0 || x->steps > 1000))
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--steps %" PRIu64 ": expected 1 to 1000", x->steps);
+        if (x->has_steps && (x->steps == 0 || x->steps > STEPS_MAX))
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--steps %" PRIu64 ": expected 1 to %u", x->steps, STEPS_MAX);
         if (x->has_shift_video && x->shift_video <= 0)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--shift-video %g: expected more than 0", x->shift_video);
         if (x->has_shift_audio && x->shift_audio <= 0)

@@ -8,8 +8,6 @@
 #include "client/latentctl/compute-job.h"
 #include "client/latentctl/report.h"
 
-#define STEPS_MAX 1000u
-
 typedef struct SampleOptions {
         ComputeOptions compute;
         const char *sampler, *schedule;

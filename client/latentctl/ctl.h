@@ -26,6 +26,9 @@ enum {
 #define CTL_ERROR_USAGE "Usage"
 #define CTL_ERROR_INTERRUPTED "Interrupted"
 
+/* Evaluations of a trajectory. */
+#define STEPS_MAX 1000u
+
 typedef struct Ctl {
         latent_client_options bus;
         bool json;

@@ -13,7 +13,6 @@
 
 #define MAP_NUMBERS 75u
 #define NUMBER_MAX 64
-#define STEPS_MAX 1000u
 
 static void close_file(FILE **f) {
         if (*f)

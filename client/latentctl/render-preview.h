@@ -6,17 +6,17 @@
 #include "client/latentctl/ctl.h"
 
 typedef struct Preview {
-        uint64_t steps; /* after every so many; 0: none */
+        uint64_t steps;           /* after every so many; 0: none */
         bool has_steps;
-        const char *map_path; /* NULL: of the model */
-        double map[75];       /* [25][3] */
-        char *stem;           /* of the pictures' names: the film's path without its ending */
-        latent_job *job;      /* the caller's */
-        uint32_t all;         /* steps of the film */
-        uint32_t last;        /* step of the last one that was heard of */
+        const char *map_path;     /* NULL: of the model */
+        double map[75];           /* [25][3] */
+        char *stem;               /* of the pictures' names: the film's path without its ending */
+        latent_job *job;          /* the caller's */
+        uint32_t all;             /* steps of the film */
+        uint32_t last;            /* step of the last one that was heard of */
         uint32_t n_written;
-        bool seen[1001];      /* by step */
-        bool failed;          /* it was said that one could not be written */
+        bool seen[STEPS_MAX + 1]; /* by step */
+        bool failed;              /* it was said that one could not be written */
 } Preview;
 
 /* Reads the map, if previews are asked for: 75 numbers, 25 rows of red, green and blue. output: of the film;
