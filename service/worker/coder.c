@@ -281,7 +281,7 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
         return 0;
 }
 
-/* With its weights on the devices. Others may take memory there meanwhile: the model keeps less of it then. */
+/* With its weights on the devices. */
 static int run_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
         const ResidencyUse use = {.job = j, .ranks = j->coder->ranks, .bytes = j->coder->device_bytes};
         int r;
@@ -291,14 +291,11 @@ static int run_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResu
         r = residency_prepare(&s->residency, s->backend, g, &use, f);
         if (r < 0)
                 return r;
-        for (;;) {
+        do
                 r = j->coder->class->step(s, g, j, step, ret, f);
-                if (r != -ENOMEM || s->backend->ops->host_weights || j->cancelled || !residency_shrink(&s->residency, g)) {
-                        residency_note(&s->residency);
-                        return r;
-                }
-                *f = (Fault){};
-        }
+        while (residency_again(&s->residency, g, j, r, f));
+        residency_note(&s->residency);
+        return r;
 }
 
 int coder_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {

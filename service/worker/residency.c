@@ -116,10 +116,8 @@ static void ignore_stuck(void *userdata, uint32_t rank) {
 
 /* On every rank that the group has, one that never worked included: what its context keeps goes, too. */
 static int on_all_ranks(RankGroup *g, RankWork work, void *userdata) {
-        uint32_t n = rank_group_size(g);
-
         return rank_group_run(g,
-                &(RankOrder){.ranks = n < 64 ? (UINT64_C(1) << n) - 1 : UINT64_MAX, .work = work, .userdata = userdata,
+                &(RankOrder){.ranks = UINT64_MAX >> (64 - rank_group_size(g)), .work = work, .userdata = userdata,
                         .deadline_usec = UINT64_C(600000000), .stuck = ignore_stuck});
 }
 
@@ -423,6 +421,13 @@ bool residency_shrink(Residency *x, RankGroup *g) {
         log_notice("The device has less memory than it said: %" PRIu32 " blocks stay there now, %" PRIu32
                    " rows are taken at a time.",
                 x->device_blocks, x->piece_rows);
+        return true;
+}
+
+bool residency_again(Residency *x, RankGroup *g, const Job *j, int r, Fault *f) {
+        if (r != -ENOMEM || j->cancelled || !residency_shrink(x, g))
+                return false;
+        *f = (Fault){};
         return true;
 }
 

@@ -85,6 +85,10 @@ void residency_trim(const Residency *x, LkContext *context);
  * there is memory again is looked at later, before a step: after half a minute, each time twice as long. */
 bool residency_shrink(Residency *x, RankGroup *g);
 
+/* Work of a job that was prepared ended with r. True: others have taken memory since, the model keeps less of it now, do
+ * the work again (f is empty). */
+bool residency_again(Residency *x, RankGroup *g, const Job *j, int r, Fault *f);
+
 /* Lets go of the model. */
 void residency_clear(Residency *x, RankGroup *g);
 

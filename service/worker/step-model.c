@@ -85,13 +85,11 @@ static int merge(StepRunner *s, RankGroup *g, Job *j, const MergedKey *key, Faul
         r = admit_merge(s, g, j, x.uses, &use.bytes, f);
         if (r >= 0)
                 r = residency_prepare(&s->residency, s->backend, g, &use, f);
-        while (r >= 0) {
+        if (r < 0)
+                return r;
+        do
                 r = rank_group_run(g, &(RankOrder){.ranks = 1, .work = merge_on_rank, .userdata = &x});
-                if (r != -ENOMEM || s->backend->ops->host_weights || j->cancelled || !residency_shrink(&s->residency, g))
-                        break;
-                *f = (Fault){};
-                r = 0;
-        }
+        while (residency_again(&s->residency, g, j, r, f));
         if (r < 0)
                 return r;
 

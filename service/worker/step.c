@@ -275,7 +275,7 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3Ste
         return r;
 }
 
-/* Others may take memory of the device between the plan and the step: the model keeps less of it then. */
+/* With the model on the devices. */
 static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInput *ret_in, StepResult *ret, Fault *f) {
         const ResidencyUse use = {.job = j, .plan = &j->plan->h3};
         int r;
@@ -283,14 +283,11 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInp
         r = residency_prepare(&s->residency, s->backend, g, &use, f);
         if (r < 0)
                 return r;
-        for (;;) {
+        do
                 r = try_compute(s, g, j, step, ret_in, ret, f);
-                if (r != -ENOMEM || s->backend->ops->host_weights || j->cancelled || !residency_shrink(&s->residency, g)) {
-                        residency_note(&s->residency);
-                        return r;
-                }
-                *f = (Fault){};
-        }
+        while (residency_again(&s->residency, g, j, r, f));
+        residency_note(&s->residency);
+        return r;
 }
 
 /* From the velocities to what the job commits, which must be finite: a state with NaN would end a run that
