@@ -284,30 +284,11 @@ static H3Part part_of(const H3Model *m, const LoraTarget *t) {
         }
 }
 
-/* Which of a part's matrices one is; the same one of another model's. */
-typedef struct Search {
-        const LkMatrix *wanted; /* NULL: the one of `index` */
-        size_t index, n;
-        const LkMatrix *found;
-} Search;
-
-static int search(void *userdata, LkMatrix *matrix, LkVector *vector) {
-        Search *x = userdata;
-
-        if (!matrix)
-                return 0;
-        if (x->wanted ? matrix == x->wanted : x->n == x->index) {
-                x->index = x->n;
-                x->found = matrix;
-        }
-        x->n++;
-        return 0;
-}
-
 /* With the base's matrix in device memory, where that is needed. */
-static int merge_taken(H3Model *m, Merge *g, const LoraDelta *deltas, size_t n, H3Weights *weights, Fault *f) {
-        H3Part part = part_of(m, &deltas[0].module->target);
-        Search own = {.wanted = deltas[0].slot.matrix}, other = {};
+static int merge_taken(const H3Model *m, Merge *g, const LoraDelta *deltas, size_t n, H3Weights *weights, Fault *f) {
+        const LoraTarget *target = &deltas[0].module->target;
+        H3Part part = part_of(m, target);
+        LoraSlot slots[LORA_SLOTS_MAX];
         const void *taken;
         int r;
 
@@ -315,19 +296,14 @@ static int merge_taken(H3Model *m, Merge *g, const LoraDelta *deltas, size_t n, 
         if (!weights)
                 return merge_rows(g, deltas, n, f);
 
-        r = h3_model_visit(m, part, search, &own);
-        if (r >= 0)
-                r = weights->take(weights, part, &taken);
+        r = weights->take(weights, part, &taken);
         if (r < 0)
                 return r;
-        other.index = own.index;
-        r = h3_model_visit((void *) taken, part, search, &other);
-        if (r >= 0)
-                r = own.found && other.found ? 0 : -EINVAL;
-        if (r >= 0) {
-                g->device = *other.found;
+        if (lora_slots((void *) taken, target, false, slots) > deltas[0].index) {
+                g->device = *slots[deltas[0].index].matrix;
                 r = merge_rows(g, deltas, n, f);
-        }
+        } else
+                r = -EINVAL;
         weights->give(weights, part);
         return r;
 }
@@ -371,7 +347,6 @@ int lora_merge(H3Model *m, const LoraDelta *deltas, size_t n, H3Compute compute,
         LkMatrix *slot = deltas[0].slot.matrix;
         Merge g = {.ops = on->ops, .context = on->context, .base = *slot, .type = merged_type(slot->type, compute)};
         uint64_t rank = largest_rank(deltas, n);
-        H3Weights *weights = on->weights;
         int r;
 
         g.chunk = chunk_of(&g.base);
@@ -381,7 +356,7 @@ int lora_merge(H3Model *m, const LoraDelta *deltas, size_t n, H3Compute compute,
                 g.scale = aligned_alloc(H3_MERGED_ALIGN, whole_pages(g.base.rows * sizeof(float)));
         r = g.data && (g.scale || g.type != LK_I8) ? merge_memory(&g, rank) : -ENOMEM;
         if (r >= 0)
-                r = merge_taken(m, &g, deltas, n, weights, f);
+                r = merge_taken(m, &g, deltas, n, on->weights, f);
         if (r >= 0)
                 r = own(m, slot, &g);
         merge_done(&g);

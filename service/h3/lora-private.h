@@ -65,12 +65,17 @@ LoraTarget lora_target_parse(const char *module);
 /* Rows of a matrix that a module changes: row r of `slot` is row first + r / block_rows * block_step +
  * r % block_rows of B. */
 typedef struct LoraSlot {
-        LkMatrix *matrix; /* in the model that is being made */
+        LkMatrix *matrix; /* of the model that was given */
         uint64_t first, block_rows, block_step;
 } LoraSlot;
 
+/* lora.c: the matrices that a module changes, at most 3, always in the same order; 0: the model does not have them. */
+#define LORA_SLOTS_MAX 3u
+size_t lora_slots(H3Model *m, const LoraTarget *t, bool interleaved, LoraSlot *ret);
+
 typedef struct LoraDelta {
         LoraSlot slot;
+        size_t index; /* of it among the module's */
         const LoraModule *module;
         float factor;
         size_t order; /* of equal slots */

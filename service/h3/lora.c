@@ -249,8 +249,7 @@ static size_t qkv_slots(H3Attention *a, const H3Config *c, bool interleaved, Lor
         return 3;
 }
 
-/* The matrices that a module changes, at most 3; 0: the model does not have them. */
-static size_t find_slots(H3Model *m, const LoraTarget *t, bool interleaved, LoraSlot *ret) {
+size_t lora_slots(H3Model *m, const LoraTarget *t, bool interleaved, LoraSlot *ret) {
         LkMatrix *ends[] = {[LORA_VIDEO_IN] = &m->video_in,
                 [LORA_AUDIO_IN] = &m->audio_in,
                 [LORA_TEXT_IN] = &m->text_in,
@@ -355,8 +354,8 @@ static int plan_module(Plan *p, uint32_t index, const H3LoraUse *use, const Lora
         bool interleaved =
                 l->qkv_order == H3_QKV_INTERLEAVED || (l->qkv_order == H3_QKV_AUTO && k->named_adapter);
         H3LoraNote ruling = {.lora = index};
-        LoraSlot slots[3];
-        size_t n = find_slots(p->model, &k->target, interleaved, slots);
+        LoraSlot slots[LORA_SLOTS_MAX];
+        size_t n = lora_slots(p->model, &k->target, interleaved, slots);
         float factor;
 
         judge(l, k, p->model, slots, n, &ruling);
@@ -369,8 +368,8 @@ static int plan_module(Plan *p, uint32_t index, const H3LoraUse *use, const Lora
                 return fault_set(f, -EINVAL, FAULT_INVALID_MODEL,
                         "The alpha of module %.200s is not finite.", k->name);
         for (size_t i = 0; i < n && use->strength != 0; i++) {
-                p->deltas[p->n_deltas] =
-                        (LoraDelta){.slot = slots[i], .module = k, .factor = factor, .order = p->n_deltas};
+                p->deltas[p->n_deltas] = (LoraDelta){
+                        .slot = slots[i], .index = i, .module = k, .factor = factor, .order = p->n_deltas};
                 p->n_deltas++;
         }
         p->report->applied[p->report->n_applied++] = ruling;
