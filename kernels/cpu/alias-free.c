@@ -136,16 +136,6 @@ static void alias_free_task(void *userdata, uint64_t task, uint32_t thread) {
                         b.width * sizeof(float));
 }
 
-static bool check_alias_free(const LkAliasFree *a) {
-        uint64_t end;
-
-        return snake_check(&a->alpha, &a->beta, a->channels) && check_vector(&a->up, LK_ALIAS_FREE_TAPS) &&
-               check_vector(&a->down, LK_ALIAS_FREE_TAPS) && a->rows <= INT64_MAX &&
-               !__builtin_add_overflow(a->first, a->m, &end) && end <= a->rows &&
-               check_rows(a->x, LK_F32, a->rows, a->channels, a->channels) &&
-               check_rows(a->y, LK_F32, a->m, a->channels, a->channels);
-}
-
 int LK_ISA(alias_free)(LkContext *c, const LkAliasFree *a) {
         AliasFreeJob j = {.args = a};
         uint64_t blocks;

@@ -24,12 +24,8 @@ static void average_task(void *userdata, uint64_t task, uint32_t thread) {
 }
 
 int LK_ISA(average)(LkContext *c, const LkAverage *a) {
-        if (!c || !a || a->count == 0 || a->count > LK_AVERAGE_MAX ||
-                !check_rows(a->y, LK_F32, 1, a->n, a->n))
+        if (!c || !a || !check_average(a))
                 return -EINVAL;
-        for (uint32_t k = 0; k < a->count; k++)
-                if (!check_rows(a->x[k], LK_F32, 1, a->n, a->n))
-                        return -EINVAL;
 
         return threads_run(c->threads, a->n / TASK_NUMBERS + (a->n % TASK_NUMBERS != 0), average_task, (void *) a);
 }

@@ -35,6 +35,11 @@ static inline bool check_vector(const LkVector *v, uint64_t n) {
         return v->data && check_type(v->type) && v->n == n;
 }
 
+/* A vector that may be absent. */
+static inline bool check_optional(const LkVector *v, uint64_t n) {
+        return !v->data || check_vector(v, n);
+}
+
 /* Negative indices only: how many rows the table has is the caller's knowledge. */
 static inline bool check_index(const int32_t *index, uint64_t m) {
         if (m > 0 && !index)
@@ -74,7 +79,7 @@ static inline bool check_quant(const LkMatrix *w) {
         if (w->type < LK_I8)
                 return !q->in_scale.data && q->rotation == 0;
         if (!q->scale || (q->rotation != 0 && w->type != LK_I8) || !check_rotation(q->rotation, w->cols) ||
-                (q->in_scale.data && !check_vector(&q->in_scale, w->cols)))
+                !check_optional(&q->in_scale, w->cols))
                 return false;
         if (w->block_rows < w->rows && (w->row_stride == 0 || w->block_stride % w->row_stride != 0))
                 return false;
@@ -107,6 +112,23 @@ static inline bool check_bytes(const void *p, uint64_t m, uint64_t n, uint64_t l
                 return true;
 
         return p && ld >= n && !__builtin_mul_overflow(m, ld, &bytes) && bytes <= PTRDIFF_MAX;
+}
+
+/* What follows is of one operation each, for both backends; limits of its own are a backend's to add. */
+
+static inline bool check_gemm(const LkGemm *a) {
+        return check_matrix(&a->w) && a->w.cols > 0 && check_rows(a->x, a->x_type, a->m, a->w.cols, a->x_ld) &&
+               check_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) && check_optional(&a->bias, a->w.rows);
+}
+
+static inline bool check_gemm_i8(const LkGemmI8 *a) {
+        return check_matrix(&a->w) && a->w.type == LK_I8 && a->w.cols > 0 && a->w.cols <= LK_GEMM_I8_K_MAX &&
+               check_bytes(a->x, a->m, a->w.cols, a->x_ld) && check_rows(a->x_scale, LK_F32, a->m, 1, 1) &&
+               check_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) && check_optional(&a->bias, a->w.rows);
+}
+
+static inline bool check_dequantise(const LkDequantise *a) {
+        return check_matrix(&a->w) && check_rows(a->y, LK_F32, a->w.rows, a->w.cols, a->y_ld);
 }
 
 static inline bool check_axis(const LkConvAxis *a) {
@@ -143,5 +165,47 @@ static inline bool check_conv(const LkConv *a, uint64_t ret_size[3]) {
                !__builtin_mul_overflow(a->channels, taps, &cols) && a->w.cols == cols &&
                check_rows(a->x, LK_F32, pixels, a->channels, a->channels) &&
                check_rows(a->y, LK_F32, positions, a->w.rows, a->w.rows) &&
-               (!a->bias.data || check_vector(&a->bias, a->w.rows));
+               check_optional(&a->bias, a->w.rows);
+}
+
+/* ret_rows: pixels of all frames. */
+static inline bool check_group_norm(const LkGroupNorm *a, uint64_t *ret_rows) {
+        return a->groups > 0 && a->channels > 0 && a->channels % a->groups == 0 &&
+               !__builtin_mul_overflow(a->frames, a->pixels, ret_rows) &&
+               check_rows(a->x, LK_F32, *ret_rows, a->channels, a->channels) &&
+               check_rows(a->y, LK_F32, *ret_rows, a->channels, a->channels) &&
+               check_vector(&a->weight, a->channels) && check_vector(&a->bias, a->channels);
+}
+
+/* What snake and alias_free have in common. */
+static inline bool check_snake_channels(const LkVector *alpha, const LkVector *beta, uint64_t channels) {
+        return channels > 0 && channels <= INT32_MAX && check_vector(alpha, channels) &&
+               check_optional(beta, channels);
+}
+
+static inline bool check_snake(const LkSnake *a) {
+        return check_snake_channels(&a->alpha, &a->beta, a->channels) &&
+               check_rows(a->x, LK_F32, a->m, a->channels, a->channels) &&
+               check_rows(a->y, LK_F32, a->m, a->channels, a->channels);
+}
+
+static inline bool check_alias_free(const LkAliasFree *a) {
+        uint64_t end;
+
+        return check_snake_channels(&a->alpha, &a->beta, a->channels) &&
+               check_vector(&a->up, LK_ALIAS_FREE_TAPS) && check_vector(&a->down, LK_ALIAS_FREE_TAPS) &&
+               a->rows <= INT64_MAX && !__builtin_add_overflow(a->first, a->m, &end) && end <= a->rows &&
+               check_rows(a->x, LK_F32, a->rows, a->channels, a->channels) &&
+               check_rows(a->y, LK_F32, a->m, a->channels, a->channels);
+}
+
+static inline bool check_average(const LkAverage *a) {
+        if (a->count == 0 || a->count > LK_AVERAGE_MAX || !check_rows(a->y, LK_F32, 1, a->n, a->n))
+                return false;
+
+        for (uint32_t k = 0; k < a->count; k++)
+                if (!check_rows(a->x[k], LK_F32, 1, a->n, a->n))
+                        return false;
+
+        return true;
 }

@@ -21,7 +21,7 @@ static void dequantise_row(const void *arg, uint64_t row) {
 }
 
 int LK_ISA(dequantise)(LkContext *c, const LkDequantise *a) {
-        if (!c || !a || !check_matrix(&a->w) || !check_rows(a->y, LK_F32, a->w.rows, a->w.cols, a->y_ld))
+        if (!c || !a || !check_dequantise(a))
                 return -EINVAL;
         if (a->w.rows == 0 || a->w.cols == 0)
                 return 0;

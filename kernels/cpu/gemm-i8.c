@@ -193,11 +193,7 @@ int LK_ISA(gemm_i8)(LkContext *c, const LkGemmI8 *a) {
         GemmJob j = {
                 .args = a, .pack_x = pack_x, .pack_w = pack_w, .tile = compute_tile, .block_k = BLOCK_K};
 
-        if (!c || !a || !check_matrix(&a->w) || a->w.type != LK_I8 || a->w.cols == 0 ||
-                a->w.cols > LK_GEMM_I8_K_MAX || !check_bytes(a->x, a->m, a->w.cols, a->x_ld) ||
-                !check_rows(a->x_scale, LK_F32, a->m, 1, 1) ||
-                !check_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) ||
-                (a->bias.data && !check_vector(&a->bias, a->w.rows)))
+        if (!c || !a || !check_gemm_i8(a))
                 return -EINVAL;
         if (a->m == 0 || a->w.rows == 0)
                 return 0;

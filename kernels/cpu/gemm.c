@@ -32,10 +32,7 @@ static void pack_x(const GemmJob *j, uint64_t panel) {
 int LK_ISA(gemm)(LkContext *c, const LkGemm *a) {
         GemmJob j = {.args = a, .pack_x = pack_x, .pack_w = gemm_pack_w, .tile = gemm_float_tile};
 
-        if (!c || !a || !check_matrix(&a->w) || a->w.cols == 0 ||
-                !check_rows(a->x, a->x_type, a->m, a->w.cols, a->x_ld) ||
-                !check_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) ||
-                (a->bias.data && !check_vector(&a->bias, a->w.rows)))
+        if (!c || !a || !check_gemm(a))
                 return -EINVAL;
         if (a->m == 0 || a->w.rows == 0)
                 return 0;

@@ -110,14 +110,6 @@ static void apply_task(void *userdata, uint64_t task, uint32_t thread) {
                 apply(j, task / j->blocks, task % j->blocks, false);
 }
 
-static bool check_group_norm(const LkGroupNorm *a, uint64_t *ret_rows) {
-        return a->groups > 0 && a->channels > 0 && a->channels % a->groups == 0 &&
-               !__builtin_mul_overflow(a->frames, a->pixels, ret_rows) &&
-               check_rows(a->x, LK_F32, *ret_rows, a->channels, a->channels) &&
-               check_rows(a->y, LK_F32, *ret_rows, a->channels, a->channels) &&
-               check_vector(&a->weight, a->channels) && check_vector(&a->bias, a->channels);
-}
-
 /* No more than x has numbers plus a few rows, so that nothing overflows. */
 static int group_scratch(LkContext *c, GroupJob *j) {
         const LkGroupNorm *a = j->args;

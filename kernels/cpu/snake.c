@@ -5,6 +5,7 @@
 
 #include <errno.h>
 
+#include "kernels/cpu/check.h"
 #include "kernels/cpu/isa.h"
 
 #define TASK_NUMBERS 16384u
@@ -35,9 +36,7 @@ int LK_ISA(snake)(LkContext *c, const LkSnake *a) {
         void *p;
         int r;
 
-        if (!c || !a || !snake_check(&a->alpha, &a->beta, a->channels) ||
-                !check_rows(a->x, LK_F32, a->m, a->channels, a->channels) ||
-                !check_rows(a->y, LK_F32, a->m, a->channels, a->channels))
+        if (!c || !a || !check_snake(a))
                 return -EINVAL;
 
         r = context_scratch(c, 2 * (a->channels + VT_N) * sizeof(float), &p);

@@ -3,7 +3,6 @@
 
 /* What snake and alias_free share: x + sin^2(a x) / (b + 1e-9) and its numbers per channel. */
 
-#include "kernels/cpu/check.h"
 #include "kernels/cpu/vec.h"
 
 /* sin^2 has the period pi, so the reduction needs no quadrant: r = t - round(t / pi) * pi with pi in two
@@ -89,9 +88,4 @@ static inline void snake_channels(const LkVector *alpha, const LkVector *beta, b
                 a[i] = a[i - n];
                 gain[i] = gain[i - n];
         }
-}
-
-static inline bool snake_check(const LkVector *alpha, const LkVector *beta, uint64_t channels) {
-        return channels > 0 && channels <= INT32_MAX && check_vector(alpha, channels) &&
-               (!beta->data || check_vector(beta, channels));
 }

@@ -73,7 +73,7 @@ extern "C" int lk_cuda_activate(LkContext *c, const LkActivate *a) {
                 return -EINVAL;
         if (a->m == 0 || a->n == 0)
                 return 0;
-        if (!row_types(a->type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n)
+        if (!check_activation_type(a->type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n)
                 return -EINVAL;
 
         return a->function == LK_SILU   ? launch<LK_SILU>(c, a)

@@ -62,12 +62,9 @@ __global__ static void __launch_bounds__(FLAT_THREADS) alias_free_rows(const __g
 }
 
 extern "C" int lk_cuda_alias_free(LkContext *c, const LkAliasFree *a) {
-        uint64_t end, blocks, slices;
+        uint64_t blocks, slices;
 
-        if (!c || !a || !snake_check(&a->alpha, &a->beta, a->channels) || !check_vector(&a->up, LK_ALIAS_FREE_TAPS) ||
-                !check_vector(&a->down, LK_ALIAS_FREE_TAPS) || a->rows > INT64_MAX / 2 || __builtin_add_overflow(a->first, a->m, &end) ||
-                end > a->rows || !check_rows(a->x, LK_F32, a->rows, a->channels, a->channels) ||
-                !check_rows(a->y, LK_F32, a->m, a->channels, a->channels))
+        if (!c || !a || !check_alias_free(a) || a->rows > INT64_MAX / 2)
                 return -EINVAL;
         if (a->m == 0)
                 return 0;

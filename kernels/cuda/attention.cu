@@ -2,9 +2,11 @@
 /* Attention: which kernel, and the plain one, which takes every shape and has the bits of kernels/cpu/attention.c (f32, bf16). */
 
 #include "kernels/cuda/attention.cuh"
-#include "kernels/cuda/cuda.h"
 
 #include <math.h>
+
+#include "kernels/cpu/check.h"
+#include "kernels/cuda/cuda.h"
 
 #define HEAD_DIM_MAX 256u
 #define THREADS 128u
@@ -96,9 +98,8 @@ static bool has_pieces(const LkAttention *a) {
 
 static bool attention_valid(const LkAttention *a) {
         const uint64_t n = (uint64_t) a->heads * a->head_dim, keys = a->kv_heads > 0 ? (uint64_t) a->kv_heads * a->head_dim : n;
-        const bool typed = a->type == LK_F32 || a->type == LK_BF16 || a->type == LK_F16;
 
-        if (!typed || a->head_dim == 0 || a->head_dim % 4 || a->head_dim > HEAD_DIM_MAX || a->n_k == 0 ||
+        if (!check_type(a->type) || a->head_dim == 0 || a->head_dim % 4 || a->head_dim > HEAD_DIM_MAX || a->n_k == 0 ||
                 (a->kv_heads > 0 && a->heads % a->kv_heads))
                 return false;
         if (a->causal && (a->first_row > a->n_k || a->n_q > a->n_k - a->first_row))

@@ -14,11 +14,8 @@ __global__ static void __launch_bounds__(FLAT_THREADS) average_flat(const __grid
 }
 
 extern "C" int lk_cuda_average(LkContext *c, const LkAverage *a) {
-        if (!c || !a || a->count == 0 || a->count > LK_AVERAGE_MAX || !check_rows(a->y, LK_F32, 1, a->n, a->n))
+        if (!c || !a || !check_average(a))
                 return -EINVAL;
-        for (uint32_t k = 0; k < a->count; k++)
-                if (!check_rows(a->x[k], LK_F32, 1, a->n, a->n))
-                        return -EINVAL;
         if (a->n == 0)
                 return 0;
 

@@ -47,7 +47,7 @@ extern "C" int lk_cuda_convert(LkContext *c, const LkConvert *a) {
 
         if (a->m == 0 || a->n == 0)
                 return 0;
-        if (!row_types(a->x_type) || !row_types(a->y_type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n)
+        if (!check_activation_type(a->x_type) || !check_activation_type(a->y_type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n)
                 return -EINVAL;
 
         if (a->x_type == a->y_type) {

@@ -183,7 +183,7 @@ int expand_columns(const CudaProduct *p, cudaStream_t stream, const LkMatrix *w,
 }
 
 extern "C" int lk_cuda_dequantise(LkContext *c, const LkDequantise *a) {
-        if (!c || !a || !check_matrix(&a->w) || !check_rows(a->y, LK_F32, a->w.rows, a->w.cols, a->y_ld))
+        if (!c || !a || !check_dequantise(a))
                 return -EINVAL;
         if (a->w.rows == 0 || a->w.cols == 0)
                 return 0;

@@ -50,9 +50,7 @@ extern "C" int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a) {
         bool library;
         int r = 0;
 
-        if (!c || !a || !check_matrix(&a->w) || a->w.type != LK_I8 || a->w.cols == 0 || a->w.cols > LK_GEMM_I8_K_MAX ||
-                !check_bytes(a->x, a->m, a->w.cols, a->x_ld) || !check_rows(a->x_scale, LK_F32, a->m, 1, 1) ||
-                !check_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) || (a->bias.data && !check_vector(&a->bias, a->w.rows)))
+        if (!c || !a || !check_gemm_i8(a))
                 return -EINVAL;
         if (a->m == 0 || a->w.rows == 0)
                 return 0;

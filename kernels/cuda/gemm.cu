@@ -230,8 +230,7 @@ static bool fits_bf16(const LkMatrix *w) {
 }
 
 extern "C" int lk_cuda_gemm(LkContext *c, const LkGemm *a) {
-        if (!c || !a || !check_matrix(&a->w) || a->w.cols == 0 || !check_rows(a->x, a->x_type, a->m, a->w.cols, a->x_ld) ||
-                !check_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) || (a->bias.data && !check_vector(&a->bias, a->w.rows)))
+        if (!c || !a || !check_gemm(a))
                 return -EINVAL;
         if (a->m == 0 || a->w.rows == 0)
                 return 0;

@@ -111,10 +111,7 @@ extern "C" int lk_cuda_group_norm(LkContext *c, const LkGroupNorm *a) {
         uint64_t rows, n;
         int r = 0;
 
-        if (!c || !a || a->groups == 0 || a->channels == 0 || a->channels % a->groups || a->channels > UINT64_C(65535) * SUM_THREADS ||
-                __builtin_mul_overflow(a->frames, a->pixels, &rows) || !check_rows(a->x, LK_F32, rows, a->channels, a->channels) ||
-                !check_rows(a->y, LK_F32, rows, a->channels, a->channels) || !check_vector(&a->weight, a->channels) ||
-                !check_vector(&a->bias, a->channels))
+        if (!c || !a || !check_group_norm(a, &rows) || a->channels > UINT64_C(65535) * SUM_THREADS)
                 return -EINVAL;
         if (rows == 0)
                 return 0;

@@ -39,7 +39,7 @@ __global__ static void layer_norm_plain(LkLayerNorm a) {
 extern "C" int lk_cuda_layer_norm(LkContext *c, const LkLayerNorm *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
-        if (!row_types(a->type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n || !a->weight.data || a->weight.n != a->n ||
+        if (!check_activation_type(a->type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n || !a->weight.data || a->weight.n != a->n ||
                 !a->bias.data || a->bias.n != a->n || row_blocks(a->m) == 0)
                 return -EINVAL;
 

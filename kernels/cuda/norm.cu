@@ -457,7 +457,7 @@ static bool neighbours_valid(const LkNorm *a) {
                 return false;
         if (a->y ? a->y_ld < a->n : !q)
                 return false;
-        return !q || (!q->up && q->q && q->q_ld >= a->n && q->scale && rotation_valid(q->rotation, a->n));
+        return !q || (!q->up && q->q && q->q_ld >= a->n && q->scale && check_rotation(q->rotation, a->n));
 }
 
 static bool norm_has_pieces(const LkNorm *a, LkType mod_type) {
@@ -532,7 +532,7 @@ extern "C" int lk_cuda_norm(LkContext *c, const LkNorm *a) {
 
         if (a->m == 0 || a->n == 0)
                 return 0;
-        if (!row_types(a->type) || !row_types(mod_type) || !a->x || a->x_ld < a->n || !a->weight.data || a->weight.n != a->n ||
+        if (!check_activation_type(a->type) || !check_activation_type(mod_type) || !a->x || a->x_ld < a->n || !a->weight.data || a->weight.n != a->n ||
                 (a->mod && (a->round_first || !a->mod_index)) || !neighbours_valid(a))
                 return -EINVAL;
 

@@ -164,7 +164,7 @@ template <int STEPS, int HALF> static int launch_pieces(LkContext *c, const LkQk
 }
 
 static bool is_known(const LkQkNormRope *a, uint32_t pairs) {
-        return row_types(a->type) && a->x && a->head_dim > 0 && a->head_dim % 4 == 0 && a->head_dim <= HEAD_DIM_MAX &&
+        return check_activation_type(a->type) && a->x && a->head_dim > 0 && a->head_dim % 4 == 0 && a->head_dim <= HEAD_DIM_MAX &&
                 a->x_ld >= (uint64_t) a->heads * a->head_dim && (a->weight.data ? a->weight.n == a->head_dim : a->cos != NULL) &&
                 !a->cos == !a->sin && pairs <= a->head_dim / 2 && a->m <= UINT64_MAX / a->heads && row_blocks(a->m * a->heads) > 0;
 }

@@ -30,11 +30,6 @@ static inline unsigned rotation_stages(uint32_t rotation) {
         return rotation == 256 ? 4 : rotation == 64 ? 3 : rotation == 16 ? 2 : rotation == 4 ? 1 : 0;
 }
 
-/* As in kernels/cpu/check.h. */
-static inline bool rotation_valid(uint32_t rotation, uint64_t cols) {
-        return rotation == 0 || (rotation_stages(rotation) > 0 && cols % rotation == 0);
-}
-
 __device__ static inline void rotate_four(float &a, float &b, float &c, float &d) {
         float sum = __fadd_rn(a, b), less = __fsub_rn(a, b), p = c, q = d;
 

@@ -203,8 +203,8 @@ extern "C" int lk_cuda_quantise(LkContext *c, const LkQuantise *a) {
 
         if (a->m == 0 || a->k == 0)
                 return 0;
-        if (!row_types(a->x_type) || !a->x || a->x_ld < a->k || (a->up && a->up_ld < a->k) || !a->q || a->q_ld < a->k || !a->scale ||
-                !rotation_valid(a->rotation, a->k))
+        if (!check_activation_type(a->x_type) || !a->x || a->x_ld < a->k || (a->up && a->up_ld < a->k) || !a->q || a->q_ld < a->k || !a->scale ||
+                !check_rotation(a->rotation, a->k))
                 return -EINVAL;
 
         if (pieces)

@@ -30,7 +30,7 @@ __global__ static void residual_plain(LkResidual a) {
 extern "C" int lk_cuda_residual(LkContext *c, const LkResidual *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
-        if (!row_types(a->type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n || (a->mod && !a->mod_index))
+        if (!check_activation_type(a->type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n || (a->mod && !a->mod_index))
                 return -EINVAL;
 
         if (a->type == LK_BF16 && a->m <= ROW_BLOCKS_MAX && row_pieces(a->x, a->x_ld, a->n) && row_pieces(a->y, a->y_ld, a->n) &&

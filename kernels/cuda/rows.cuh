@@ -4,13 +4,10 @@
 /* Rows of bf16 in pieces of 16 bytes: what the fast row passes share. Whatever is not aligned to pieces, or is f32, takes the plain
  * kernels instead, with the same bits. */
 
+#include "kernels/cpu/check.h"
 #include "kernels/cuda/context.cuh"
 
 #define PIECE 8u /* numbers of bf16 */
-
-static inline bool row_types(LkType t) {
-        return t == LK_F32 || t == LK_BF16;
-}
 
 /* May rows at p, ld apart, of n numbers of bf16 be moved in pieces? */
 static inline bool row_pieces(const void *p, uint64_t ld, uint64_t n) {

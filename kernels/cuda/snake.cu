@@ -13,8 +13,7 @@ __global__ static void __launch_bounds__(FLAT_THREADS) snake_flat(const __grid_c
 }
 
 extern "C" int lk_cuda_snake(LkContext *c, const LkSnake *a) {
-        if (!c || !a || !snake_check(&a->alpha, &a->beta, a->channels) || !check_rows(a->x, LK_F32, a->m, a->channels, a->channels) ||
-                !check_rows(a->y, LK_F32, a->m, a->channels, a->channels))
+        if (!c || !a || !check_snake(a))
                 return -EINVAL;
         if (a->m == 0)
                 return 0;

@@ -40,7 +40,3 @@ __device__ static inline void snake_channel(const LkVector *alpha, const LkVecto
         *ret_a = a;
         *ret_gain = __fdiv_rn(1.0f, __fadd_rn(b, 1e-9f));
 }
-
-static inline bool snake_check(const LkVector *alpha, const LkVector *beta, uint64_t channels) {
-        return channels > 0 && channels <= INT32_MAX && check_vector(alpha, channels) && (!beta->data || check_vector(beta, channels));
-}

@@ -64,7 +64,7 @@ __global__ static void swiglu_plain(LkSwiglu a) {
 extern "C" int lk_cuda_swiglu(LkContext *c, const LkSwiglu *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
-        if (!row_types(a->type) || !a->gate || !a->up || !a->y || a->gate_ld < a->n || a->up_ld < a->n || a->y_ld < a->n)
+        if (!check_activation_type(a->type) || !a->gate || !a->up || !a->y || a->gate_ld < a->n || a->up_ld < a->n || a->y_ld < a->n)
                 return -EINVAL;
 
         if (a->type == LK_BF16 && a->m <= ROW_BLOCKS_MAX && row_pieces(a->gate, a->gate_ld, a->n) && row_pieces(a->up, a->up_ld, a->n) &&
