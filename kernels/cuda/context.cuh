@@ -76,7 +76,7 @@ void cuda_stage_free(CudaStage *s);
 int cuda_pin(LkContext *c, const void *host, uint64_t size);
 void cuda_unpin(const void *host, uint64_t size);
 /* How many of size bytes from host on are in one registration, or before the next one. */
-uint64_t cuda_pin_run(const void *host, uint64_t size, bool *ret_pinned);
+uint64_t cuda_pin_run(const void *host, uint64_t size);
 
 extern "C" {
 int lk_cuda_norm(LkContext *c, const LkNorm *a);

@@ -78,9 +78,7 @@ int cuda_download(LkContext *c, void *host, const void *device, uint64_t size) {
         int r = 0;
 
         for (uint64_t at = 0, n; r >= 0 && at < size; at += n) {
-                bool pinned;
-
-                n = cuda_pin_run((uint8_t *) host + at, size - at, &pinned);
+                n = cuda_pin_run((uint8_t *) host + at, size - at);
                 r = cuda_result(cudaMemcpyAsync((uint8_t *) host + at, (const uint8_t *) device + at, n, cudaMemcpyDeviceToHost, c->stream));
         }
         return r < 0 ? r : cuda_result(cudaStreamSynchronize(c->stream));
@@ -89,10 +87,9 @@ int cuda_download(LkContext *c, void *host, const void *device, uint64_t size) {
 /* Bytes in a row. */
 static int fetch_run(LkContext *c, uint8_t *device, const uint8_t *host, uint64_t size) {
         for (uint64_t at = 0, n; at < size; at += n) {
-                bool pinned;
                 int r;
 
-                n = cuda_pin_run(host + at, size - at < FETCH_MAX ? size - at : FETCH_MAX, &pinned);
+                n = cuda_pin_run(host + at, size - at < FETCH_MAX ? size - at : FETCH_MAX);
                 r = cuda_result(cudaMemcpyAsync(device + at, host + at, n, cudaMemcpyHostToDevice, c->copy));
                 if (r < 0)
                         return r;
@@ -103,10 +100,9 @@ static int fetch_run(LkContext *c, uint8_t *device, const uint8_t *host, uint64_
 /* Rows from a->host + row * stride on that one copy may take; 0: the first of them crosses an edge. */
 static uint64_t whole_rows(const LkFetch *a, uint64_t row) {
         uint64_t left = a->rows - row, span, n;
-        bool pinned;
 
         span = left - 1 > (FETCH_MAX - 1) / a->stride ? FETCH_MAX : (left - 1) * a->stride + a->width;
-        n = cuda_pin_run((const uint8_t *) a->host + row * a->stride, span, &pinned);
+        n = cuda_pin_run((const uint8_t *) a->host + row * a->stride, span);
         return n < a->width ? 0 : (n - a->width) / a->stride + 1;
 }
 

@@ -123,14 +123,13 @@ void cuda_unpin(const void *host, uint64_t size) {
         (void) pthread_mutex_unlock(&lock);
 }
 
-uint64_t cuda_pin_run(const void *host, uint64_t size, bool *ret_pinned) {
+uint64_t cuda_pin_run(const void *host, uint64_t size) {
         uintptr_t at = (uintptr_t) host, end = at + size;
         size_t i;
 
         (void) pthread_mutex_lock(&lock);
         i = find(at);
-        *ret_pinned = i < n_pieces && pieces[i].begin <= at;
-        if (*ret_pinned)
+        if (i < n_pieces && pieces[i].begin <= at)
                 end = pieces[i].end < end ? pieces[i].end : end;
         else if (i < n_pieces && pieces[i].begin < end)
                 end = pieces[i].begin;
