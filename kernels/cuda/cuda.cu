@@ -18,8 +18,7 @@ static LkContext *context_free(LkContext *c) {
                 return NULL;
         if (c->stream)
                 (void) cuda_result(cudaStreamSynchronize(c->stream));
-        if (c->product)
-                product_free(c);
+        product_free(c);
         if (c->stream && c->copy)
                 cuda_memory_done(c);
         cuda_stage_free(c->stage);

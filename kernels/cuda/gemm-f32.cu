@@ -188,7 +188,7 @@ int product_f32(cudaStream_t stream, const LkGemm *g) {
         F32Args a = { *g };
 
         a.x_vectors = is_aligned(g->x, g->x_ld * lk_type_size(g->x_type));
-        a.w_vectors = is_aligned(g->w.data, g->w.row_stride | (g->w.block_rows < g->w.rows ? g->w.block_stride : 0));
+        a.w_vectors = matrix_aligned(&g->w);
         if (g->m <= 16)
                 return launch_columns<1>(stream, &a);
         if (g->m <= 64)

@@ -5,8 +5,6 @@
 #include "kernels/cpu/check.h"
 #include "kernels/cuda/product.cuh"
 
-#define PIECE_ROWS UINT64_C(128)
-
 static int own(LkContext *c, const LkGemmI8 *a, const Columns *columns) {
         const MmaProduct product = { a->m, a->x, a->x_ld, a->w, a->x_scale, *columns, a->y, a->y_type, a->y_ld };
 
@@ -66,9 +64,7 @@ extern "C" int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a) {
 
                 part.w = lk_matrix_rows(&a->w, begin, n);
                 part.y = (uint8_t *) a->y + begin * lk_type_size(a->y_type);
-                if (part.bias.data)
-                        part.bias.data = (const uint8_t *) a->bias.data + begin * lk_type_size(a->bias.type);
-                part.bias.n = n;
+                part.bias = bias_part(&a->bias, begin, n);
                 r = columns_piece(c, &part, library);
         }
         return r;

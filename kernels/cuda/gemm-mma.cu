@@ -210,7 +210,7 @@ template <typename T, bool ALIGNED> static int launch(cudaStream_t stream, const
 
 int product_mma(cudaStream_t stream, const MmaProduct *p) {
         uint64_t element = p->w.type == LK_BF16 ? 2 : 1, m_tiles = (p->m + TILE_M - 1) / TILE_M, n_tiles = (p->w.rows + TILE_N - 1) / TILE_N;
-        bool aligned = is_aligned(p->x, p->x_ld * element) && is_aligned(p->w.data, p->w.row_stride | (p->w.block_rows < p->w.rows ? p->w.block_stride : 0));
+        bool aligned = is_aligned(p->x, p->x_ld * element) && matrix_aligned(&p->w);
         MmaArgs a = { *p, p->w.cols * element, (uint32_t) m_tiles, (uint32_t) n_tiles };
 
         if (m_tiles > 0x7fffffffu / n_tiles)

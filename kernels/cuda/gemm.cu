@@ -9,7 +9,6 @@
 #include "kernels/cuda/product.cuh"
 
 #define PIECE_COLUMNS UINT64_C(65536)
-#define PIECE_ROWS UINT64_C(128)
 
 /* Some columns of a product: w is dense bf16, y its first column. */
 typedef struct Piece {
@@ -23,18 +22,6 @@ typedef struct Piece {
         bool whole_tiles; /* rows are padded to whole tiles */
         Scratch scratch;
 } Piece;
-
-static LkMatrix dense_bf16(const void *data, uint64_t rows, uint64_t cols) {
-        LkMatrix w = {};
-
-        w.data = data;
-        w.type = LK_BF16;
-        w.rows = w.block_rows = rows;
-        w.cols = cols;
-        w.row_stride = cols * 2;
-        w.block_stride = rows * w.row_stride;
-        return w;
-}
 
 /* Rows [begin, begin + n) by the library: x is copied first where it is not aligned, y comes through scratch memory where it is not or is
  * not finished. */
@@ -50,7 +37,7 @@ static int library_rows(LkContext *c, const Piece *p, uint64_t begin, uint64_t n
         int r = 0;
 
         if (packed) {
-                LkMatrix rows = dense_bf16(x, n, p->w.cols);
+                LkMatrix rows = dense_matrix(x, LK_BF16, n, p->w.cols);
                 void *to = scratch_take(&s, product.m * product.k * 2);
 
                 if (!to)
@@ -118,15 +105,6 @@ static uint64_t piece_columns(const LkMatrix *w, uint64_t room, uint64_t row_siz
         return w->rows <= n ? w->rows : n / step * step;
 }
 
-static LkVector bias_part(const LkVector *bias, uint64_t begin, uint64_t n) {
-        LkVector part = *bias;
-
-        if (part.data)
-                part.data = (const uint8_t *) bias->data + begin * lk_type_size(bias->type);
-        part.n = n;
-        return part;
-}
-
 /* Columns [begin, begin + n) by the multiply instructions. */
 static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, bool expand, uint64_t begin, uint64_t n) {
         const CudaProduct *p = c->product;
@@ -149,7 +127,7 @@ static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, 
                 if (!to)
                         return -ENOMEM;
                 r = expand_bf16(c->stream, &w, rows, to);
-                piece.w = dense_bf16(to, rows, w.cols);
+                piece.w = dense_matrix(to, LK_BF16, rows, w.cols);
         }
         piece.finished = !piece.columns.scale && !piece.columns.bias;
         if (r < 0)
@@ -158,14 +136,12 @@ static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, 
 }
 
 static int gemm_multiply(LkContext *c, const LkGemm *g) {
-        static const LayerPin own = { true, false, {}, {} };
         uint64_t k = g->w.cols, layer_rows = g->w.layer_rows > 0 ? g->w.layer_rows : g->w.rows, step;
-        const LayerPin *pin = &own;
+        const LayerPin *pin;
         bool scaled = g->w.type >= LK_I8, expand;
-        int r = 0;
+        int r;
 
-        if (k % 8 == 0 && layer_rows % 8 == 0)
-                r = layer_pin(c, k, layer_rows, scaled || g->bias.data ? LK_F32 : LK_BF16, &pin);
+        r = layer_pin(c, k, layer_rows, scaled || g->bias.data ? LK_F32 : LK_BF16, &pin);
         if (r < 0)
                 return r;
 
@@ -200,10 +176,7 @@ static int gemm_f32(LkContext *c, const LkGemm *g) {
 
                 if (!expanded)
                         return -ENOMEM;
-                part.w = dense_bf16(expanded, n, k);
-                part.w.type = LK_F32;
-                part.w.row_stride = k * sizeof(float);
-                part.w.block_stride = n * part.w.row_stride;
+                part.w = dense_matrix(expanded, LK_F32, n, k);
                 part.w.quant.in_scale = g->w.quant.in_scale;
                 part.bias = bias_part(&g->bias, begin, n);
                 part.y = (uint8_t *) g->y + begin * lk_type_size(g->y_type);

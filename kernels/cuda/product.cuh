@@ -12,7 +12,6 @@
 
 struct CudaProduct {
         CudaLt *lt;   /* NULL: not on this device; own kernels then */
-        int arch;     /* 80, 89, 90 .. */
         uint8_t *scratch;
         uint64_t scratch_size;
         uint64_t i8_rows;   /* of int32 at a time, at most */
@@ -42,8 +41,16 @@ static inline Scratch scratch_begin(const CudaProduct *p) {
         return s;
 }
 
+static inline uint64_t at_most(uint64_t a, uint64_t b) {
+        return a < b ? a : b;
+}
+
+static inline uint64_t round_up(uint64_t n, uint64_t to) {
+        return (n + to - 1) / to * to;
+}
+
 static inline void *scratch_take(Scratch *s, uint64_t size) {
-        uint64_t rounded = (size + SCRATCH_ALIGN - 1) / SCRATCH_ALIGN * SCRATCH_ALIGN;
+        uint64_t rounded = round_up(size, SCRATCH_ALIGN);
         void *p = s->at;
 
         if (rounded > s->left)
@@ -58,13 +65,7 @@ typedef struct Columns {
         const float *scale, *bias;
 } Columns;
 
-static inline uint64_t at_most(uint64_t a, uint64_t b) {
-        return a < b ? a : b;
-}
-
-static inline uint64_t round_up(uint64_t n, uint64_t to) {
-        return (n + to - 1) / to * to;
-}
+#define PIECE_ROWS UINT64_C(128) /* rows that go to a library at a time: a multiple of it */
 
 static inline bool is_aligned(const void *p, uint64_t ld_bytes) {
         return ((uintptr_t) p | ld_bytes) % 16 == 0;
@@ -74,6 +75,32 @@ static inline bool is_dense(const LkMatrix *w) {
         uint64_t size = lk_row_size(w->type, w->cols);
 
         return w->row_stride == size && (w->block_rows >= w->rows || w->block_stride == w->block_rows * size);
+}
+
+/* May the rows of w be read in pieces of 16 bytes? */
+static inline bool matrix_aligned(const LkMatrix *w) {
+        return is_aligned(w->data, w->row_stride | (w->block_rows < w->rows ? w->block_stride : 0));
+}
+
+static inline LkMatrix dense_matrix(const void *data, LkType type, uint64_t rows, uint64_t cols) {
+        LkMatrix w = {};
+
+        w.data = data;
+        w.type = type;
+        w.rows = w.block_rows = rows;
+        w.cols = cols;
+        w.row_stride = lk_row_size(type, cols);
+        w.block_stride = rows * w.row_stride;
+        return w;
+}
+
+static inline LkVector bias_part(const LkVector *bias, uint64_t begin, uint64_t n) {
+        LkVector part = *bias;
+
+        if (part.data)
+                part.data = (const uint8_t *) bias->data + begin * lk_type_size(bias->type);
+        part.n = n;
+        return part;
 }
 
 /* Tile of a launch's block: eight tiles of rows go along all columns before the next eight, so that both operands stay in the cache. */
@@ -139,7 +166,7 @@ typedef struct LayerPin {
 } LayerPin;
 #define FEW_ROWS UINT64_C(2048)
 
-/* Found once for a layer, all its parts and all devices of the class; tested when first asked for, on the context's stream and in its
+/* `own` where the library is not to be used or does not take k and layer_rows. Else found once for a layer, all its parts and all devices of the class; tested when first asked for, on the context's stream and in its
  * scratch memory, which must not hold anything. */
 int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, const LayerPin **ret);
 /* The same for int8 as a whole: false if the library is not to be used. */

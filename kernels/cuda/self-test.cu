@@ -117,17 +117,10 @@ static float number_of(const uint8_t *p, LkType type, uint64_t i) {
 
 /* 1: the whole is what the own kernel gives but for rounding. */
 static int trial_right(const Trial *t) {
-        LkMatrix w = {};
+        const MmaProduct product = { TEST_ROWS, t->x, t->k, dense_matrix(t->w, LK_BF16, t->cols, t->k), NULL, { NULL, NULL }, t->y, t->y_type,
+                t->cols };
         double distance = 0, length = 0;
         int r;
-
-        w.data = t->w;
-        w.type = LK_BF16;
-        w.rows = w.block_rows = t->cols;
-        w.cols = t->k;
-        w.row_stride = t->k * 2;
-
-        const MmaProduct product = { TEST_ROWS, t->x, t->k, w, NULL, { NULL, NULL }, t->y, t->y_type, t->cols };
 
         r = product_mma(t->c->stream, &product);
         if (r >= 0)
@@ -222,7 +215,7 @@ static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, con
 
         if (!l)
                 return -ENOMEM;
-        l->arch = c->product->arch;
+        l->arch = c->arch;
         l->k = k;
         l->rows = rows;
         l->y_type = y_type;
@@ -243,13 +236,13 @@ int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, cons
         const Layer *l;
         int r = 0;
 
-        if (!p->lt || p->own_only) {
+        if (!p->lt || p->own_only || k % 8 != 0 || layer_rows % 8 != 0) {
                 *ret = &own;
                 return 0;
         }
         (void) pthread_mutex_lock(&lock);
         for (l = layers; l; l = l->next)
-                if (l->arch == p->arch && l->k == k && l->rows == layer_rows && l->y_type == y_type)
+                if (l->arch == c->arch && l->k == k && l->rows == layer_rows && l->y_type == y_type)
                         break;
         if (!l)
                 r = layer_new(c, k, layer_rows, y_type, &l);
@@ -283,18 +276,10 @@ static int try_i8(LkContext *c) {
         float *y = (float *) scratch_take(&s, m * n * 4), *ones = (float *) scratch_take(&s, (m > n ? m : n) * 4),
               *host = (float *) malloc(2 * m * n * 4);
         int32_t *sums = (int32_t *) scratch_take(&s, m * n * 4);
-        const float one = 1;
-        LkMatrix matrix = {};
-        int r;
-
-        matrix.data = w;
-        matrix.type = LK_I8;
-        matrix.rows = matrix.block_rows = n;
-        matrix.cols = matrix.row_stride = k;
-
         const LtProduct product = { m, n, k, x, k, w, sums, LK_F32, n };
         const Emit emit = { m, n, sums, EMIT_I32, n, ones, { ones, NULL }, y, LK_F32, n };
-        const MmaProduct own = { m, x, k, matrix, ones, { ones, NULL }, y, LK_F32, n };
+        const MmaProduct own = { m, x, k, dense_matrix(w, LK_I8, n, k), ones, { ones, NULL }, y, LK_F32, n };
+        int r;
 
         if (!sums || !host) {
                 free(host);
@@ -324,12 +309,12 @@ static int try_i8(LkContext *c) {
 bool library_i8(LkContext *c) {
         CudaProduct *p = c->product;
         Class *k;
-        bool good = false;
+        bool good;
 
         if (!p->lt || p->own_only)
                 return false;
         (void) pthread_mutex_lock(&lock);
-        k = class_of(p->arch);
+        k = class_of(c->arch);
         if (k && k->i8 == 0) {
                 k->i8 = try_i8(c) > 0 ? 1 : -1;
                 if (k->i8 < 0)
@@ -350,7 +335,6 @@ int product_new(LkContext *c) {
         c->product = p;
         r = cuda_result(cudaMemGetInfo(&free_memory, &memory));
         if (r >= 0) {
-                p->arch = c->arch;
                 p->i8_rows = 8192;
                 p->scratch_size = memory >= SCRATCH_LARGE_FROM ? SCRATCH_LARGE : SCRATCH_SMALL;
                 r = cuda_result(cudaMalloc((void **) &p->scratch, p->scratch_size));
@@ -404,7 +388,7 @@ extern "C" int lk_cuda_describe(LkContext *c, char *ret, size_t size) {
         char library[64] = "own (no cublasLt for this card)";
         unsigned all, own;
 
-        layers_count(p->arch, &all, &own);
+        layers_count(c->arch, &all, &own);
         if (p->lt)
                 (void) snprintf(library, sizeof(library), "cublasLt %zu.%zu.%zu", lt / 10000, lt / 100 % 100, lt % 100);
         return snprintf(ret, size,
@@ -416,11 +400,11 @@ extern "C" int lk_cuda_describe(LkContext *c, char *ret, size_t size) {
                 "attention, bf16, head 128: %s\n"
                 "attention, others: own mma.sync; f32 the CPU's bits\n"
                 "refused by the self-test: %s\n",
-                p->arch, library, all, own, library, HOPPER_KERNELS && p->arch == 90 ? "own wgmma" : "own mma.sync", p->refused ? p->refused : "nothing");
+                c->arch, library, all, own, library, HOPPER_KERNELS && c->arch == 90 ? "own wgmma" : "own mma.sync", p->refused ? p->refused : "nothing");
 }
 
 extern "C" int lk_cuda_numerics_id(LkContext *c, char *ret, size_t size) {
         const CudaProduct *p = c->product;
 
-        return snprintf(ret, size, "cuda-%d-sm%d-lt%zu", LK_CUDA_KERNELS, p->arch, p->lt ? lt_version() : 0);
+        return snprintf(ret, size, "cuda-%d-sm%d-lt%zu", LK_CUDA_KERNELS, c->arch, p->lt ? lt_version() : 0);
 }
