@@ -270,10 +270,10 @@ static Class *class_of(int arch) {
 
 /* An int8 product by the library and by the own kernel: the same bytes. */
 static int try_i8(LkContext *c) {
-        const uint64_t m = 200, n = 272, k = 1024;
+        const uint64_t m = 200, n = 272, k = 1024, most = m > n ? m : n;
         Scratch s = scratch_begin(c->product);
         uint8_t *x = (uint8_t *) scratch_take(&s, m * k), *w = (uint8_t *) scratch_take(&s, n * k);
-        float *y = (float *) scratch_take(&s, m * n * 4), *ones = (float *) scratch_take(&s, (m > n ? m : n) * 4),
+        float *y = (float *) scratch_take(&s, m * n * 4), *ones = (float *) scratch_take(&s, most * 4),
               *host = (float *) malloc(2 * m * n * 4);
         int32_t *sums = (int32_t *) scratch_take(&s, m * n * 4);
         const LtProduct product = { m, n, k, x, k, w, sums, LK_F32, n };
@@ -288,8 +288,10 @@ static int try_i8(LkContext *c) {
         r = fill(c, x, m * k, 3, false);
         if (r >= 0)
                 r = fill(c, w, n * k, 4, false);
-        for (uint64_t i = 0; r >= 0 && i < (m > n ? m : n); i++)
-                r = cuda_result(cudaMemcpyAsync(ones + i, &one, sizeof(one), cudaMemcpyHostToDevice, c->stream));
+        for (uint64_t i = 0; i < most; i++)
+                host[i] = 1;
+        if (r >= 0)
+                r = cuda_result(cudaMemcpyAsync(ones, host, most * sizeof(*ones), cudaMemcpyHostToDevice, c->stream));
         if (r >= 0)
                 r = lt_run_i8(c->product->lt, c->stream, &product);
         if (r >= 0)
