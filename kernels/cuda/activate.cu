@@ -59,7 +59,7 @@ template <LkFunction FUNCTION> __global__ static void activate_plain(LkActivate 
 }
 
 template <LkFunction FUNCTION> static int launch(LkContext *c, const LkActivate *a) {
-        if (a->type == LK_BF16 && a->m <= ROW_BLOCKS_MAX && row_pieces(a->x, a->x_ld, a->n) && row_pieces(a->y, a->y_ld, a->n))
+        if (a->type == LK_BF16 && a->m <= GRID_X_MAX && row_pieces(a->x, a->x_ld, a->n) && row_pieces(a->y, a->y_ld, a->n))
                 activate_pieces<FUNCTION><<<(unsigned) a->m, row_threads(a->n / PIECE, 256), 0, c->stream>>>(*a);
         else if (row_blocks(a->m) > 0)
                 activate_plain<FUNCTION><<<row_blocks(a->m), ROW_THREADS, 0, c->stream>>>(*a);

@@ -71,7 +71,7 @@ extern "C" int lk_cuda_alias_free(LkContext *c, const LkAliasFree *a) {
 
         blocks = a->m / ROWS + (a->m % ROWS != 0);
         slices = a->channels / WIDTH + (a->channels % WIDTH != 0);
-        if (blocks > ROW_BLOCKS_MAX || slices > 65535)
+        if (blocks > GRID_X_MAX || slices > GRID_Y_MAX)
                 return -EINVAL;
         alias_free_rows<<<dim3((unsigned) blocks, (unsigned) slices), FLAT_THREADS, 0, c->stream>>>(*a);
         return cuda_result(cudaGetLastError());

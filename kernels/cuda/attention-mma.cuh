@@ -419,7 +419,7 @@ template <LkType TYPE, int DIM, int HIGH, int STAGES> static int launch(LkContex
         const uint64_t blocks = (a->a.n_q + rows - 1) / rows;
         int r;
 
-        if (blocks > 0x7fffffffu || a->a.heads > 65535)
+        if (blocks > GRID_X_MAX || a->a.heads > GRID_Y_MAX)
                 return -EINVAL;
         r = cuda_result(cudaFuncSetAttribute(
                 attention_kernel<TYPE, DIM, HIGH, STAGES>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));

@@ -105,8 +105,8 @@ static bool attention_valid(const LkAttention *a) {
         if (a->causal && (a->first_row > a->n_k || a->n_q > a->n_k - a->first_row))
                 return false;
         return a->n_q == 0 || a->heads == 0 ||
-               (a->q && a->k && a->v && a->o && a->q_ld >= n && a->o_ld >= n && a->k_ld >= keys && a->v_ld >= keys && a->n_q <= ROW_BLOCKS_MAX &&
-                       a->heads <= 65535);
+               (a->q && a->k && a->v && a->o && a->q_ld >= n && a->o_ld >= n && a->k_ld >= keys && a->v_ld >= keys && a->n_q <= GRID_X_MAX &&
+                       a->heads <= GRID_Y_MAX);
 }
 
 extern "C" int lk_cuda_attention(LkContext *c, const LkAttention *a) {

@@ -47,14 +47,16 @@ static inline int cuda_result(cudaError_t e) {
         }
 }
 
-#define ROW_BLOCKS_MAX 0x7fffffffu
+/* Blocks of a launch. */
+#define GRID_X_MAX 0x7fffffffu
+#define GRID_Y_MAX 65535u
 
 /* Blocks for m rows of ROW_LANES threads each; 0: more than one launch takes. */
 static inline unsigned row_blocks(uint64_t m) {
         const uint64_t rows = ROW_THREADS / ROW_LANES;
         uint64_t blocks = m / rows + (m % rows != 0);
 
-        return blocks > 0x7fffffffu ? 0 : (unsigned) blocks;
+        return blocks > GRID_X_MAX ? 0 : (unsigned) blocks;
 }
 
 /* cuda.cu: an event that does not measure time and whose waiters sleep. */

@@ -192,7 +192,7 @@ template <uint32_t FM, uint32_t FN, uint32_t WM, uint32_t WN> static int launch(
 
         a->m_tiles = (a->m + height - 1) / height;
         a->n_tiles = (a->b.n + width - 1) / width;
-        if (a->m_tiles > 0x7fffffffu / a->n_tiles)
+        if (a->m_tiles > GRID_X_MAX / a->n_tiles)
                 return -EINVAL;
         conv_kernel<FM, FN, WM, WN><<<a->m_tiles * a->n_tiles, THREADS, 0, stream>>>(*a);
         return cuda_result(cudaGetLastError());

@@ -205,7 +205,7 @@ static int conv_box(LkContext *c, const LkConv *a, const ConvBox *b, float *plan
         const PlaneArgs p = { *a, b->box, b->plane, (uint32_t) tiles, planes };
         int r;
 
-        if (blocks > 0x7fffffffu)
+        if (blocks > GRID_X_MAX)
                 return -EINVAL;
         planes_kernel<<<(unsigned) blocks, THREADS, 0, c->stream>>>(p);
         r = cuda_result(cudaGetLastError());

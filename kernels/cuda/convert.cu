@@ -43,7 +43,7 @@ __global__ static void convert_plain(LkConvert a) {
 }
 
 extern "C" int lk_cuda_convert(LkContext *c, const LkConvert *a) {
-        bool pieces = a->m <= ROW_BLOCKS_MAX && row_pieces(a->x, a->x_ld, a->n) && row_pieces(a->y, a->y_ld, a->n);
+        bool pieces = a->m <= GRID_X_MAX && row_pieces(a->x, a->x_ld, a->n) && row_pieces(a->y, a->y_ld, a->n);
 
         if (a->m == 0 || a->n == 0)
                 return 0;

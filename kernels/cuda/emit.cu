@@ -85,7 +85,7 @@ int product_emit(cudaStream_t stream, const Emit *a) {
         bool vectors = a->type != EMIT_BF16 && a->n % 8 == 0 && is_aligned(a->sums, a->sums_ld * 4) &&
                        is_aligned(a->y, a->y_ld * lk_type_size(a->y_type)) && is_aligned(a->columns.scale, 0) && is_aligned(a->columns.bias, 0);
 
-        if (blocks > 0x7fffffffu)
+        if (blocks > GRID_X_MAX)
                 return -EINVAL;
         switch (a->type) {
         case EMIT_I32:

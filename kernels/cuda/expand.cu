@@ -112,7 +112,7 @@ __global__ static void __launch_bounds__(THREADS) f32_kernel(LkMatrix w, float *
 int expand_f32(cudaStream_t stream, const LkMatrix *w, float *y, uint64_t y_ld) {
         uint64_t chunks = (w->cols + CHUNK - 1) / CHUNK;
 
-        if (w->rows > 0x7fffffffu / chunks)
+        if (w->rows > GRID_X_MAX / chunks)
                 return -EINVAL;
         f32_kernel<<<(unsigned) (w->rows * chunks), THREADS, 0, stream>>>(*w, y, y_ld, (uint32_t) chunks);
         return cuda_result(cudaGetLastError());
@@ -147,7 +147,7 @@ __global__ static void __launch_bounds__(THREADS) bf16_kernel(LkMatrix w, uint64
 int expand_bf16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
         uint64_t threads = padded_rows * ((w->cols + 7) / 8), blocks = (threads + THREADS - 1) / THREADS;
 
-        if (blocks > 0x7fffffffu)
+        if (blocks > GRID_X_MAX)
                 return -EINVAL;
         bf16_kernel<<<(unsigned) blocks, THREADS, 0, stream>>>(*w, padded_rows, (uint16_t *) y);
         return cuda_result(cudaGetLastError());

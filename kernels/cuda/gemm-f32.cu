@@ -164,7 +164,7 @@ template <uint32_t TM, uint32_t TN> __global__ static void __launch_bounds__(THR
 template <uint32_t TM, uint32_t TN> static int launch(cudaStream_t stream, F32Args *a) {
         uint64_t m_tiles = (a->g.m + TM * 16 - 1) / (TM * 16), n_tiles = (a->g.w.rows + TN * 16 - 1) / (TN * 16);
 
-        if (m_tiles > 0x7fffffffu / n_tiles)
+        if (m_tiles > GRID_X_MAX / n_tiles)
                 return -EINVAL;
         a->m_tiles = (uint32_t) m_tiles;
         a->n_tiles = (uint32_t) n_tiles;

@@ -213,7 +213,7 @@ int product_mma(cudaStream_t stream, const MmaProduct *p) {
         bool aligned = is_aligned(p->x, p->x_ld * element) && matrix_aligned(&p->w);
         MmaArgs a = { *p, p->w.cols * element, (uint32_t) m_tiles, (uint32_t) n_tiles };
 
-        if (m_tiles > 0x7fffffffu / n_tiles)
+        if (m_tiles > GRID_X_MAX / n_tiles)
                 return -EINVAL;
         if (element == 2)
                 return aligned ? launch<float, true>(stream, a) : launch<float, false>(stream, a);

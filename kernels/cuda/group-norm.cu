@@ -101,8 +101,8 @@ static uint64_t frames_at_once(const LkContext *c, const LkGroupNorm *a, uint64_
         uint64_t bytes = (blocks * a->channels + 2 * a->groups) * sizeof(float), left = scratch_begin(c->product).left;
         uint64_t n = (left - 3 * SCRATCH_ALIGN) / bytes;
 
-        n = at_most(n, ROW_BLOCKS_MAX / blocks);
-        n = at_most(n, ROW_BLOCKS_MAX / a->groups);
+        n = at_most(n, GRID_X_MAX / blocks);
+        n = at_most(n, GRID_X_MAX / a->groups);
         return at_most(n, a->frames);
 }
 
@@ -111,7 +111,7 @@ extern "C" int lk_cuda_group_norm(LkContext *c, const LkGroupNorm *a) {
         uint64_t rows, n;
         int r = 0;
 
-        if (!c || !a || !check_group_norm(a, &rows) || a->channels > UINT64_C(65535) * SUM_THREADS)
+        if (!c || !a || !check_group_norm(a, &rows) || a->channels > (uint64_t) GRID_Y_MAX * SUM_THREADS)
                 return -EINVAL;
         if (rows == 0)
                 return 0;

@@ -473,6 +473,16 @@ static bool norm_has_pieces(const LkNorm *a, LkType mod_type) {
                (!q || (a->n % SQUARE == 0 && (uintptr_t) q->q % 16 == 0 && q->q_ld % 16 == 0));
 }
 
+/* What of a quantise the norm itself says. */
+static LkQuantise quantise_of(const LkNorm *a) {
+        LkQuantise q = *a->quantise;
+
+        q.x_type = a->type;
+        q.m = a->m;
+        q.k = a->n;
+        return q;
+}
+
 /* -E2BIG: a row does not fit. */
 template <bool ADD, bool QUANTISE> static int launch_pieces(LkContext *c, const LkNorm *a) {
         Neighbours all = {*a};
@@ -488,10 +498,7 @@ template <bool ADD, bool QUANTISE> static int launch_pieces(LkContext *c, const 
         if (ADD)
                 all.add = *a->add;
         if (QUANTISE) {
-                all.quantise = *a->quantise;
-                all.quantise.x_type = a->type;
-                all.quantise.m = a->m;
-                all.quantise.k = a->n;
+                all.quantise = quantise_of(a);
                 all.stages = (int) rotation_stages(a->quantise->rotation);
         }
         r = cuda_result(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device));
@@ -516,12 +523,8 @@ static int launch_plain(LkContext *c, const LkNorm *a, LkType mod_type) {
 
         if (a->add)
                 add = *a->add;
-        if (a->quantise) {
-                quantise = *a->quantise;
-                quantise.x_type = a->type;
-                quantise.m = a->m;
-                quantise.k = a->n;
-        }
+        if (a->quantise)
+                quantise = quantise_of(a);
         norm_plain<<<(unsigned) (a->m < 65536 ? a->m : 65536), ROW_THREADS, 0, c->stream>>>(
                 *a, mod_type, add, quantise, a->add != NULL, a->quantise != NULL);
         return cuda_result(cudaGetLastError());

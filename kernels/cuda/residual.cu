@@ -33,7 +33,7 @@ extern "C" int lk_cuda_residual(LkContext *c, const LkResidual *a) {
         if (!check_activation_type(a->type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n || (a->mod && !a->mod_index))
                 return -EINVAL;
 
-        if (a->type == LK_BF16 && a->m <= ROW_BLOCKS_MAX && row_pieces(a->x, a->x_ld, a->n) && row_pieces(a->y, a->y_ld, a->n) &&
+        if (a->type == LK_BF16 && a->m <= GRID_X_MAX && row_pieces(a->x, a->x_ld, a->n) && row_pieces(a->y, a->y_ld, a->n) &&
                 (!a->mod || (row_pieces(a->mod, a->mod_ld, a->n) && a->gate_at % PIECE == 0)))
                 residual_pieces<<<(unsigned) a->m, row_threads(a->n / PIECE, 256), 0, c->stream>>>(*a);
         else if (row_blocks(a->m) > 0)

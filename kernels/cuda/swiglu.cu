@@ -67,7 +67,7 @@ extern "C" int lk_cuda_swiglu(LkContext *c, const LkSwiglu *a) {
         if (!check_activation_type(a->type) || !a->gate || !a->up || !a->y || a->gate_ld < a->n || a->up_ld < a->n || a->y_ld < a->n)
                 return -EINVAL;
 
-        if (a->type == LK_BF16 && a->m <= ROW_BLOCKS_MAX && row_pieces(a->gate, a->gate_ld, a->n) && row_pieces(a->up, a->up_ld, a->n) &&
+        if (a->type == LK_BF16 && a->m <= GRID_X_MAX && row_pieces(a->gate, a->gate_ld, a->n) && row_pieces(a->up, a->up_ld, a->n) &&
                 row_pieces(a->y, a->y_ld, a->n))
                 swiglu_pieces<<<(unsigned) a->m, row_threads((a->n / PIECE + TOGETHER - 1) / TOGETHER, THREADS_MOST), 0, c->stream>>>(*a);
         else if (row_blocks(a->m) > 0)
