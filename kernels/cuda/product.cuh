@@ -166,8 +166,8 @@ typedef struct LayerPin {
 } LayerPin;
 #define FEW_ROWS UINT64_C(2048)
 
-/* `own` where the library is not to be used or does not take k and layer_rows. Else found once for a layer, all its parts and all devices of the class; tested when first asked for, on the context's stream and in its
- * scratch memory, which must not hold anything. */
+/* `own` where the library is not to be used or does not take k and layer_rows. Else found once for a layer, all its parts and all devices
+ * of the class; tested when first asked for, on the context's stream and in its scratch memory, which must not hold anything. */
 int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, const LayerPin **ret);
 /* The same for int8 as a whole: false if the library is not to be used. */
 bool library_i8(LkContext *c);
