@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 #define WARPS 4
 #define THREADS (WARPS * 32)
@@ -19,9 +20,7 @@
 /* bf16 or f16, numbers 0x7f80 and 0x7c00 are their infinities. */
 template <LkType TYPE> static __device__ __forceinline__ void product(float (&d)[4], const uint32_t *a, uint32_t b0, uint32_t b1) {
         if (TYPE == LK_BF16)
-                asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+                multiply_bf16(d, a, b0, b1);
         else
                 asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                              : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -32,24 +31,9 @@ template <LkType TYPE> static __device__ __forceinline__ uint32_t pack(float low
         uint32_t y;
 
         if (TYPE == LK_BF16)
-                asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-        else
-                asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+                return pair_round(low, high);
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
         return y;
-}
-
-static __device__ __forceinline__ void matrices(uint32_t *d, uint32_t at) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                     : "r"(at)
-                     : "memory");
-}
-
-static __device__ __forceinline__ void matrices_turned(uint32_t *d, uint32_t at) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                     : "r"(at)
-                     : "memory");
 }
 
 static __device__ __forceinline__ float exp2_unit(float x) {
@@ -79,9 +63,9 @@ template <int DIM> struct Tile {
 
 template <bool WHOLE> static __device__ __forceinline__ void fetch_piece(uint32_t to, const uint8_t *from, bool there) {
         if (WHOLE)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+                copy16(to, from);
         else
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+                copy16_part(to, from, there ? 16 : 0);
 }
 
 /* ROWS rows of one head to shared memory; zeros behind the last of `left` and behind the last of `pieces`. */
@@ -119,7 +103,7 @@ static __device__ __forceinline__ void fetch(uint32_t to, const uint8_t *from, u
 }
 
 static __device__ __forceinline__ void fetched(void) {
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        copies_wait_all();
         __syncthreads();
 }
 
@@ -140,12 +124,12 @@ static __device__ __forceinline__ void scores(float (&s)[HIGH][KEYS / 8][4], uin
 
 #pragma unroll
                 for (int h = 0; h < HIGH; h++)
-                        matrices(x[h], Tile<DIM>::further(q, i) + h * 16 * Tile<DIM>::PITCH);
+                        matrices_load(x[h], Tile<DIM>::further(q, i) + h * 16 * Tile<DIM>::PITCH);
 #pragma unroll
                 for (int n = 0; n < KEYS / 16; n++) {
                         uint32_t y[4];
 
-                        matrices(y, Tile<DIM>::further(k, i) + n * 16 * Tile<DIM>::PITCH);
+                        matrices_load(y, Tile<DIM>::further(k, i) + n * 16 * Tile<DIM>::PITCH);
 #pragma unroll
                         for (int h = 0; h < HIGH; h++) {
                                 product<TYPE>(s[h][2 * n], x[h], y[0], y[1]);
@@ -206,7 +190,7 @@ static __device__ __forceinline__ void values(State<DIM, HIGH> &t, const float (
                 for (int n = 0; n < DIM / 16; n++) {
                         uint32_t y[4];
 
-                        matrices_turned(y, Tile<DIM>::further(v, n) + i * 16 * Tile<DIM>::PITCH);
+                        matrices_load_turned(y, Tile<DIM>::further(v, n) + i * 16 * Tile<DIM>::PITCH);
 #pragma unroll
                         for (int h = 0; h < HIGH; h++) {
                                 product<TYPE>(t.o[h][2 * n], x[h], y[0], y[1]);
@@ -293,11 +277,11 @@ static __device__ __forceinline__ void values_bad(State<DIM, HIGH> &t, const flo
                                 continue;
 #pragma unroll
                         for (int r = 0; r < 2; r++)
-                                p[r] = attention_number(mine, TYPE, (uint64_t) ((r * 8 + lane / 4) * KEYS + key));
+                                p[r] = number_get(mine, TYPE, (uint64_t) ((r * 8 + lane / 4) * KEYS + key));
 #pragma unroll
                         for (int i = 0; i < DIM / 4; i++) {
                                 const int column = i / 2 * 8 + lane % 4 * 2 + i % 2;
-                                const float x = column < dim ? attention_number(v + key * ld, TYPE, (uint64_t) column) : 0;
+                                const float x = column < dim ? number_get(v + key * ld, TYPE, (uint64_t) column) : 0;
 
 #pragma unroll
                                 for (int r = 0; r < 2; r++)

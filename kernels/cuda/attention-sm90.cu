@@ -13,6 +13,8 @@
 
 #include <cuda.h>
 
+#include "kernels/cuda/ptx.cuh"
+
 #define ROWS 64 /* of a warpgroup */
 #define GROUPS 2
 #define KEYS 176
@@ -161,13 +163,6 @@ static __device__ float exp2_unit(float x) {
         return y;
 }
 
-static __device__ uint32_t pack_bf16(float a, float b) {
-        uint32_t y;
-
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(b), "f"(a));
-        return y;
-}
-
 /* Where a thread's numbers of a tile of 64 rows are: element i is in row i / 2 % 2 * 8 + lane / 4 of the
  * warp's 16 and in column i / 4 * 8 + lane % 4 * 2 + i % 2. */
 
@@ -211,7 +206,7 @@ static __device__ void softmax(float (&s)[SCORES], float (&top)[2], float (&sum)
 static __device__ void pack(const float (&s)[SCORES], uint32_t (&p)[SCORES / 2]) {
 #pragma unroll
         for (int i = 0; i < SCORES; i += 2)
-                p[i / 2] = pack_bf16(s[i], s[i + 1]);
+                p[i / 2] = pair_round(s[i], s[i + 1]);
 }
 
 static __device__ void scores(float (&s)[SCORES], uint32_t q, uint32_t k) {
@@ -276,7 +271,7 @@ static __device__ void store(const Args &a, const float (&o)[64], const float (&
 #pragma unroll
                         for (int i = 0; i < 16; i++)
                                 *(uint32_t *) (to + i * 8) =
-                                        pack_bf16(__fdiv_rn(o[i * 4 + r * 2], all), __fdiv_rn(o[i * 4 + r * 2 + 1], all));
+                                        pair_round(__fdiv_rn(o[i * 4 + r * 2], all), __fdiv_rn(o[i * 4 + r * 2 + 1], all));
         }
 }
 

@@ -17,8 +17,3 @@ int attention_bf16(LkContext *c, const Attention *a);
 int attention_f16(LkContext *c, const Attention *a);
 /* By Hopper's instructions: bf16, heads of 128, every key for every query. -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
 int attention_sm90(LkContext *c, const Attention *a);
-
-/* Element i of an array of any of the types, naturally aligned. */
-static __device__ __forceinline__ float attention_number(const void *p, LkType type, uint64_t i) {
-        return number_get(p, type, i);
-}

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/conv.cuh"
 #include "kernels/cuda/product.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 #define THREADS 128u
 #define STEP 8u /* of k */
@@ -18,10 +19,6 @@ typedef struct ConvArgs {
 
 __device__ static void copy4(uint32_t to, const float *from) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ static void copy16(uint32_t to, const float *from) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 /* What a thread brings to every stage: numbers of one position, and pieces of w's rows. */
@@ -163,16 +160,16 @@ __global__ static void __launch_bounds__(THREADS, 2) conv_kernel(const __grid_co
                 if (s < steps)
                         l.bring(base + in * 4, s + 1 < steps);
                 in += STAGE;
-                asm volatile("cp.async.commit_group;" ::: "memory");
+                copies_commit();
         }
         for (uint32_t step = 0; step < steps; step++) {
                 const float *x = panels + out + row, *w = panels + out + STEP * BM + column;
 
-                asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+                copies_wait<STAGES - 2>();
                 __syncthreads();
                 if (step + STAGES - 1 < steps)
                         l.bring(base + in * 4, step + STAGES < steps);
-                asm volatile("cp.async.commit_group;" ::: "memory");
+                copies_commit();
                 if (a.b.k - (uint64_t) step * STEP >= STEP) {
 #pragma unroll
                         for (uint32_t k = 0; k < STEP; k++)

@@ -4,6 +4,7 @@
  * m16n8k16 (bf16) and m16n8k32 (int8) in the same places, so that one kernel serves both. */
 
 #include "kernels/cuda/product.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 #define TILE_M 128u
 #define TILE_N 256u
@@ -24,9 +25,9 @@ __device__ static uint32_t stage_at(uint32_t row, uint32_t chunk) {
 }
 
 /* `size` bytes from `from`, then zeros. */
-template <bool ALIGNED> __device__ static void copy16(uint32_t to, const uint8_t *from, uint32_t size) {
+template <bool ALIGNED> __device__ static void copy_chunk(uint32_t to, const uint8_t *from, uint32_t size) {
         if (ALIGNED) {
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
+                copy16_part(to, from, size);
                 return;
         }
 
@@ -72,22 +73,13 @@ template <bool ALIGNED> __device__ static void load_stage(const MmaArgs &a, cons
 
         at = size ? at : 0;
         for (uint32_t i = 0; i < TILE_M / 64; i++)
-                copy16<ALIGNED>(stage + stage_at(row + i * 64, chunk), l.x[i] + at, l.inside >> i & 1 ? size : 0);
+                copy_chunk<ALIGNED>(stage + stage_at(row + i * 64, chunk), l.x[i] + at, l.inside >> i & 1 ? size : 0);
         for (uint32_t i = 0; i < TILE_N / 64; i++)
-                copy16<ALIGNED>(stage + TILE_M * STEP + stage_at(row + i * 64, chunk), l.w[i] + at, l.inside >> (8 + i) & 1 ? size : 0);
-}
-
-__device__ static void load_matrices(uint32_t at, uint32_t *v) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                     : "r"(at)
-                     : "memory");
+                copy_chunk<ALIGNED>(stage + TILE_M * STEP + stage_at(row + i * 64, chunk), l.w[i] + at, l.inside >> (8 + i) & 1 ? size : 0);
 }
 
 __device__ static void multiply(float *c, const uint32_t *a, const uint32_t *b) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+        multiply_bf16(c, a, b[0], b[1]);
 }
 
 __device__ static void multiply(int32_t *c, const uint32_t *a, const uint32_t *b) {
@@ -105,10 +97,10 @@ template <typename T> __device__ static void compute_stage(uint32_t stage, uint3
 
 #pragma unroll
                 for (uint32_t i = 0; i < 4; i++)
-                        load_matrices(stage + stage_at(wm + i * 16 + lane % 16, k * 2 + lane / 16), a[i]);
+                        matrices_load(a[i], stage + stage_at(wm + i * 16 + lane % 16, k * 2 + lane / 16));
 #pragma unroll
                 for (uint32_t j = 0; j < 4; j++)
-                        load_matrices(w + stage_at(wn + j * 16 + lane / 16 * 8 + lane % 8, k * 2 + lane / 8 % 2), b[j]);
+                        matrices_load(b[j], w + stage_at(wn + j * 16 + lane / 16 * 8 + lane % 8, k * 2 + lane / 8 % 2));
 #pragma unroll
                 for (uint32_t i = 0; i < 4; i++)
 #pragma unroll
@@ -173,14 +165,14 @@ template <typename T, bool ALIGNED> __global__ static void __launch_bounds__(THR
         for (uint32_t s = 0; s < STAGES - 1; s++) {
                 if (s < steps)
                         load_stage<ALIGNED>(a, l, base + s * STAGE_SIZE, s);
-                asm volatile("cp.async.commit_group;" ::: "memory");
+                copies_commit();
         }
         for (uint64_t step = 0; step < steps; step++) {
-                asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+                copies_wait<STAGES - 2>();
                 __syncthreads();
                 if (step + STAGES - 1 < steps)
                         load_stage<ALIGNED>(a, l, base + (uint32_t) ((step + STAGES - 1) % STAGES) * STAGE_SIZE, step + STAGES - 1);
-                asm volatile("cp.async.commit_group;" ::: "memory");
+                copies_commit();
                 compute_stage(base + (uint32_t) (step % STAGES) * STAGE_SIZE, wm, wn, acc);
         }
 

@@ -51,14 +51,6 @@ typedef struct Kept {
         uint4 shift[2], scale[2];
 } Kept;
 
-/* Eight lanes of eight pieces of up to four rows, each thread its own. */
-__device__ static inline void pieces_load(uint32_t (&v)[4], uint32_t at) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                     : "r"(at)
-                     : "memory");
-}
-
 /* Sums of squares of a batch's rows by one warp, in the order of ops.h; every thread gets that of row `thread % 4`, if there is one. */
 __device__ static inline float batch_sums(uint32_t at, uint32_t rows, uint32_t pitch, uint32_t pieces) {
         const unsigned lane = threadIdx.x % 32;
@@ -66,13 +58,13 @@ __device__ static inline float batch_sums(uint32_t at, uint32_t rows, uint32_t p
         float sum = 0;
 
         at += lane % 8 / 2 % rows * pitch + (lane / 8 * 2 + lane % 2) * 16;
-        pieces_load(v, at);
+        matrices_load_turned(v, at); /* eight lanes of eight pieces of up to four rows, each thread its own */
 #pragma unroll 4
         for (uint32_t i = 0; i < pieces; i += 8) {
                 uint32_t next[4];
 
                 at += 128; /* behind the last ones lies something else, but shared memory */
-                pieces_load(next, at);
+                matrices_load_turned(next, at);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                         float a = bf16_low(v[j]), b = bf16_high(v[j]);
@@ -103,10 +95,6 @@ __device__ static inline void part_load(const Neighbours &a, uint4 (&to)[2], con
                         to[j] = piece_load(p, piece_of<QUANTISE>(a, j));
 }
 
-__device__ static inline void piece_copy(uint32_t to, const uint4 *from) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 /* The thread's pieces of the rows from `first` on are on their way to shared memory. */
 template <bool ADD, bool QUANTISE> __device__ static inline void batch_copy(const Neighbours &a, uint32_t first, uint32_t x, uint32_t y) {
 #pragma unroll
@@ -119,16 +107,12 @@ template <bool ADD, bool QUANTISE> __device__ static inline void batch_copy(cons
 
                         if (piece >= a.pieces)
                                 continue;
-                        piece_copy(x + r * a.pitch + piece * 16, row_piece(a.norm.x, first + r, a.norm.x_ld, piece));
+                        copy16(x + r * a.pitch + piece * 16, row_piece(a.norm.x, first + r, a.norm.x_ld, piece));
                         if (ADD)
-                                piece_copy(y + r * a.pitch + piece * 16, row_piece(a.add.y, first + r, a.add.y_ld, piece));
+                                copy16(y + r * a.pitch + piece * 16, row_piece(a.add.y, first + r, a.add.y_ld, piece));
                 }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-__device__ static inline void copies_wait(void) {
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        copies_commit();
 }
 
 /* x += gate * y of the thread's pieces in shared memory, also to memory. */
@@ -146,7 +130,7 @@ __device__ static inline void batch_add(const Neighbours &a, uint32_t first, con
                         part_load<QUANTISE>(a, gate, a.add.mod, a.add.mod_ld, a.add.gate_at, gate_row);
                 }
                 if (r == 0)
-                        copies_wait();
+                        copies_wait_all();
 #pragma unroll
                 for (unsigned j = 0; j < 2; j++) {
                         const uint32_t piece = piece_of<QUANTISE>(a, j);
@@ -392,7 +376,7 @@ __global__ static void __launch_bounds__(THREADS_MOST, 2) norm_pieces(const __gr
                 if (works) {
                         if (ADD)
                                 batch_add<QUANTISE>(a, first, s.gates[t % TURNS], here, shared + at.add);
-                        copies_wait();
+                        copies_wait_all();
                 }
                 __syncthreads();
                 if (QUANTISE && t > 1)

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/check.h"
 #include "kernels/cuda/context.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 #define PIECE 8u /* numbers of bf16 */
 
@@ -51,14 +52,6 @@ __device__ static inline float bf16_high(uint32_t pair) {
         return __uint_as_float(pair & 0xffff0000u);
 }
 
-/* To nearest even; a NaN becomes 0x7fff, which is not ours (pair_settled). */
-__device__ static inline uint32_t pair_round(float low, float high) {
-        uint32_t y;
-
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-        return y;
-}
-
 /* a * b rounded once, which is what rounding the f32 product gives: that one is exact. */
 __device__ static inline uint32_t pair_mul(uint32_t a, uint32_t b) {
         uint32_t y;
@@ -87,7 +80,7 @@ __device__ static inline bool watch_clean(uint32_t seen) {
         return (seen & 0x7fff7fffu) == 0;
 }
 
-/* The NaN of ops.h in place of the hardware's. */
+/* The NaN of ops.h in place of the hardware's (pair_round). */
 __device__ static inline uint32_t pair_settled(uint32_t pair) {
         if ((pair & 0x7fffu) > 0x7f80u)
                 pair = (pair & 0xffff0000u) | 0x7fc0u;
