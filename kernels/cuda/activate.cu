@@ -3,14 +3,10 @@
 
 #include "kernels/cuda/rows.cuh"
 
-__device__ static inline float logistic_part(float x, float exponent) {
-        return __fdiv_rn(x, __fadd_rn(1.0f, number_exp(exponent)));
-}
-
 __device__ static inline float gelu_tanh(float x) {
         float cubic = __fmaf_rn(__fmul_rn(x, x), 0.044715f, 1.0f);
 
-        return logistic_part(x, __fmul_rn(__fmul_rn(x, -0x1.988454p+0f), cubic));
+        return __fdiv_rn(x, __fadd_rn(1.0f, number_exp(__fmul_rn(__fmul_rn(x, -0x1.988454p+0f), cubic))));
 }
 
 __device__ static inline float gelu(float x) {
@@ -30,7 +26,7 @@ __device__ static inline float gelu(float x) {
 }
 
 template <LkFunction FUNCTION> __device__ static inline float function(float x) {
-        return FUNCTION == LK_SILU ? logistic_part(x, -x) : FUNCTION == LK_GELU ? gelu(x) : gelu_tanh(x);
+        return FUNCTION == LK_SILU ? number_silu(x) : FUNCTION == LK_GELU ? gelu(x) : gelu_tanh(x);
 }
 
 /* A block for a row. */

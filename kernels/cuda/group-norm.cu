@@ -76,7 +76,7 @@ template <bool SILU> __global__ static void __launch_bounds__(FLAT_THREADS) appl
                 float y = __fmul_rn(__fsub_rn(a.x[i], f.mean[group]), f.rstd[group]);
 
                 y = __fmaf_rn(y, weight_get(a.weight.data, a.weight.type, c), weight_get(a.bias.data, a.bias.type, c));
-                a.y[i] = SILU ? __fdiv_rn(y, __fadd_rn(1.0f, number_exp(-y))) : y;
+                a.y[i] = SILU ? number_silu(y) : y;
         }
 }
 

@@ -3,13 +3,6 @@
 
 #include "kernels/cuda/rows.cuh"
 
-/* By the eight lanes of a row, in the order of ops.h. */
-__device__ static inline float lanes_sum(float sum) {
-        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 4, ROW_LANES));
-        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2, ROW_LANES));
-        return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1, ROW_LANES));
-}
-
 __global__ static void layer_norm_plain(LkLayerNorm a) {
         uint64_t row = ((uint64_t) blockIdx.x * ROW_THREADS + threadIdx.x) / ROW_LANES;
         unsigned lane = threadIdx.x % ROW_LANES;

@@ -69,6 +69,14 @@ __device__ static inline void *row_at_mutable(void *p, LkType t, uint64_t i, uin
         return (uint8_t *) p + i * ld * (t == LK_F32 ? 4 : 2);
 }
 
+/* ((0+4)+(2+6))+((1+5)+(3+7)) of a row's eight lanes, the order of ops.h: addition of two floats is commutative, so each lane may add in
+ * its own order. All 32 threads of a warp call it. */
+__device__ static inline float lanes_sum(float sum) {
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 4, ROW_LANES));
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2, ROW_LANES));
+        return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1, ROW_LANES));
+}
+
 /* sum(x[i]^2) of a row by its eight lanes, in the order of ops.h; every lane gets it. All 32 threads of a warp call it. */
 __device__ static inline float row_sum_squares(const void *x, LkType type, uint64_t n, unsigned lane) {
         float sum = 0;
@@ -78,11 +86,7 @@ __device__ static inline float row_sum_squares(const void *x, LkType type, uint6
 
                 sum = __fmaf_rn(v, v, sum);
         }
-
-        /* ((0+4)+(2+6))+((1+5)+(3+7)): addition of two floats is commutative, so each lane may add in its own order. */
-        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 4, ROW_LANES));
-        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2, ROW_LANES));
-        return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1, ROW_LANES));
+        return lanes_sum(sum);
 }
 
 __device__ static inline float row_factor(float sum_squares, uint64_t n, float eps) {
@@ -110,4 +114,9 @@ __device__ static inline float number_exp(float x) {
         half = (uint32_t) ((int32_t) n >> 1);
         p = __fmul_rn(p, __uint_as_float((half + 127u) << 23));
         return __fmul_rn(p, __uint_as_float((n - half + 127u) << 23));
+}
+
+/* silu(x) of kernels/cpu/swiglu.c, the same bits. */
+__device__ static inline float number_silu(float x) {
+        return __fdiv_rn(x, __fadd_rn(1.0f, number_exp(-x)));
 }

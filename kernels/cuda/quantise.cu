@@ -42,7 +42,7 @@ __device__ static void share_silu_any(float (&v)[EACH], const uint4 (&g)[EACH / 
                 own[i] = v[i];
 #pragma unroll 1
         for (unsigned i = 0; i < EACH; i++)
-                own[i] = silu_any(own[i]);
+                own[i] = number_silu(own[i]);
 #pragma unroll
         for (unsigned i = 0; i < EACH; i++)
                 v[i] = own[i];
@@ -120,7 +120,7 @@ __device__ static void row_plain(const LkQuantise &a, uint64_t row, float *excha
                 [&](uint64_t i) {
                         float v = number_get(x, a.x_type, i);
 
-                        return up ? __fmul_rn(silu_any(v), number_get(up, a.x_type, i)) : v;
+                        return up ? __fmul_rn(number_silu(v), number_get(up, a.x_type, i)) : v;
                 },
                 exchange, most);
 }
@@ -139,7 +139,7 @@ __global__ static void __launch_bounds__(THREADS_MOST, 2) quantise_pieces(const 
 
         share_fetch<GATED>(a, blockIdx.x, s);
         for (uint32_t i = threadIdx.x; GATED && i < TABLE; i += blockDim.x)
-                table[i] = silu_any(table_number(i));
+                table[i] = number_silu(table_number(i));
         __syncthreads();
 
         for (uint32_t row = blockIdx.x; row < (uint32_t) a.m; row += gridDim.x, parity ^= 1) {

@@ -140,11 +140,6 @@ __device__ static inline void row_prefetch(const void *p) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* silu(g) of kernels/cpu/swiglu.c, the same bits. */
-__device__ static inline float silu_any(float g) {
-        return __fdiv_rn(g, __fadd_rn(1.0f, number_exp(-g)));
-}
-
 /* What rounds to bf16(silu(g)) for a g of bf16, with few instructions: any error of ex2 up to 2^-22 and of rcp up to 2^-23, which is what
  * PTX promises, leaves every result from SILU_NEAR up on its side of a tie. The nearest ties are at 2^-7, -2^-8 and 5.9375;
  * making g a little smaller moves them away, and the last digits of log2(e) were chosen so that no other number comes near

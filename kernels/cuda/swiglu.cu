@@ -11,7 +11,7 @@ __device__ static inline uint32_t silu_pair(uint32_t g) {
 }
 
 __device__ static uint32_t silu_pair_any(uint32_t g) {
-        return pair_settled(pair_round(silu_any(bf16_low(g)), silu_any(bf16_high(g))));
+        return pair_settled(pair_round(number_silu(bf16_low(g)), number_silu(bf16_high(g))));
 }
 
 __device__ static inline uint4 piece_silu(const uint4 &g) {
@@ -55,7 +55,7 @@ __global__ static void swiglu_plain(LkSwiglu a) {
         void *y = row_at_mutable(a.y, a.type, row, a.y_ld);
 
         for (uint64_t i = threadIdx.x % ROW_LANES; i < a.n; i += ROW_LANES) {
-                float s = number_round(silu_any(number_get(gate, a.type, i)), a.type);
+                float s = number_round(number_silu(number_get(gate, a.type, i)), a.type);
 
                 number_put(y, a.type, i, __fmul_rn(s, number_get(up, a.type, i)));
         }
