@@ -99,7 +99,7 @@ __global__ static void __launch_bounds__(THREADS) weights_kernel(const __grid_co
                 float v = 0;
 
                 if (n < p.n && k < w.cols) {
-                        const uint8_t *row = (const uint8_t *) w.data + r / w.block_rows * w.block_stride + r % w.block_rows * w.row_stride;
+                        const uint8_t *row = matrix_row(w, r);
 
                         v = w.type == LK_F32 && (uintptr_t) row % 4 == 0 ? ((const float *) row)[k] : weight_get(row, w.type, k);
                 }
@@ -141,8 +141,7 @@ __global__ static void __launch_bounds__(THREADS) direct_kernel(const __grid_con
 
         for (uint64_t i = (uint64_t) blockIdx.x * THREADS + threadIdx.x; i < p.outputs; i += (uint64_t) gridDim.x * THREADS) {
                 uint64_t n = i % w.rows, m = i / w.rows, at[3] = { m / p.size[2] / p.size[1], m / p.size[2] % p.size[1], m % p.size[2] };
-                float v = sum_at(p.a, at,
-                        (const uint8_t *) w.data + n / w.block_rows * w.block_stride + n % w.block_rows * w.row_stride);
+                float v = sum_at(p.a, at, matrix_row(w, n));
 
                 p.a.y[i] = p.a.bias.data ? __fadd_rn(v, weight_get(p.a.bias.data, p.a.bias.type, n)) : v;
         }

@@ -49,10 +49,6 @@ __device__ static float block_scale(const LkQuant &q, uint64_t row, uint64_t col
         return f32_from_e4m3(((const uint8_t *) q.block_scale)[tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + col % 4]);
 }
 
-__device__ static const uint8_t *matrix_row(const LkMatrix &w, uint64_t r) {
-        return (const uint8_t *) w.data + r / w.block_rows * w.block_stride + r % w.block_rows * w.row_stride;
-}
-
 /* Number k of a row as it stands in the file. */
 __device__ static float stored(const LkMatrix &w, const uint8_t *row, uint64_t k) {
         switch (w.type) {

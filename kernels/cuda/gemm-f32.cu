@@ -115,11 +115,8 @@ template <uint32_t TM, uint32_t TN> __global__ static void __launch_bounds__(THR
         w.takes_part = threadIdx.x < 2 * BN;
         w.type = g.w.type;
         w.vectors = a.w_vectors;
-        if (w.takes_part && n0 + w.at < g.w.rows) {
-                uint64_t row = n0 + w.at;
-
-                w.row = (const uint8_t *) g.w.data + row / g.w.block_rows * g.w.block_stride + row % g.w.block_rows * g.w.row_stride;
-        }
+        if (w.takes_part && n0 + w.at < g.w.rows)
+                w.row = matrix_row(g.w, n0 + w.at);
 
         load(&x, 0, cols, &g.w.quant.in_scale);
         load(&w, 0, cols, NULL);

@@ -59,8 +59,7 @@ __device__ static Loads loads_of(const MmaArgs &a, uint64_t m0, uint64_t n0, uin
                 uint64_t row = n0 + threadIdx.x / 4 + i * 64;
                 bool inside = row < p.w.rows;
 
-                row = inside ? row : 0;
-                l.w[i] = (const uint8_t *) p.w.data + row / p.w.block_rows * p.w.block_stride + row % p.w.block_rows * p.w.row_stride;
+                l.w[i] = matrix_row(p.w, inside ? row : 0);
                 l.inside |= (uint32_t) inside << (8 + i);
         }
         return l;

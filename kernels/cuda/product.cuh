@@ -77,6 +77,10 @@ static inline bool is_dense(const LkMatrix *w) {
         return w->row_stride == size && (w->block_rows >= w->rows || w->block_stride == w->block_rows * size);
 }
 
+__device__ static inline const uint8_t *matrix_row(const LkMatrix &w, uint64_t r) {
+        return (const uint8_t *) w.data + r / w.block_rows * w.block_stride + r % w.block_rows * w.row_stride;
+}
+
 /* May the rows of w be read in pieces of 16 bytes? */
 static inline bool matrix_aligned(const LkMatrix *w) {
         return is_aligned(w->data, w->row_stride | (w->block_rows < w->rows ? w->block_stride : 0));
