@@ -96,7 +96,7 @@ static int norm_and_quantise(LkContext *c, const LkNorm *a) {
         j.quantise.k = a->n;
         j.values_size = (a->n + 63) / 64 * 64 * sizeof(float);
         j.thread_size = 2 * j.values_size;
-        j.rows_per_task = a->n >= 16384 ? 1 : 16384 / (a->n + 1) + 1;
+        j.rows_per_task = rows_per_task(a->n);
         r = context_scratch(c, threads_count(c->threads) * j.thread_size, &scratch);
         if (r < 0)
                 return r;

@@ -45,7 +45,7 @@ int LK_ISA(quantise)(LkContext *c, const LkQuantise *a) {
                 return 0;
 
         j.row_ld = (a->k + 63) / 64 * 64;
-        j.rows_per_task = a->k >= 16384 ? 1 : 16384 / (a->k + 1) + 1;
+        j.rows_per_task = rows_per_task(a->k);
         r = context_scratch(c, threads_count(c->threads) * j.row_ld * sizeof(float), &scratch);
         if (r < 0)
                 return r;

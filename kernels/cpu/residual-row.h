@@ -27,9 +27,7 @@ VEC_INLINE void residual_typed(const LkResidual *a, uint64_t row, LkType t) {
         }
 }
 
-VEC_INLINE void residual_row(const void *arg, uint64_t row) {
-        const LkResidual *a = arg;
-
+VEC_INLINE void residual_row(const LkResidual *a, uint64_t row) {
         if (a->type == LK_BF16)
                 residual_typed(a, row, LK_BF16);
         else

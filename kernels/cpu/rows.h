@@ -23,9 +23,14 @@ static inline void rows_task(void *userdata, uint64_t task, uint32_t thread) {
                 j->fn(j->arg, i);
 }
 
-/* Runs fn for rows 0..m-1 of about n elements each; a task is big enough to be worth waking a thread. */
+/* Of about n elements each: big enough to be worth waking a thread. */
+static inline uint64_t rows_per_task(uint64_t n) {
+        return n >= 16384 ? 1 : 16384 / (n + 1) + 1;
+}
+
+/* Runs fn for rows 0..m-1 of about n elements each. */
 static inline int rows_run(LkContext *c, uint64_t m, uint64_t n, RowTask fn, const void *arg) {
-        uint64_t rows = n >= 16384 ? 1 : 16384 / (n + 1) + 1;
+        uint64_t rows = rows_per_task(n);
         RowsJob job = {.fn = fn, .arg = arg, .m = m, .rows_per_task = rows};
 
         return threads_run(c->threads, m / rows + (m % rows != 0), rows_task, &job);

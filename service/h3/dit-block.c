@@ -105,24 +105,33 @@ typedef struct Places {
         uint64_t ld;
 } Places;
 
-/* y = the rows in h (or h_int8) times the heads' part of w. */
-static int project(const DitRun *run, uint64_t n, bool int8, const LkMatrix *w, H3Range heads, void *y,
-        uint64_t y_ld) {
-        LkMatrix part = lk_matrix_rows(w, heads.begin * run->c->head_dim, heads_width(run, heads));
-        const LkGemmI8 product = {
+/* y = the normed rows in h (or h_int8) from `begin` on, of a chunk, times w. */
+static int multiply(const DitRun *run, uint64_t begin, uint64_t n, bool int8, const LkMatrix *w, void *y, uint64_t y_ld) {
+        uint64_t hidden = run->c->hidden;
+        LkGemmI8 product;
+
+        if (!int8) /* then there may be no h_int8 */
+                return dit_gemm_to(run, n, run->h + begin * hidden * run->element, w, y, y_ld);
+
+        product = (LkGemmI8){
                 .m = n,
-                .x = run->h_int8,
-                .x_ld = run->c->hidden,
-                .x_scale = run->h_scale,
-                .w = part,
+                .x = run->h_int8 + begin * hidden,
+                .x_ld = hidden,
+                .x_scale = run->h_scale + begin,
+                .w = *w,
                 .y = y,
                 .y_type = run->type,
                 .y_ld = y_ld,
         };
+        return run->ops->gemm_i8(run->context, &product);
+}
 
-        if (int8)
-                return run->ops->gemm_i8(run->context, &product);
-        return dit_gemm_to(run, n, run->h, &part, y, y_ld);
+/* y = the rows in h (or h_int8) times the heads' part of w. */
+static int project(const DitRun *run, uint64_t n, bool int8, const LkMatrix *w, H3Range heads, void *y,
+        uint64_t y_ld) {
+        LkMatrix part = lk_matrix_rows(w, heads.begin * run->c->head_dim, heads_width(run, heads));
+
+        return multiply(run, 0, n, int8, &part, y, y_ld);
 }
 
 static int norm_heads(const DitRun *run, const H3Block *block, H3Range rows, H3Range heads, bool keys, void *x,
@@ -421,25 +430,6 @@ static int take_o(const DitRun *run, uint32_t layer, uint32_t chunk, H3Range row
         return r;
 }
 
-/* y = the normed rows from `begin` on, of a chunk, times w. */
-static int mlp_inner(const DitRun *run, const LkMatrix *w, bool int8, uint64_t begin, uint64_t n, void *y) {
-        uint64_t hidden = run->c->hidden;
-        const LkGemmI8 product = {
-                .m = n,
-                .x = run->h_int8 + begin * hidden,
-                .x_ld = hidden,
-                .x_scale = run->h_scale + begin,
-                .w = *w,
-                .y = y,
-                .y_type = run->type,
-                .y_ld = w->rows,
-        };
-
-        if (int8)
-                return run->ops->gemm_i8(run->context, &product);
-        return dit_gemm(run, n, run->h + begin * hidden * run->element, run->type, w, NULL, y, run->type);
-}
-
 static int mlp_piece(const DitRun *run, const H3Mlp *m, uint64_t begin, uint64_t n) {
         uint64_t hidden_bytes = run->c->hidden * run->element, ffn = run->c->ffn;
         bool int8 = mlp_is_int8(run, m);
@@ -457,9 +447,9 @@ static int mlp_piece(const DitRun *run, const H3Mlp *m, uint64_t begin, uint64_t
         };
         int r;
 
-        r = mlp_inner(run, &m->gate, int8, begin, n, run->gate);
+        r = multiply(run, begin, n, int8, &m->gate, run->gate, ffn);
         if (r >= 0)
-                r = mlp_inner(run, &m->up, int8, begin, n, run->up);
+                r = multiply(run, begin, n, int8, &m->up, run->up, ffn);
         if (r >= 0 &&
                 dit_is_int8(run, &m->down, run->type)) /* the quantiser does it, unrounded (h3.md 2.2) */
                 return dit_int8_gemm_gated(run, n, run->gate, run->up, &m->down, y);

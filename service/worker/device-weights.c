@@ -379,7 +379,7 @@ static int resident_fetch(DeviceWeights *w, Part *p) {
         return 0;
 }
 
-/* The part's newest entry that is not given; NULL: none. */
+/* The part's newest entry that is not given (given: or that is); NULL: none. */
 static Entry *find_entry(DeviceWeights *w, uint32_t part, bool given) {
         for (uint32_t i = w->n_entries; i-- > 0;)
                 if (w->entries[i].part == part && (given || !w->entries[i].given))
@@ -584,18 +584,12 @@ static uint64_t ring_of_passing(const DeviceWeights *w) {
 static uint64_t ring_of_all(const DeviceWeights *w) {
         uint64_t least = ring_of_passing(w);
 
-        for (uint32_t i = 0; w->config.one_at_a_time && i < w->n_staying; i++) {
-                uint64_t pair = align(w->parts[i].size) + align(w->parts[(i + 1) % w->n_staying].size);
-
-                least = pair > least ? pair : least; /* one is copied while the other is in use */
-        }
-        if (w->config.one_at_a_time)
-                return least;
-
         for (uint32_t i = 0; i < w->n_staying; i++) {
                 uint64_t a = align(w->parts[i].size), b = align(w->parts[(i + 1) % w->n_staying].size);
                 uint64_t fits = a + 2 * b, ahead = align((a + b) / 2 * 3);
 
+                if (w->config.one_at_a_time) /* one is copied while the other is in use */
+                        fits = ahead = a + b;
                 least = fits > least ? fits : least;
                 least = ahead > least ? ahead : least;
         }
