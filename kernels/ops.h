@@ -176,6 +176,80 @@ typedef struct LkAttention {
         uint64_t q_ld, k_ld, v_ld, o_ld;
 } LkAttention;
 
+/* Sparse attention (h3.md 7): rows lie in blocks, and a query sees the rows of some blocks one by one and those of
+ * the others, or none of them, through the blocks' means. Three operations: means of the blocks, which blocks
+ * (all of it on the device), attention. A block's numbers depend on its own rows, a choice on the head's blocks: on
+ * no rank, chunk or plan. */
+
+#define LK_BLOCK_ROWS LK_KEY_TILE
+
+/* Block b is rows start[b] .. start[b + 1] - 1: 1 to LK_BLOCK_ROWS of them, whose place in the sequence need be no
+ * multiple of anything. */
+typedef struct LkBlocks {
+        uint32_t n;
+        const uint32_t *start; /* [n + 1], device memory; start[0] is 0 */
+} LkBlocks;
+
+/* mean[b, h, :] = (sum of the rows of block b of x[rows, heads, head_dim], ascending from +0) / their number; f32.
+ * With centre, of every (h, d), each operation rounded once and sums over blocks by the rule of reductions over a
+ * row (lane b % 8):
+ *     centre[0] = sum(mean) / n;  mean = mean - centre[0];  centre[1] = sum(mean^2) / n */
+typedef struct LkBlockMeans {
+        LkType type;
+        uint32_t heads, head_dim;
+        LkBlocks blocks;
+        const void *x;
+        uint64_t x_ld;
+        float *mean;   /* [blocks, heads, head_dim] */
+        float *centre; /* [2, heads, head_dim]; NULL: mean is as it is */
+} LkBlockMeans;
+
+/* Which key blocks the query blocks i = first .. first + n_q - 1 of each head see row by row. All f32:
+ *     dot = sum of q[i, d] * k[b, d]           one accumulator, d ascending, fma
+ *     score = dot * scale
+ * Block b is seen by i if it is a sink (b < sinks), if i sees all (dense_begin <= i < dense_end), if |i - b| <
+ * reach, or if it is chosen:
+ *     by_rank  b is no sink and its dot is at least the keep-th largest of those that are none; a NaN and what
+ *              keep = 0 asks for is never chosen
+ *     else     dot * c > tau * sqrtf((c * c) * v + 1e-6f) with c = scale * log2(e), v = sum of (q[i, d] * q[i, d])
+ *              * variance[d] as dot
+ * list: numbers of the blocks that are seen, ascending, count of them; behind them those that are not. */
+typedef struct LkRoute {
+        uint32_t heads, head_dim;
+        uint32_t n;          /* blocks */
+        uint32_t first, n_q; /* query blocks; first + n_q <= n */
+        float scale;
+        const float *q;        /* [n, heads, head_dim]: means */
+        const float *k;        /* [n, heads, head_dim]: means less their centre */
+        const float *variance; /* [heads, head_dim]: centre[1] of LkBlockMeans */
+        bool by_rank;
+        uint32_t keep;
+        float tau;
+        uint32_t sinks, dense_begin, dense_end, reach;
+        uint32_t *list;  /* [heads, n_q, n] */
+        uint32_t *count; /* [heads, n_q] */
+        float *score;    /* [heads, n_q, n], by block */
+} LkRoute;
+
+/* Attention of queries in the query blocks first_block .. first_block + n_blocks - 1 by their lists. As LkAttention
+ * says, with a block that is seen as a tile of keys, in the order of the list. With `value` the others follow, in the
+ * order of the list, in tiles of LK_KEY_TILE of which each stands for a block b of n rows: score s = score[b] + scale
+ * * (q . centre) (rounded to f32 each; dot as in LkRoute), probability exp(s - running max) * n, which is then rounded
+ * as others are, and v = value[b], rounded to `type`. With `gate`: o = fma(gate, coarse[own block], quotient),
+ * rounded once. If all blocks are seen the bits are those of attention. */
+typedef struct LkSparseAttention {
+        LkAttention a; /* not causal, kv_heads 0; first_row: of q[0], which lies in first_block */
+        LkBlocks blocks;
+        uint32_t first_block, n_blocks; /* those that the queries are in, with lists of their own: [heads, n_blocks, ..] */
+        const uint32_t *list, *count;
+        const float *score;
+        const float *value;  /* [blocks, heads, head_dim]: means of v; NULL: the others are left out */
+        const float *centre; /* [heads, head_dim]; with value */
+        const void *gate;    /* [n_q, heads, head_dim] of `type`; NULL: none */
+        uint64_t gate_ld;
+        const float *coarse; /* [blocks, heads, head_dim]; with gate */
+} LkSparseAttention;
+
 /* y = rms(x) * weight, optionally modulated: y = y * (1 + scale[row]) + shift[row].
  * Statistics f32: rstd = 1 / sqrtf(sum(x^2) / n + eps). Rounding points (LK_BF16): x * rstd * weight ->
  * bf16; then fma(h, 1 + scale, shift) in f32 -> bf16. Row i uses modulation row mod_index[i] of `mod`
@@ -471,6 +545,11 @@ typedef struct LkOps {
         int (*snake)(LkContext *c, const LkSnake *a);
         int (*alias_free)(LkContext *c, const LkAliasFree *a);
         int (*average)(LkContext *c, const LkAverage *a);
+
+        /* All three, or NULL: the backend has no sparse attention. */
+        int (*block_means)(LkContext *c, const LkBlockMeans *a);
+        int (*route)(LkContext *c, const LkRoute *a);
+        int (*sparse_attention)(LkContext *c, const LkSparseAttention *a);
 } LkOps;
 
 /* Bytes of a number of an activation or a vector. */

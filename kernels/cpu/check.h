@@ -209,3 +209,52 @@ static inline bool check_average(const LkAverage *a) {
 
         return true;
 }
+
+/* What start says is the caller's knowledge. */
+static inline bool check_blocks(const LkBlocks *b) {
+        return b->n > 0 && b->n < UINT32_MAX / LK_BLOCK_ROWS && b->start;
+}
+
+/* [blocks, heads, head_dim] of f32, which every number below can count. */
+static inline bool check_means(const float *mean, uint32_t n, uint32_t heads, uint32_t head_dim) {
+        return check_rows(mean, LK_F32, n, (uint64_t) heads * head_dim, (uint64_t) heads * head_dim);
+}
+
+static inline bool check_block_means(const LkBlockMeans *a) {
+        uint64_t width = (uint64_t) a->heads * a->head_dim;
+
+        return check_blocks(&a->blocks) && check_rows(a->x, a->type, a->blocks.n, width, a->x_ld) &&
+               check_means(a->mean, a->blocks.n, a->heads, a->head_dim) &&
+               (!a->centre || check_rows(a->centre, LK_F32, 2, width, width));
+}
+
+/* [heads, n_q, n] numbers of four bytes. */
+static inline bool check_lists(const void *p, uint32_t heads, uint32_t n_q, uint32_t n) {
+        uint64_t rows = (uint64_t) heads * n_q;
+
+        return check_rows(p, LK_F32, rows, n, n);
+}
+
+static inline bool check_route(const LkRoute *a) {
+        uint64_t width = (uint64_t) a->heads * a->head_dim;
+
+        return a->n > 0 && a->first <= a->n && a->n_q <= a->n - a->first && check_means(a->q, a->n, a->heads, a->head_dim) &&
+               check_means(a->k, a->n, a->heads, a->head_dim) &&
+               (a->by_rank || check_rows(a->variance, LK_F32, 1, width, width)) &&
+               check_lists(a->list, a->heads, a->n_q, a->n) && check_lists(a->score, a->heads, a->n_q, a->n) &&
+               check_lists(a->count, a->heads, a->n_q, 1);
+}
+
+static inline bool check_sparse_attention(const LkSparseAttention *a) {
+        uint64_t width = (uint64_t) a->a.heads * a->a.head_dim;
+        uint32_t n = a->blocks.n;
+
+        return check_blocks(&a->blocks) && !a->a.causal && a->a.kv_heads == 0 && a->first_block <= n &&
+               a->n_blocks <= n - a->first_block && a->a.n_q <= (uint64_t) a->n_blocks * LK_BLOCK_ROWS &&
+               a->a.first_row <= INT64_MAX && check_lists(a->list, a->a.heads, a->n_blocks, n) &&
+               check_lists(a->score, a->a.heads, a->n_blocks, n) && check_lists(a->count, a->a.heads, a->n_blocks, 1) &&
+               (!a->value || (check_means(a->value, n, a->a.heads, a->a.head_dim) &&
+                                     check_rows(a->centre, LK_F32, 1, width, width))) &&
+               (!a->gate || (check_rows(a->gate, a->a.type, a->a.n_q, width, a->gate_ld) &&
+                                    check_means(a->coarse, n, a->a.heads, a->a.head_dim)));
+}

@@ -55,6 +55,9 @@
                 .snake = lk_cpu_snake_##isa,               \
                 .alias_free = lk_cpu_alias_free_##isa,     \
                 .average = lk_cpu_average_##isa,           \
+                .block_means = lk_cpu_block_means_##isa,   \
+                .route = lk_cpu_route_##isa,               \
+                .sparse_attention = lk_cpu_sparse_attention_##isa, \
         }
 /* clang-format on */
 
