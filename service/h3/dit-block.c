@@ -50,6 +50,11 @@ static LkResidual residual_of(
         };
 }
 
+/* Whether h of the block is int8. */
+static bool feed_is_int8(const DitRun *run, const H3Block *block) {
+        return h3_block_is_int8(block, run->compute, h3_sparse_is_gated(run->sparse));
+}
+
 /* Whether gate and up take their rows in int8, quantised once. */
 static bool mlp_is_int8(const DitRun *run, const H3Mlp *m) {
         return dit_is_int8(run, &m->gate, run->type) && dit_is_int8(run, &m->up, run->type) &&
@@ -66,7 +71,7 @@ static int norm_rows(const DitRun *run, const H3Block *block, uint32_t layer, Di
         const DitPending *pending) {
         uint64_t hidden = run->c->hidden;
         bool attention = branch == DIT_ATTENTION, modulated = is_modulated(block);
-        bool int8 = attention ? h3_block_is_int8(block, run->compute) : mlp_is_int8(run, &block->mlp);
+        bool int8 = attention ? feed_is_int8(run, block) : mlp_is_int8(run, &block->mlp);
         const LkQuantise quantise = {
                 .rotation = attention ? block->attn.q.quant.rotation : block->mlp.gate.quant.rotation,
                 .q = run->h_int8,
@@ -99,9 +104,9 @@ static int norm_rows(const DitRun *run, const H3Block *block, uint32_t layer, Di
         return run->ops->norm(run->context, &args);
 }
 
-/* Q, K and V of some rows and heads: where they lie, in rows of ld elements. */
+/* Q, K and V, and the coarse branch's gate, of some rows and heads: where they lie, in rows of ld elements. */
 typedef struct Places {
-        void *q, *k, *v;
+        void *q, *k, *v, *gate; /* gate: NULL if there is none */
         uint64_t ld;
 } Places;
 
@@ -157,7 +162,7 @@ static int norm_heads(const DitRun *run, const H3Block *block, H3Range rows, H3R
 
 /* Q, K, V of the rows that are in h. */
 static int make_qkv(const DitRun *run, const H3Block *block, H3Range rows, H3Range heads, Places y) {
-        bool int8 = h3_block_is_int8(block, run->compute);
+        bool int8 = feed_is_int8(run, block);
         uint64_t n = h3_range_size(rows);
         int r;
 
@@ -168,6 +173,8 @@ static int make_qkv(const DitRun *run, const H3Block *block, H3Range rows, H3Ran
                 r = project(run, n, int8, &block->attn.k, heads, y.k, y.ld);
         if (r >= 0)
                 r = project(run, n, int8, &block->attn.v, heads, y.v, y.ld);
+        if (r >= 0 && y.gate)
+                r = project(run, n, int8, &block->attn.gate, heads, y.gate, y.ld);
         if (r >= 0)
                 r = norm_heads(run, block, rows, heads, false, y.q, y.ld);
         return r < 0 ? r : norm_heads(run, block, rows, heads, true, y.k, y.ld);
@@ -183,10 +190,12 @@ static uint64_t chunk_rows(const DitRun *run, uint32_t chunk, uint32_t begin, ui
 }
 
 /* Where the queries of a rank's chunk begin in q: [chunk][rank][row], so that a chunk of all ranks is one
- * array. With KV_GATHER the rank has its own rows only. */
+ * array. With KV_GATHER the rank has its own rows only. Sparse: in order, so that a block of them is one array. */
 static uint64_t query_row(const DitRun *run, uint32_t rank, uint32_t chunk) {
         uint64_t row = 0;
 
+        if (run->sparse)
+                return h3_plan_chunk(run->plan, rank, chunk).begin;
         if (run->plan->kind == H3_PLAN_KV_GATHER)
                 return h3_plan_chunk(run->plan, rank, chunk).begin - run->rows.begin;
         for (uint32_t c = 0; c < chunk; c++)
@@ -203,6 +212,7 @@ static Places attention_places(const DitRun *run, uint32_t rank, uint32_t chunk)
                 .q = run->q + query_row(run, rank, chunk) * row,
                 .k = run->k + key * row,
                 .v = run->v + key * row,
+                .gate = run->coarse_gate ? run->coarse_gate + key * row : NULL,
                 .ld = ld,
         };
 }
@@ -216,7 +226,7 @@ static H3View view_of(const DitRun *run, void *x, uint64_t rows, uint64_t width,
 static uint32_t view_hidden(const DitRun *run, const H3Block *block, uint64_t n, H3View *ret) {
         uint64_t hidden = run->c->hidden;
 
-        if (!h3_block_is_int8(block, run->compute)) {
+        if (!feed_is_int8(run, block)) {
                 ret[0] = view_of(run, run->h, n, hidden, hidden);
                 return 1;
         }
@@ -225,13 +235,16 @@ static uint32_t view_hidden(const DitRun *run, const H3Block *block, uint64_t n,
         return 2;
 }
 
-static uint32_t view_places(
-        const DitRun *run, const Places *x, bool queries, uint64_t n, H3Range heads, H3View *ret) {
+/* With QKV_ALL_TO_ALL the rows' queries go, too; with KV_GATHER they stay, or go for their means alone. */
+static uint32_t view_places(const DitRun *run, const Places *x, uint64_t n, H3Range heads, H3View *ret) {
+        bool all_to_all = run->plan->kind == H3_PLAN_QKV_ALL_TO_ALL;
         uint64_t width = heads_width(run, heads);
         uint32_t i = 0;
 
-        if (queries)
+        if (all_to_all || run->sparse)
                 ret[i++] = view_of(run, x->q, n, width, x->ld);
+        if (all_to_all && x->gate)
+                ret[i++] = view_of(run, x->gate, n, width, x->ld);
         ret[i++] = view_of(run, x->k, n, width, x->ld);
         ret[i++] = view_of(run, x->v, n, width, x->ld);
         return i;
@@ -258,15 +271,15 @@ static int feed_all(const DitRun *run, const H3Block *block, H3Message m, H3Rang
         for (uint32_t i = 0; r >= 0 && i < run->plan->ranks; i++) {
                 H3Range heads = run->plan->heads[i];
                 uint64_t at = heads.begin * run->c->head_dim * run->element;
-                Places y = {run->qkv_out[0] + at, run->qkv_out[1] + at, run->qkv_out[2] + at, inner};
+                Places y = {run->qkv_out[0] + at, run->qkv_out[1] + at, run->qkv_out[2] + at,
+                        run->coarse_gate ? run->qkv_out[3] + at : NULL, inner};
 
                 if (i == run->self || h3_range_size(heads) == 0)
                         continue;
                 m.to = i;
                 r = make_qkv(run, block, rows, heads, y);
                 if (r >= 0)
-                        r = send(run, m, views,
-                                view_places(run, &y, true, h3_range_size(rows), heads, views));
+                        r = send(run, m, views, view_places(run, &y, h3_range_size(rows), heads, views));
         }
         return r;
 }
@@ -297,7 +310,7 @@ int dit_feed(
         y = attention_places(run, self, chunk);
         r = make_qkv(run, block, rows, run->heads, y);
         if (r >= 0 && run->plan->kind == H3_PLAN_KV_GATHER)
-                r = send(run, m, views, view_places(run, &y, false, n, run->heads, views));
+                r = send(run, m, views, view_places(run, &y, n, run->heads, views));
         return r;
 }
 
@@ -323,8 +336,7 @@ static int take_chunk(const DitRun *run, const H3Block *block, uint32_t layer, u
         if (run->plan->kind == H3_PLAN_HIDDEN_GATHER)
                 n_views = view_hidden(run, block, n, views);
         else
-                n_views = view_places(
-                        run, &y, run->plan->kind == H3_PLAN_QKV_ALL_TO_ALL, n, run->heads, views);
+                n_views = view_places(run, &y, n, run->heads, views);
         r = e->recv(e, run->rank, &m, views, n_views);
         if (r >= 0 && run->plan->kind == H3_PLAN_HIDDEN_GATHER)
                 r = make_qkv(run, block, rows, run->heads, y);
@@ -347,9 +359,10 @@ static int take_all(const DitRun *run, const H3Block *block, uint32_t layer) {
 }
 
 /* n queries from row `query` of q. */
-static int attend(const DitRun *run, uint64_t query, uint64_t n, void *o, uint64_t o_ld) {
+static LkAttention attention_of(const DitRun *run, uint64_t query, uint64_t n, void *o, uint64_t o_ld) {
         uint64_t own = heads_width(run, run->heads);
-        const LkAttention args = {
+
+        return (LkAttention){
                 .type = run->type,
                 .n_q = n,
                 .n_k = run->n_rows,
@@ -365,8 +378,30 @@ static int attend(const DitRun *run, uint64_t query, uint64_t n, void *o, uint64
                 .v_ld = own,
                 .o_ld = o_ld,
         };
+}
 
-        return n == 0 ? 0 : run->ops->attention(run->context, &args);
+static int attend(const DitRun *run, uint32_t layer, uint64_t query, uint64_t n, void *o, uint64_t o_ld) {
+        const LkAttention args = attention_of(run, query, n, o, o_ld);
+
+        if (n == 0)
+                return 0;
+        if (dit_is_sparse(run, layer))
+                return dit_sparse_attend(run, &args, query);
+        return run->ops->attention(run->context, &args);
+}
+
+/* Chunk `chunk` of ranks begin..end, to o. */
+static int attend_ranks(const DitRun *run, uint32_t layer, uint32_t chunk, uint32_t begin, uint32_t end, uint8_t *o) {
+        uint64_t own = heads_width(run, run->heads);
+        int r = 0;
+
+        if (!run->sparse) /* one array */
+                return attend(run, layer, query_row(run, begin, chunk), chunk_rows(run, chunk, begin, end), o, own);
+        for (uint32_t i = begin; r >= 0 && i < end; i++) {
+                r = attend(run, layer, query_row(run, i, chunk), chunk_rows(run, chunk, i, i + 1), o, own);
+                o += chunk_rows(run, chunk, i, i + 1) * own * run->element;
+        }
+        return r;
 }
 
 /* O of other ranks' rows, then to them. */
@@ -375,10 +410,9 @@ static int attend_others(const DitRun *run, uint32_t layer, uint32_t chunk) {
         uint64_t own = heads_width(run, run->heads), at = 0, before = chunk_rows(run, chunk, 0, self);
         int r;
 
-        r = attend(run, query_row(run, 0, chunk), before, run->o_out, own);
+        r = attend_ranks(run, layer, chunk, 0, self, run->o_out);
         if (r >= 0)
-                r = attend(run, query_row(run, self + 1, chunk), chunk_rows(run, chunk, self + 1, ranks),
-                        run->o_out + before * own * run->element, own);
+                r = attend_ranks(run, layer, chunk, self + 1, ranks, run->o_out + before * own * run->element);
 
         for (uint32_t to = 0; r >= 0 && to < ranks; to++) {
                 uint64_t n = chunk_rows(run, chunk, to, to + 1);
@@ -405,7 +439,7 @@ static int attend_chunk(const DitRun *run, uint32_t layer, uint32_t chunk) {
                 return 0;
         if (run->plan->ranks > 1 && run->plan->kind != H3_PLAN_KV_GATHER)
                 r = attend_others(run, layer, chunk);
-        return r < 0 ? r : attend(run, query_row(run, run->self, chunk), h3_range_size(rows), o, inner);
+        return r < 0 ? r : attend(run, layer, query_row(run, run->self, chunk), h3_range_size(rows), o, inner);
 }
 
 /* O of own rows from the ranks that have the other heads. */
@@ -522,6 +556,8 @@ static int tap_qkv(const DitRun *run, uint32_t layer) {
         r = dit_tap(run, (int) layer, "q", run->q, run->type, run->n_rows, own);
         if (r >= 0)
                 r = dit_tap(run, (int) layer, "k", run->k, run->type, run->n_rows, own);
+        if (r >= 0 && run->coarse_gate)
+                r = dit_tap(run, (int) layer, "gate", run->coarse_gate, run->type, run->n_rows, own);
         return r < 0 ? r : dit_tap(run, (int) layer, "v", run->v, run->type, run->n_rows, own);
 }
 
@@ -531,6 +567,8 @@ int dit_attend(const DitRun *run, const H3Block *block, uint32_t layer) {
         r = take_all(run, block, layer);
         if (r >= 0 && is_modulated(block) && run->plan->ranks == 1)
                 r = tap_qkv(run, layer);
+        if (r >= 0 && dit_is_sparse(run, layer))
+                r = dit_sparse_begin(run);
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
                 r = attend_chunk(run, layer, chunk);
         return r;

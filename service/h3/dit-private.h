@@ -6,11 +6,15 @@
 
 #include "service/h3/dit.h"
 #include "service/h3/exchange-size.h"
+#include "service/h3/sparse.h"
 #include "service/h3/weights.h"
 
 /* The MLP's inner rows are the widest thing there is: they are made for so many rows at a time, unless the
  * rank says otherwise. */
 #define DIT_PIECE_ROWS 4096u
+
+/* Query blocks that are routed at a time: their lists and scores take 8 bytes for every head and pair of blocks. */
+#define DIT_ROUTED_BLOCKS 64u
 
 /* Timesteps of a step: one per stream and one per kind of condition, fewer if they are equal; more with a
  * denoise mask. */
@@ -42,16 +46,26 @@ typedef struct DitRun {
         uint8_t *h;         /* [in_chunk, hidden]: normed rows of a chunk */
         int8_t *h_int8;     /* [in_chunk, hidden]: the same for int8 matrices, which the model has */
         float *h_scale;     /* [in_chunk] */
-        uint8_t *q;         /* [rows attended for, heads * head_dim], [chunk][rank][row] */
+        uint8_t *q;         /* [rows attended for, heads * head_dim], [chunk][rank][row]; sparse: [all rows, ..] in order */
         uint8_t *k, *v;     /* [all rows, heads * head_dim] */
         uint8_t *o;         /* [own rows, inner] */
         uint8_t *o_out;     /* [other ranks' rows of a chunk, heads * head_dim]: O that leaves */
-        uint8_t *qkv_out[3]; /* [own chunk, inner]: Q, K, V that leave */
+        uint8_t *qkv_out[4]; /* [own chunk, inner]: Q, K, V and gate that leave */
         uint8_t *y;         /* [own chunk, hidden]: what a branch adds */
         uint8_t *gate, *up, *act; /* [piece of a chunk, ffn] */
         int8_t *int8;             /* [piece, int8_cols]: quantised rows; no int8 matrices: empty */
         float *int8_scale;        /* [piece] */
         uint32_t int8_cols;
+
+        /* of a sparse step; [blocks, ..] numbers are f32 */
+        const H3Sparse *sparse; /* NULL: dense */
+        uint8_t *coarse_gate;   /* VSA: as q */
+        uint32_t *block_start;  /* [blocks + 1] */
+        float *q_mean, *k_mean, *v_mean; /* [blocks, heads * head_dim] */
+        float *k_centre;                 /* [2, heads * head_dim] */
+        float *coarse;                   /* VSA: as q_mean */
+        uint32_t *list, *count;          /* [heads, DIT_ROUTED_BLOCKS, blocks], [heads, DIT_ROUTED_BLOCKS] */
+        float *score;                    /* as list */
 
         /* of a step, not of the refiner */
         float *cos, *sin;       /* [rope rows, 3 * rope_freqs] */
@@ -151,6 +165,16 @@ int dit_feed(
  * following chunks compute. */
 int dit_attend(const DitRun *run, const H3Block *block, uint32_t layer);
 int dit_finish(const DitRun *run, const H3Block *block, const H3Block *next, uint32_t layer);
+
+/* dit-sparse.c: of a layer whose Q, K and V are there; the rank may have no heads. */
+static inline bool dit_is_sparse(const DitRun *run, uint32_t layer) {
+        return run->sparse && !sparse_is_dense(&run->sparse->options, layer);
+}
+
+/* Means of the blocks, and what follows from them for all queries. */
+int dit_sparse_begin(const DitRun *run);
+/* Attention of the rows of `a`, of which the first is `row`: routed and attended in pieces. */
+int dit_sparse_attend(const DitRun *run, const LkAttention *a, uint64_t row);
 
 /* timesteps.c */
 typedef struct DitTimesteps {

@@ -82,6 +82,7 @@ static DitRun run_of_rank(const H3Rank *rank, const H3Model *m, H3Compute comput
         run.n_rows = n_rows;
         run.rows = rank->plan->rows[rank->index];
         run.heads = h3_plan_heads(rank->plan, rank->index, m->config.heads);
+        run.sparse = rank->plan->sparse;
         return run;
 }
 
@@ -124,6 +125,27 @@ static uint64_t largest_rest(const H3Plan *p, uint32_t self) {
         return rows;
 }
 
+/* What sparse attention works with. */
+static void carve_sparse(DitRun *run, Carver *k, uint64_t rows_q) {
+        uint64_t own_inner = h3_range_size(run->heads) * run->c->head_dim, n;
+        uint64_t lists = h3_range_size(run->heads) * DIT_ROUTED_BLOCKS;
+        bool gated = h3_sparse_is_gated(run->sparse);
+
+        if (!run->sparse)
+                return;
+        n = run->sparse->n;
+        run->coarse_gate = gated ? carve(k, rows_q * own_inner * run->element) : NULL;
+        run->block_start = carve(k, (n + 1) * sizeof(*run->block_start));
+        run->q_mean = carve(k, n * own_inner * sizeof(float));
+        run->k_mean = carve(k, n * own_inner * sizeof(float));
+        run->v_mean = carve(k, n * own_inner * sizeof(float));
+        run->k_centre = carve(k, 2 * own_inner * sizeof(float));
+        run->coarse = gated ? carve(k, n * own_inner * sizeof(float)) : NULL;
+        run->list = carve(k, lists * n * sizeof(*run->list));
+        run->count = carve(k, lists * sizeof(*run->count));
+        run->score = carve(k, lists * n * sizeof(float));
+}
+
 /* What of attention the plan asks for beside the arrays of every rank. */
 static void carve_exchange(DitRun *run, Carver *k) {
         uint64_t own_inner = h3_range_size(run->heads) * run->c->head_dim * run->element;
@@ -132,7 +154,7 @@ static void carve_exchange(DitRun *run, Carver *k) {
                 return;
         run->o_out = carve(k, largest_rest(run->plan, run->self) * own_inner);
         if (run->plan->kind == H3_PLAN_QKV_ALL_TO_ALL)
-                for (unsigned i = 0; i < ELEMENTSOF(run->qkv_out); i++)
+                for (unsigned i = 0; i < (h3_sparse_is_gated(run->sparse) ? 4u : 3u); i++)
                         run->qkv_out[i] = carve(k, run->own_chunk * run->c->inner * run->element);
 }
 
@@ -143,7 +165,7 @@ static void carve_blocks(DitRun *run, Carver *k) {
         uint64_t own_inner = h3_range_size(run->heads) * c->head_dim;
         bool alone = run->plan->kind == H3_PLAN_KV_GATHER; /* among its queries */
         bool takes = run->plan->kind == H3_PLAN_HIDDEN_GATHER && own_inner > 0;
-        uint64_t piece;
+        uint64_t piece, rows_q = alone && !run->sparse ? own : run->n_rows;
 
         run->own_chunk = largest_chunk(run->plan, run->self, run->self + 1);
         run->in_chunk = takes ? largest_chunk(run->plan, 0, run->plan->ranks) : run->own_chunk;
@@ -152,7 +174,7 @@ static void carve_blocks(DitRun *run, Carver *k) {
 
         run->x = carve(k, own * c->hidden * e);
         run->h = carve(k, run->in_chunk * c->hidden * e);
-        run->q = carve(k, (alone ? own : run->n_rows) * own_inner * e);
+        run->q = carve(k, rows_q * own_inner * e);
         run->k = carve(k, run->n_rows * own_inner * e);
         run->v = carve(k, run->n_rows * own_inner * e);
         run->o = carve(k, own * c->inner * e);
@@ -160,6 +182,7 @@ static void carve_blocks(DitRun *run, Carver *k) {
         run->gate = carve(k, piece * c->ffn * e);
         run->up = carve(k, piece * c->ffn * e);
         run->act = carve(k, piece * c->ffn * e);
+        carve_sparse(run, k, rows_q);
         carve_exchange(run, k);
         if (run->int8_cols > 0) {
                 uint64_t rows = max_of(max_of(run->own_chunk, run->in_chunk), run->timesteps_max);
@@ -316,8 +339,14 @@ static void latent_rows(const DitRun *run, const H3StepInput *in, const H3Segmen
         const float *video = target ? in->video : in->conditions[s->condition].video;
         const float *audio = target ? in->audio : in->conditions[s->condition].audio;
         H3Grid grid = target ? h3_shape_grid(shape) : shape->conditions[s->condition].grid;
+        uint64_t at;
 
-        if (s->kind == H3_SEGMENT_VIDEO)
+        if (s->kind == H3_SEGMENT_VIDEO && target && run->sparse)
+                for (uint64_t row = begin; row < end; row++, ret += video_row(run->c)) {
+                        at = h3_sparse_row(run->sparse, s->begin + row) - s->begin;
+                        h3_video_to_rows(run->c, &grid, video, at, at + 1, ret);
+                }
+        else if (s->kind == H3_SEGMENT_VIDEO)
                 h3_video_to_rows(run->c, &grid, video, begin, end, ret);
         else
                 h3_audio_to_rows(run->c, target ? shape->audio : shape->conditions[s->condition].audio,
@@ -384,6 +413,31 @@ static int upload_made_rope(const DitRun *run, const H3StepInput *in) {
         return r < 0 ? r : run->ops->upload(run->context, run->sin, sin, n * sizeof(float));
 }
 
+/* The table of all rows in the order that the step packs them. */
+static int upload_ordered_rope(const DitRun *run, const H3StepInput *in) {
+        uint64_t width = 3ull * run->c->rope_freqs, rows = h3_range_size(run->rope), n = in->layout->rows * width;
+        CLEANUP_FREE float *made = NULL, *part = NULL;
+        const float *cos = in->rope;
+        int r;
+
+        part = malloc(2 * rows * width * sizeof(float));
+        made = cos ? NULL : malloc(2 * n * sizeof(float));
+        if (!part || (!cos && !made))
+                return -ENOMEM;
+        if (!cos) {
+                h3_rope_table(run->c, in->layout, 0, in->layout->rows, run->type == LK_BF16, made, made + n);
+                cos = made;
+        }
+        for (uint64_t i = 0; i < rows; i++) {
+                uint64_t at = h3_sparse_row(run->sparse, run->rope.begin + i) * width;
+
+                memcpy(part + i * width, cos + at, width * sizeof(float));
+                memcpy(part + (rows + i) * width, cos + n + at, width * sizeof(float));
+        }
+        r = run->ops->upload(run->context, run->cos, part, rows * width * sizeof(float));
+        return r < 0 ? r : run->ops->upload(run->context, run->sin, part + rows * width, rows * width * sizeof(float));
+}
+
 static int upload_rope(const DitRun *run, const H3StepInput *in) {
         const H3Layout *l = in->layout;
         uint64_t width = 3ull * run->c->rope_freqs, rows = h3_range_size(run->rope), n = rows * width;
@@ -392,6 +446,8 @@ static int upload_rope(const DitRun *run, const H3StepInput *in) {
 
         if (rows == 0)
                 return 0;
+        if (run->sparse && run->sparse->order)
+                return upload_ordered_rope(run, in);
         if (in->rope)
                 return upload_made_rope(run, in);
         table = malloc(2 * n * sizeof(float));
@@ -513,10 +569,10 @@ static int final_rows(const DitRun *run, const H3Model *m, H3Range rows) {
 }
 
 /* Rows begin..end of a segment times their part of the mask. */
-static void mask_rows(
-        const H3Layout *l, const H3Segment *s, uint64_t begin, uint64_t end, uint64_t width, float *rows) {
+static void mask_rows(const H3Layout *l, const H3Sparse *sparse, const H3Segment *s, uint64_t begin, uint64_t end, uint64_t width,
+        float *rows) {
         for (uint64_t row = begin; l->level && row < end; row++) {
-                float m = (float) l->level[s->begin + row] / (float) H3_MASK_LEVELS;
+                float m = (float) l->level[h3_sparse_row(sparse, s->begin + row)] / (float) H3_MASK_LEVELS;
 
                 for (uint64_t i = 0; i < width; i++)
                         *rows++ *= m;
@@ -542,8 +598,14 @@ static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const 
                 r = run->ops->download(run->context, host, run->io, (end - begin) * width * sizeof(float));
         if (r < 0)
                 return r;
-        mask_rows(l, s, begin, end, width, host);
-        if (video)
+        mask_rows(l, run->sparse, s, begin, end, width, host);
+        if (video && run->sparse)
+                for (uint64_t row = begin; row < end; row++, host += width) {
+                        uint64_t at = h3_sparse_row(run->sparse, s->begin + row) - s->begin;
+
+                        h3_rows_to_video(c, &grid, host, at, at + 1, ret);
+                }
+        else if (video)
                 h3_rows_to_video(c, &grid, host, begin, end, ret);
         else
                 h3_rows_to_audio(c, l->shape.audio, host, begin, end, ret);
@@ -586,6 +648,12 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
         if (!host)
                 return -ENOMEM;
 
+        if (run->sparse && h3_range_size(run->heads) > 0) {
+                r = run->ops->upload(run->context, run->block_start, run->sparse->start,
+                        (run->sparse->n + 1) * sizeof(*run->block_start));
+                if (r < 0)
+                        return r;
+        }
         dit_timesteps(l, in->sigma_video, in->sigma_audio, &t);
         dit_tap_host(run, "timestep", t.t, t.n, 1);
         r = upload_rope(run, in);
@@ -615,6 +683,8 @@ static int run_of_plan(
         for (uint32_t i = 0; i < plan->ranks; i++)
                 if (!range_fits(plan->rows[i], l->rows) || !range_fits(plan->heads[i], m->config.heads))
                         return -EINVAL;
+        if (plan->sparse && (plan->sparse->rows != l->rows || h3_sparse_is_gated(plan->sparse) != m->gated))
+                return -EINVAL;
         *ret = run_of_rank(rank, m, compute, l->rows);
         ret->timesteps_max = l->timesteps_max;
         return 0;
@@ -679,6 +749,8 @@ static int step_of_rank(const H3Rank *rank, const H3Model *m, const H3StepInput 
                 return fault_set(f, r, FAULT_INTERNAL,
                         "The plan does not fit the step: rank %u of %u, %llu rows.", rank->index,
                         rank->plan->ranks, (unsigned long long) in->layout->rows);
+        if (run.sparse && !rank->ops->sparse_attention)
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED, "The %s backend has no sparse attention.", rank->ops->backend);
         if (h3_plan_is_idle(rank->plan, rank->index))
                 return 0;
         run.table = in->mod_table;

@@ -1,11 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/h3/exchange-size.h"
 
-bool h3_block_is_int8(const H3Block *b, H3Compute compute) {
-        const LkMatrix *q = &b->attn.q, *k = &b->attn.k, *v = &b->attn.v;
+bool h3_block_is_int8(const H3Block *b, H3Compute compute, bool gated) {
+        const LkMatrix *q = &b->attn.q, *k = &b->attn.k, *v = &b->attn.v, *gate = &b->attn.gate;
+
+        if (gated && (gate->type != LK_I8 || gate->quant.rotation != q->quant.rotation))
+                return false;
 
         return compute == H3_COMPUTE_BF16 && q->type == LK_I8 && k->type == LK_I8 && v->type == LK_I8 &&
                q->quant.rotation == k->quant.rotation && q->quant.rotation == v->quant.rotation;
+}
+
+/* How many of Q, K, V and gate a rank sends of a row's heads where it sends them. */
+static uint64_t sent_arrays(const H3Plan *p) {
+        if (p->kind == H3_PLAN_KV_GATHER)
+                return p->sparse ? 3 : 2;
+        return h3_sparse_is_gated(p->sparse) ? 4 : 3;
 }
 
 static uint64_t element(H3Compute compute) {
@@ -44,12 +54,12 @@ uint64_t h3_message_max(const H3Model *m, const H3Plan *p, H3Compute compute, co
                 return rows * heads_row(m, compute, p->heads[x->from]);
         switch (p->kind) {
         case H3_PLAN_KV_GATHER:
-                return rows * 2 * heads_row(m, compute, (H3Range){0, m->config.heads});
+                return rows * sent_arrays(p) * heads_row(m, compute, (H3Range){0, m->config.heads});
         case H3_PLAN_QKV_ALL_TO_ALL:
-                return rows * 3 * heads_row(m, compute, p->heads[x->to]);
+                return rows * sent_arrays(p) * heads_row(m, compute, p->heads[x->to]);
         default:
                 for (uint32_t i = 0; i < m->config.layers; i++)
-                        int8 = int8 && h3_block_is_int8(m->blocks + i, compute);
+                        int8 = int8 && h3_block_is_int8(m->blocks + i, compute, h3_sparse_is_gated(p->sparse));
                 return rows * hidden_row(m, compute, int8);
         }
 }
@@ -61,7 +71,7 @@ static void add_hidden(const H3Model *m, const H3Plan *p, H3Compute compute, uin
         bool sends = has_receiver(p, H3_PHASE_IN, rank), receives = h3_range_size(p->heads[rank]) > 0;
 
         for (uint32_t i = 0; i < m->config.layers; i++) {
-                uint64_t row = hidden_row(m, compute, h3_block_is_int8(m->blocks + i, compute));
+                uint64_t row = hidden_row(m, compute, h3_block_is_int8(m->blocks + i, compute, h3_sparse_is_gated(p->sparse)));
 
                 *sent += sends ? own * row : 0;
                 *received += receives ? (rows - own) * row : 0;
@@ -77,12 +87,12 @@ void h3_exchange_size(const H3Model *m, const H3Plan *p, H3Compute compute, uint
 
         switch (p->kind) {
         case H3_PLAN_KV_GATHER:
-                sent = has_receiver(p, H3_PHASE_IN, rank) ? layers * own * 2 * all_heads : 0;
-                received = own > 0 ? layers * others * 2 * all_heads : 0;
+                sent = has_receiver(p, H3_PHASE_IN, rank) ? layers * own * sent_arrays(p) * all_heads : 0;
+                received = own > 0 ? layers * others * sent_arrays(p) * all_heads : 0;
                 break;
         case H3_PLAN_QKV_ALL_TO_ALL:
-                sent = layers * (own * 3 * (all_heads - own_heads) + others * own_heads);
-                received = layers * (others * 3 * own_heads + own * (all_heads - own_heads));
+                sent = layers * (own * sent_arrays(p) * (all_heads - own_heads) + others * own_heads);
+                received = layers * (others * sent_arrays(p) * own_heads + own * (all_heads - own_heads));
                 break;
         default:
                 sent = layers * others * own_heads;

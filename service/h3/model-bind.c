@@ -37,7 +37,7 @@ typedef struct Binder {
         H3QkvOrder order;
         H3Config *c;
         H3List missing, wrong;
-        bool curve;
+        bool curve, gated;
 } Binder;
 
 void h3_list_add(H3List *l, const char *format, ...) {
@@ -390,6 +390,14 @@ static void bind_curve(Binder *b, H3Model *m) {
                 (void) take(b, "", "adaln_mean", "adaln_mean", 1, 0, 0);
 }
 
+/* All blocks have one, or none has. */
+static void bind_gate(Binder *b, const char *prefix, H3Attention *a) {
+        static const char name[] = "attn.to_gate_compress.weight";
+
+        if (b->gated)
+                bind_matrix(b, prefix, name, name, b->c->inner, b->c->hidden, &a->gate);
+}
+
 static void bind_block(Binder *b, uint32_t layer, bool refiner, H3Block *block) {
         const H3Config *c = b->c;
         char prefix[64];
@@ -405,6 +413,7 @@ static void bind_block(Binder *b, uint32_t layer, bool refiner, H3Block *block) 
         bind_mlp(b, prefix, &block->mlp);
         if (refiner)
                 return;
+        bind_gate(b, prefix, &block->attn);
         bind_matrix(b, prefix, "adaln_proj.linear.weight", "adaln_proj.linear.weight",
                 6ull * H3_TAGS * c->hidden, c->time_dim, &block->adaln);
         bind_folded(b, prefix, "adaln_proj.linear.bias", "adaln_proj.linear.bias", "adaln_proj.folded_bias",
@@ -519,6 +528,9 @@ int h3_model_bind(H3TensorSet *s, H3QkvOrder order, H3Model *m, Fault *f) {
                 return fault_set(
                         f, -ENOMEM, FAULT_DOES_NOT_FIT, "No memory for the model; free some and try again.");
 
+        for (size_t i = 0; i < s->n_tensors; i++)
+                b.gated = b.gated || strstr(s->tensors[i].entry->name, ".attn.to_gate_compress.");
+        m->gated = b.gated;
         bind_ends(&b, m);
         for (uint32_t i = 0; i < m->config.layers; i++)
                 bind_block(&b, i, false, m->blocks + i);

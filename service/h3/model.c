@@ -18,7 +18,6 @@ DEFINE_CLEANUP(H3TensorSet *, h3_tensor_set_free)
 static const struct {
         const char *part, *what;
 } later_formats[] = {
-        {".to_gate_compress.", "a model with sparse-attention gates"},
         {"control_proj_in.", "a ControlNet"},
         {"control_blocks.", "a ControlNet"},
         {".bitsandbytes__nf4", "in NF4 (bitsandbytes)"},
@@ -130,8 +129,8 @@ void h3_model_note_matrices(H3Model *m) {
         for (uint32_t i = 0; i < m->config.layers + m->config.refiner_layers; i++) {
                 const H3Block *b =
                         i < m->config.layers ? m->blocks + i : m->refiner + (i - m->config.layers);
-                const LkMatrix *all[] = {&b->attn.q, &b->attn.k, &b->attn.v, &b->attn.out, &b->mlp.gate,
-                        &b->mlp.up, &b->mlp.down, &b->adaln};
+                const LkMatrix *all[] = {&b->attn.q, &b->attn.k, &b->attn.v, &b->attn.out, &b->attn.gate,
+                        &b->mlp.gate, &b->mlp.up, &b->mlp.down, &b->adaln};
 
                 for (size_t j = 0; j < ELEMENTSOF(all); j++)
                         note_matrix(m, all[j]);

@@ -52,6 +52,7 @@ typedef struct H3Attention {
         LkMatrix q, k, v; /* [inner, hidden] views, heads in order: head h is rows [h * head_dim, (h + 1) *
                              head_dim) */
         LkMatrix out;     /* [hidden, inner] */
+        LkMatrix gate;    /* [inner, hidden], rows as those of q: of the coarse branch (h3.md 1.14); absent but in models made for VSA */
         LkVector q_norm, k_norm; /* [head_dim] */
 } H3Attention;
 
@@ -103,6 +104,7 @@ typedef struct H3Model {
         char types[64];    /* "BF16, F32, I8 (rotated)" */
         char support[160]; /* what the backend does with each: "int8: native ..."; "" if no ops were given */
         char warning[240]; /* for people; "" none */
+        bool gated;        /* every block has attn.gate; else none */
         uint32_t matrix_types; /* bit per LkType */
         uint32_t int8_cols;    /* columns of the widest int8 matrix; 0: none */
         H3Partition partition;

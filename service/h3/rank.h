@@ -18,6 +18,8 @@ static inline uint64_t h3_range_size(H3Range r) {
         return r.end - r.begin;
 }
 
+typedef struct H3Sparse H3Sparse; /* sparse.h */
+
 /* What travels so that every rank can attend. Each rank owns rows; all plans give the same bits. */
 typedef enum H3PlanKind {
         H3_PLAN_HIDDEN_GATHER,  /* normed rows go to all; a rank attends for its heads, O goes back by rows */
@@ -33,6 +35,8 @@ typedef struct H3Plan {
         uint32_t row_tile, chunks; /* both at least 1 */
         const H3Range *rows;       /* [ranks], packed rows owned; begins are multiples of row_tile */
         const H3Range *heads;      /* [ranks]; KV_GATHER: not looked at, a rank has all heads of its rows */
+        const H3Sparse *sparse;    /* NULL: attention is dense. Else rows are packed in its order, and with KV_GATHER Q goes to
+                                      all, too: a block of queries need not be one rank's. Every split gives the same bits */
 } H3Plan;
 
 /* Rows of a rank's chunk: its tiles in plan.chunks parts, as even as can be. May be empty. */
@@ -92,7 +96,7 @@ typedef struct H3View {
         uint64_t rows, width, stride;
 } H3View;
 
-#define H3_VIEWS_MAX 3 /* of a message: Q, K, V */
+#define H3_VIEWS_MAX 4 /* of a message: Q, K, V, gate */
 
 typedef struct H3Exchange H3Exchange;
 typedef struct H3Weights H3Weights; /* weights.h */

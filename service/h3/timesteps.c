@@ -121,6 +121,7 @@ int dit_index_rows(const DitRun *run, const H3Layout *l, const DitTimesteps *t) 
 
                 while (row >= s->end) /* segments follow one another without a gap */
                         s++;
+                row = h3_sparse_row(run->sparse, row); /* of the same segment */
                 time[i] = (int32_t) row_timestep(l, t, s, row);
                 mod[i] = time[i] * H3_TAGS + l->tag[row];
         }

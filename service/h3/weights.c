@@ -14,6 +14,7 @@ static void feed(H3Visit *v, H3Block *b) {
         h3_visit_matrix(v, &b->attn.q);
         h3_visit_matrix(v, &b->attn.k);
         h3_visit_matrix(v, &b->attn.v);
+        h3_visit_matrix(v, &b->attn.gate);
         h3_visit_vector(v, &b->attn.q_norm);
         h3_visit_vector(v, &b->attn.k_norm);
 }
