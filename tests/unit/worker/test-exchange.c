@@ -44,6 +44,7 @@ static const uint32_t rank_counts[] = {1, 2, 3, 4, 5, 7, 8};
 static LkOps ops;
 static const LkOps *real;
 static RankGroup *group;
+static const H3Sparse *sparse; /* of the steps to run; NULL: dense */
 
 static int poisoned_memory_new(LkContext *c, uint64_t size, void **ret) {
         int r = real->memory_new(c, size, ret);
@@ -112,7 +113,7 @@ static int run(const SplitStep *s, Result *result, Fault *f) {
 
 static Result whole_of(const H3Model *m, const H3StepInput *in, uint64_t n_video, uint64_t n_audio) {
         const H3Range rows = {0, in->layout->rows}, heads = {0, m->config.heads};
-        const H3Plan one = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &rows, .heads = &heads};
+        const H3Plan one = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &rows, .heads = &heads, .sparse = sparse};
         Result result = result_new(n_video, n_audio);
         SplitStep s = step_of(m, in, &one, &result);
         Fault f;
@@ -190,6 +191,7 @@ static uint32_t check_plan(const H3Model *m, const H3StepInput *in, const Result
         if (plan_new(&w.plan, in->layout->rows, m->config.heads, RANKS, &p, &f) < 0)
                 fail_msg("%s: %s", what, f.text);
 
+        p->h3.sparse = sparse;
         s = step_of(m, in, &p->h3, &result);
         if (delays.max_usec > 0)
                 s.hook = (ExchangeHook){delay, &delays};
@@ -318,6 +320,37 @@ static void split_at_random_same_bits(void **state) {
                                                 check_draw(&t->model, &s->in, &whole, rank_counts[i],
                                                         (WirePlanKind) kind, draw * 21 + combination);
                 result_done(&whole);
+        }
+}
+
+/* All rank counts and plans, with cuts that no block ends at; of vsa, gates that travel as q does and such that keep the
+ * rows from travelling in int8. */
+static void split_of_sparse_attention_same_bits(void **state) {
+        static const char *const texts[] = {"sol-attn:tau=0.5", "sla:keep=20,sinks=exact_kv,dense_blocks=0", "vsa:keep=10", "vsa:keep=20"};
+        uint32_t turn = 0;
+
+        for (size_t i = 0; i < ELEMENTSOF(texts); i++) {
+                CLEANUP(toy_freep) Toy *t = toy_new((ToyKind) ((i + 1) % _TOY_MAX));
+                CLEANUP(toy_step_freep) ToyStep *s = toy_step_new(t, 70, 19, 5, 12, 10);
+                Result dense = whole_of(&t->model, &s->in, s->n_video, s->n_audio), whole;
+                H3Sparse *blocks = NULL;
+                SparseOptions o;
+                Fault f = {};
+
+                assert_int_equal(sparse_parse(texts[i], &o, &f), 0);
+                o.shift = 12;
+                if (o.method == SPARSE_VSA)
+                        toy_add_gates(t, i == 2);
+                assert_int_equal(h3_sparse_new(&t->model.config, s->layout, &o, &blocks), 0);
+                assert_true(blocks->n > 3);
+                sparse = blocks;
+                whole = whole_of(&t->model, &s->in, s->n_video, s->n_audio);
+                assert_true(memcmp(whole.video, dense.video, whole.n_video * sizeof(float)) != 0);
+                check_rank_counts(&t->model, &s->in, &whole, 1, &turn);
+                sparse = NULL;
+                (void) h3_sparse_free(blocks);
+                result_done(&whole);
+                result_done(&dense);
         }
 }
 
@@ -785,6 +818,7 @@ int main(void) {
                 cmocka_unit_test(split_with_masks_same_bits),
                 cmocka_unit_test(split_of_other_formats_same_bits),
                 cmocka_unit_test(split_of_every_length_same_bits),
+                cmocka_unit_test(split_of_sparse_attention_same_bits),
                 cmocka_unit_test(split_of_a_tenth_same_bits),
                 cmocka_unit_test(split_at_random_same_bits),
         };

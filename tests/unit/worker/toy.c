@@ -137,6 +137,16 @@ Toy *toy_new(ToyKind kind) {
         return t;
 }
 
+void toy_add_gates(Toy *t, bool like_q) {
+        for (uint32_t i = 0; i < 2; i++) {
+                bool int8 = (t->blocks[i].attn.q.type == LK_I8) == like_q;
+
+                t->blocks[i].attn.gate = (int8 ? matrix_int8 : matrix)(t, HEADS * HEAD_DIM, HIDDEN);
+        }
+        t->model.gated = true;
+        t->model.int8_cols = t->model.int8_cols > 0 || !like_q ? HEADS * HEAD_DIM : 0;
+}
+
 Toy *toy_free(Toy *t) {
         if (!t)
                 return NULL;

@@ -22,6 +22,8 @@ typedef struct Toy {
 } Toy;
 
 Toy *toy_new(ToyKind kind);
+/* Gates of the coarse branch of sparse attention (vsa), of the type of q or of another one. */
+void toy_add_gates(Toy *t, bool like_q);
 Toy *toy_free(Toy *t);
 void toy_freep(Toy **t);
 
