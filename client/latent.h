@@ -305,6 +305,9 @@ typedef struct latent_session_options {
         latent_model *conditioner;
         latent_model *video_vae;
         latent_model *audio_vae;
+        /* Attention of the steps: METHOD[:key=value,...] as latentctl --sparse has it (latentctl(1)); NULL, "" or "off": dense. What the
+         * model or the service cannot do: NotSupported. */
+        const char *sparse;
 } latent_session_options;
 
 /* Opens a session and maps its arenas. options may be NULL. *ret_session: latent_session_free(). Errors:

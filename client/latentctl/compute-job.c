@@ -36,8 +36,6 @@ static int check_options(const ComputeOptions *o, latent_error *e) {
 
         if (!o->output)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o OUT.safetensors is missing");
-        if (o->sparse)
-                return ctl_error(e, -EOPNOTSUPP, LATENT_ERROR_NOT_SUPPORTED, "--sparse is of a later version of latentd.");
         if (made && !o->has_seed)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--seed N is missing: the service makes noise from it (%s %s)",
                         is_made(o->noise) ? "--noise" : "--condition-noise", is_made(o->noise) ? o->noise : o->condition_noise);
@@ -84,7 +82,7 @@ static int connect_once(ComputeJob *j, latent_error *e) {
 
 static int open_session(ComputeJob *j, const ComputeSize *size, latent_error *e) {
         latent_load_options load = {.struct_size = sizeof(load), .qkv_order = j->options->qkv_order};
-        latent_session_options o = {.struct_size = sizeof(o), .compute = j->options->compute};
+        latent_session_options o = {.struct_size = sizeof(o), .compute = j->options->compute, .sparse = j->options->sparse};
         CLEANUP(latent_job_freep) latent_job *loaded = NULL;
         int r;
 

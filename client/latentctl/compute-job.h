@@ -11,7 +11,7 @@
 typedef struct ComputeOptions {
         const char *model, *input, *output; /* output: -o */
         const char *compute, *qkv_order;
-        const char *sparse; /* of a later version */
+        const char *sparse;
         const char *noise;  /* sample only */
         const char *condition_noise;
         StringList loras;

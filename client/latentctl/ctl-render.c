@@ -44,6 +44,7 @@ typedef struct Render {
         bool has_frames, has_seconds, has_seed, has_steps, has_shift_video, has_shift_audio, plan;
         uint32_t width, height; /* 0: not given */
         StringList lora_arguments;
+        const char *sparse;
         LoraOptions loras;
         Pictures pictures;
         char *text;
@@ -229,6 +230,7 @@ static int open_session(CodingJob *j, Render *x, latent_error *e) {
                 .input_bytes = x->text_size + ARENA_MIN,
                 .output_bytes = output_bytes(x),
                 .compute = x->coding.compute,
+                .sparse = x->sparse,
                 .conditioner = x->parts[PART_CONDITIONER],
                 .video_vae = x->parts[PART_VIDEO_VAE],
                 .audio_vae = x->parts[PART_AUDIO_VAE],
@@ -466,6 +468,7 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 {"shift-audio", OPTION_DOUBLE, &x.shift_audio, &x.has_shift_audio, '\0'},
                 {"sampler", OPTION_STRING, &x.sampler, NULL, '\0'},
                 {"lora", OPTION_STRINGS, &x.lora_arguments, NULL, '\0'},
+                {"sparse", OPTION_STRING, &x.sparse, NULL, '\0'},
                 PICTURES_OPTIONS(x.pictures),
                 {"plan", OPTION_FLAG, &x.plan, NULL, '\0'},
                 {"keep-latents", OPTION_STRING, &x.keep_latents, NULL, '\0'},

@@ -22,8 +22,10 @@
         "                                         given: as the model sees them (default); else IN has them clean and they\n" \
         "                                         get noise from --seed as this program draws it\n"         \
         "  --seed N                               of noise that the service makes\n"                        \
-        RESTART_HELP LOAD_OPTIONS                                                                           \
-        "  --sparse METHOD                        of a later version\n"
+        RESTART_HELP LOAD_OPTIONS SPARSE_HELP
+
+#define SPARSE_HELP \
+        "  --sparse METHOD[:KEY=VALUE,...]        sparse attention: sol-attn, sla or vsa; see latentctl(1)\n"
 
 #define RESTART_HELP \
         "  --restart-timeout SECONDS              how long to wait for a service that went away; default: 60; 0: not\n"
@@ -127,7 +129,7 @@ static const Verb verbs[] = {
                 "  --contact-sheet FILE.png               gets frames of the film, 4 by 3, in one picture\n"
                 "  --preview K                            after every K steps a picture, FILM.step-NNNN.ppm\n"
                 "  --preview-map FILE                     how latents look; default: vae/latent_rgb.txt of MODEL\n"
-                "  --compute auto|f32|bf16\n" TOKENIZER_HELP RESTART_HELP,
+                "  --compute auto|f32|bf16\n" SPARSE_HELP TOKENIZER_HELP RESTART_HELP,
                 verb_render},
         {"parity", "MODEL [OPTION]...",
                 "Runs a short step on one rank and on every number of ranks, plan and exchange that the service "

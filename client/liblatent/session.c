@@ -16,7 +16,7 @@
 #include "client/liblatent/value.h"
 #include "service/shared/memfd.h"
 
-_Static_assert(sizeof(latent_session_options) == 112, "public layout changed: add fields, never alter");
+_Static_assert(sizeof(latent_session_options) == 120, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_step_options) == 144, "public layout changed: add fields, never alter");
 _Static_assert(sizeof(latent_sample_options) == 192, "public layout changed: add fields, never alter");
 #define SESSION_OPTIONS_SIZE_V1 40u
@@ -48,6 +48,7 @@ latent_session *session_unref(latent_session *s) {
         free(s->compute);
         free(s->job_class);
         free(s->plan);
+        free(s->sparse);
         free(s->exchange);
         free(s->shares);
         for (uint32_t i = 0; s->gpus && i < s->options.n_gpus; i++)
@@ -224,6 +225,8 @@ static int append_session_options(
         if (r >= 0)
                 r = append_string(m, "exchange", o->exchange);
         if (r >= 0)
+                r = append_string(m, "sparse", o->sparse);
+        if (r >= 0)
                 r = append_gpus(m, o);
         if (r >= 0)
                 r = sd_bus_message_close_container(m);
@@ -253,7 +256,8 @@ static int session_call_open(latent_client *c, const latent_model *model, const 
 static int keep_options(latent_session *s, const latent_session_options *o) {
         s->options = *o;
         if (copy_string(o->compute, &s->compute) < 0 || copy_string(o->job_class, &s->job_class) < 0 ||
-                copy_string(o->plan, &s->plan) < 0 || copy_string(o->exchange, &s->exchange) < 0)
+                copy_string(o->plan, &s->plan) < 0 || copy_string(o->exchange, &s->exchange) < 0 ||
+                copy_string(o->sparse, &s->sparse) < 0)
                 return -ENOMEM;
         if (o->n_shares > 0) {
                 s->shares = malloc(o->n_shares * sizeof(*s->shares));
@@ -276,6 +280,7 @@ static int keep_options(latent_session *s, const latent_session_options *o) {
         s->options.job_class = s->job_class;
         s->options.plan = s->plan;
         s->options.exchange = s->exchange;
+        s->options.sparse = s->sparse;
         s->options.shares = s->shares;
         s->options.gpus = (const char *const *) s->gpus;
         return 0;

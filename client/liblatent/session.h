@@ -37,7 +37,7 @@ struct latent_session {
         char identity[MODEL_IDENTITY_MAX]; /* of the model; "": not known */
         SessionPart parts[SESSION_PARTS];
         latent_session_options options;
-        char *compute, *job_class, *plan, *exchange;
+        char *compute, *job_class, *plan, *exchange, *sparse;
         uint32_t *shares;
         char **gpus; /* [options.n_gpus] */
         latent_job *load; /* of the model, when it is being opened again */

@@ -86,6 +86,12 @@ static int append_plan(sd_bus_message *m, const Job *j) {
                         return r;
         }
 
+        if (j->request.sparse.method != SPARSE_NONE) {
+                r = sd_bus_message_append(m, "{sv}", "sparse-steps", "u", j->sparse_steps);
+                if (r < 0)
+                        return r;
+        }
+
         return sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}",
                                      "plan", "s", plan_kind_to_string((WirePlanKind) j->plan.kind),
                                      "ranks", "u", plan_ranks_used(&j->plan),

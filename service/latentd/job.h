@@ -61,6 +61,7 @@ struct Job {
         Session *session;   /* all but LOAD; NULL once finished */
         uint64_t session_id;
         uint64_t bytes_read; /* LOAD */
+        uint32_t sparse_steps, sparse_first, sparse_last; /* how many had sparse attention, and which */
         WireJobOpen request; /* all but LOAD */
         WireJobReady ready;  /* valid once opened, expected before; kept over a worker's death */
         bool opened;         /* JOB_READY seen from the current worker */

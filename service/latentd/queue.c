@@ -479,6 +479,20 @@ static bool frames_fit(const Job *j, const WireStepDone *m) {
                (j->step + 1 < j->steps || m->frames == y->frames);
 }
 
+static void log_sparse(const Job *j) {
+        uint32_t method = j->request.sparse.method;
+
+        if (method == SPARSE_NONE || j->kind != JOB_SAMPLE)
+                return;
+        if (j->sparse_steps == 0)
+                log_info("Job %" PRIu64 ": none of its %" PRIu32 " steps had sparse attention (%s).", j->id, j->steps,
+                        sparse_method_to_string(method));
+        else
+                log_info("Job %" PRIu64 ": %" PRIu32 " of its %" PRIu32 " steps had sparse attention (%s), from step %" PRIu32
+                         " to %" PRIu32 ".",
+                        j->id, j->sparse_steps, j->steps, sparse_method_to_string(method), j->sparse_first + 1, j->sparse_last + 1);
+}
+
 void queue_on_step_done(Queue *q, const WireStepDone *m) {
         Job *j = expect(q, &m->header, ACTIVITY_STEP);
         uint32_t epoch, done;
@@ -505,6 +519,11 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 return;
         }
 
+        if (m->sparse > (j->request.sparse.method != SPARSE_NONE)) {
+                lie(q, "STEP_DONE with sparse attention that nobody asked for");
+                return;
+        }
+
         elapsed = clock_usec() - j->step_started_usec;
         j->step_usec = elapsed;
         elapsed += STEAL(j->open_took_usec, 0); /* the first one's time has the opening in it */
@@ -513,6 +532,11 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 j->first_kernel_usec = m->first_usec - j->created_usec;
         j->exchanged_bytes += m->exchanged_bytes;
         j->retries = 0;
+        if (m->sparse) {
+                j->sparse_first = j->sparse_steps == 0 ? j->step : j->sparse_first;
+                j->sparse_last = j->step;
+                j->sparse_steps++;
+        }
         j->step++;
         j->block = j->step < j->steps ? 0 : j->blocks;
         j->cached = m->cached > 0;
@@ -524,9 +548,10 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
 
         if (j->state == JOB_CANCELLING)
                 job_finish(j, JOB_CANCELLED, NULL);
-        else if (j->step == j->steps)
+        else if (j->step == j->steps) {
+                log_sparse(j);
                 job_finish(j, JOB_DONE, NULL);
-        else {
+        } else {
                 estimate(q, j);
                 job_progress(j);
         }

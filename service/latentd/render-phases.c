@@ -302,6 +302,7 @@ static void sample_request(const Render *r, WireJobOpen *q) {
 
         *q = o->sample;
         session_request_shifts(render_model(r, RENDER_SAMPLE), q);
+        session_request_sparse(&o->sample.sparse, render_model(r, RENDER_SAMPLE), q);
         q->kind = WIRE_JOB_SAMPLE;
         q->text = r->text;
         q->text_tags = r->text_tags;

@@ -167,6 +167,7 @@ static int read_trajectory(Asked *a, RenderOptions *o, const Session *s, Fault *
                 return r;
 
         a->q.compute = s->compute;
+        a->q.sparse = s->sparse;
         if (a->compute) {
                 r = request_compute(a->compute, &a->q.compute, f);
                 if (r < 0)

@@ -121,6 +121,13 @@ void session_request_shifts(const Model *m, WireJobOpen *q) {
                 q->shift_audio = m->info.shift_audio > 0 ? m->info.shift_audio : SHIFT_AUDIO;
 }
 
+void session_request_sparse(const SparseOptions *o, const Model *m, WireJobOpen *q) {
+        q->sparse = *o;
+        if (o->method == SPARSE_NONE)
+                return;
+        q->sparse.shift = q->shift_video > 0 ? q->shift_video : m->info.shift_video > 0 ? m->info.shift_video : SHIFT_VIDEO;
+}
+
 /* What a mask keeps. */
 static int check_clean(const char *key, const WireTensor *clean, bool seen, const char *mask, bool masked,
         const Sample *x, const WireTensor *like, const char *what, Fault *f) {
@@ -265,6 +272,7 @@ int session_request_sample(
                 return r;
 
         session_request_shifts(s->model, &x.c.q);
+        session_request_sparse(&s->sparse, s->model, &x.c.q);
         *ret = x.c.q;
         return 0;
 }

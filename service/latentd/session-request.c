@@ -258,10 +258,36 @@ static int read_split(const Manager *m, const Split *s, PlanWishes *ret, Fault *
         return 0;
 }
 
+/* What of it cannot be known yet (no worker told, a model that is loaded later) the worker refuses in the job. */
+static int read_sparse(const Manager *m, const char *text, const Model *model, SparseOptions *ret, Fault *f) {
+        const WireHello *hello = worker_link_hello(m->worker);
+        const WireModelReady *info = &model->info;
+        int r;
+
+        r = sparse_parse(text, ret, f);
+        if (r < 0 || ret->method == SPARSE_NONE)
+                return r;
+        if (hello && !hello->sparse)
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "\"sparse\": the %.16s worker has no sparse attention yet: leave it out, or set Worker=cpu.", hello->backend);
+        if (!model_is_known(model))
+                return 0;
+        if (info->kind != WIRE_MODEL_DENOISER)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "\"sparse\" goes with a \"model\" that is a denoiser, this one is of kind \"%s\".", model_kind_to_string(info->kind));
+        if ((ret->method == SPARSE_VSA) != (info->gated > 0))
+                return sparse_refuse_model(ret->method == SPARSE_VSA, f);
+        for (uint32_t i = info->layers; i < SPARSE_LAYERS_MAX; i++)
+                if (sparse_is_dense(ret, i))
+                        return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                                "sparse: \"dense_blocks\" has block %" PRIu32 ", and the model has blocks 0 to %" PRIu32 ".", i, info->layers - 1);
+        return 0;
+}
+
 int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, SessionOptions *ret, Fault *f) {
         SessionOptions o = { .input_bytes = ARENA_DEFAULT, .output_bytes = ARENA_DEFAULT };
         const char *model = NULL, *compute = "auto", *job_class = "normal";
-        const char *conditioner = NULL, *video_vae = NULL, *audio_vae = NULL;
+        const char *conditioner = NULL, *video_vae = NULL, *audio_vae = NULL, *sparse = "off";
         uint32_t compute_index;
         Split split = { .plan = "auto", .exchange = "auto" };
         RequestGpus gpus = {};
@@ -280,7 +306,7 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
                 { "chunks", "u", &split.chunks },
                 { "class", "s", &job_class },
                 { "gpus", "as", &gpus, .read = request_read_gpus },
-                { "sparse", "s", NULL, NULL, true },
+                { "sparse", "s", &sparse },
                 { "preview", "u", NULL, NULL, true },
         };
         int r;
@@ -325,6 +351,9 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"model\" is a LoRA adapter: open the session on the model that it was made for and give the "
                         "adapter to SetLoras.");
+        r = read_sparse(m, sparse, o.model, &o.sparse, f);
+        if (r < 0)
+                return r;
         r = find_part(m, "conditioner", conditioner, WIRE_MODEL_CONDITIONER, uid, &o, &o.conditioner, f);
         if (r >= 0)
                 r = find_part(m, "video-vae", video_vae, WIRE_MODEL_VIDEO_VAE, uid, &o, &o.video_vae, f);
@@ -553,6 +582,7 @@ int session_request_step(
         if (r < 0)
                 return r;
 
+        session_request_sparse(&s->sparse, s->model, &c.q);
         if (sigmas_video || sigmas_audio) {
                 r = request_check_sigmas(&c.q, sigmas_video, sigmas_audio, f);
                 if (r < 0)

@@ -18,6 +18,8 @@ int session_request_step(
 /* Shifts that were not given (0, as session_request_render() leaves them) are those that the model was made for, or else the released
  * model's. When it is MODEL_READY. */
 void session_request_shifts(const Model *m, WireJobOpen *q);
+/* What a session's steps are, with the shift by which parts of the schedule become sigmas: the request's, else the model's. */
+void session_request_sparse(const SparseOptions *o, const Model *m, WireJobOpen *q);
 int session_request_sample(
         sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
 /* session-request-code.c */

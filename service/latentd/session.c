@@ -223,6 +223,7 @@ static int make(Manager *m, Peer *owner, uid_t uid, SessionForm form, const Sess
                 .uid = uid,
                 .compute = o->compute,
                 .split = o->split,
+                .sparse = o->sparse,
                 .input_bytes = o->input_bytes,
                 .output_bytes = o->output_bytes,
                 .input_fd = -EBADF,

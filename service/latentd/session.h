@@ -43,6 +43,7 @@ struct Session {
         Fault lora_fault;   /* of that merge, if it failed: later requests fail with it */
         WireCompute compute;
         PlanWishes split;
+        SparseOptions sparse; /* of its steps */
         char job_class[16];
         uint64_t input_bytes, output_bytes;
         int input_fd, output_fd;
@@ -68,6 +69,7 @@ typedef struct SessionOptions {
         uint64_t input_bytes, output_bytes; /* multiples of the page size */
         WireCompute compute;
         PlanWishes split;
+        SparseOptions sparse;
         const char *job_class;
 } SessionOptions;
 

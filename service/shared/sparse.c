@@ -225,6 +225,15 @@ int sparse_parse(const char *text, SparseOptions *ret, Fault *f) {
         return 0;
 }
 
+int sparse_refuse_model(bool vsa, Fault *f) {
+        if (vsa)
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "sparse: vsa needs a model that was made for it, with gate weights (attn.to_gate_compress), and this one has "
+                        "none: use sol-attn or sla.");
+        return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                "sparse: the model was made for vsa (it has gate weights, attn.to_gate_compress): use vsa, or leave sparse out.");
+}
+
 static bool between(float x, float low, float high) {
         return x >= low && x <= high;
 }

@@ -52,6 +52,9 @@ const char *sparse_method_to_string(SparseMethod m);
  * what was expected. */
 int sparse_parse(const char *text, SparseOptions *ret, Fault *f);
 
+/* -EOPNOTSUPP (NotSupported): the model has no gates for vsa, or was made for it and has them: it runs nothing else. */
+int sparse_refuse_model(bool vsa, Fault *f);
+
 /* Whether numbers that came from elsewhere are such as sparse_parse() gives, shift set. layers: of the model. */
 bool sparse_check(const SparseOptions *o, uint32_t layers);
 

@@ -198,6 +198,7 @@ static void normalise(WireMessage *m) {
                         TERMINATE(d->architecture);
                         d->reserved = 0;
                 }
+                m->hello.reserved = 0;
                 break;
 
         case WIRE_MODEL_READY:
@@ -207,13 +208,16 @@ static void normalise(WireMessage *m) {
                 TERMINATE(m->model_ready.types);
                 TERMINATE(m->model_ready.support);
                 TERMINATE(m->model_ready.warning);
-                m->model_ready.reserved = 0;
                 break;
 
         case WIRE_JOB_READY:
                 m->job_ready.reserved = 0;
                 for (size_t i = 0; i < WIRE_OUTPUTS_MAX; i++)
                         m->job_ready.outputs[i].reserved = 0;
+                break;
+
+        case WIRE_STEP_DONE:
+                m->step_done.reserved = 0;
                 break;
 
         case WIRE_MEMORY:

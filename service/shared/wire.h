@@ -35,6 +35,7 @@
 #include <stdint.h>
 
 #include "service/shared/fault.h"
+#include "service/shared/sparse.h"
 
 #define WIRE_VERSION 1u
 #define WIRE_MESSAGE_MAX 8192u
@@ -115,6 +116,8 @@ typedef struct WireHello {
         char numerics_id[128];
         int32_t pid; /* SO_PEERCRED shows the listener when systemd started the worker */
         uint32_t n_devices; /* 0: it can compute nothing, and waits to be ended */
+        uint32_t sparse;    /* it has sparse attention */
+        uint32_t reserved;
         WireDevice devices[WIRE_DEVICES_MAX];
         char reason[512];   /* without devices: why, for people; else "" */
         char kernels[2048]; /* which kernel does what on the devices, in lines; "" with one set of kernels for all */
@@ -177,7 +180,7 @@ typedef enum WireModelKind {
 typedef struct WireModelReady {
         WireHeader header;
         uint32_t kind; /* WireModelKind */
-        uint32_t reserved;
+        uint32_t gated; /* a denoiser that was made for SPARSE_VSA, and has its gates */
         float shift_video, shift_audio; /* of a denoiser: what it was made for; 0: not known */
         uint32_t layers, refiner_layers, heads, head_dim, hidden, ffn, text_dim;
         uint32_t n_tensors;
@@ -346,6 +349,7 @@ typedef struct WireJobOpen {
         uint64_t ring_frames;  /* DECODE of video: frames that the output may hold at a time; 0: all */
         uint64_t owner;        /* ENCODE: whose results it may take from the cache; users have different ones, not 0 */
         uint64_t private_max; /* bytes that merged copies made for this job may take anew; 0: not limited */
+        SparseOptions sparse; /* STEP, SAMPLE: of the steps that it applies to; zeros: dense */
         char numerics[128];
         WireCondition conditions[WIRE_CONDITIONS_MAX]; /* in packed order */
         WireLora loras[WIRE_LORAS_MAX];                /* merged in this order */
@@ -485,6 +489,8 @@ typedef struct WireStepDone {
         uint64_t first_usec; /* STEP, SAMPLE: when (CLOCK_MONOTONIC) its device could begin with block 0; 0: not known */
         uint32_t cached; /* ENCODE: taken from the cache */
         uint32_t preview; /* SAMPLE: that of this step is there */
+        uint32_t sparse;  /* STEP, SAMPLE: its attention was */
+        uint32_t reserved;
 } WireStepDone;
 
 /* What the worker holds beside regions and arenas, whenever that has changed; before the answer to what changed it. */

@@ -22,6 +22,7 @@ Job *job_ref(Job *j) {
 
 static void free_inputs(Job *j) {
         free(j->text);
+        (void) h3_sparse_free(j->sparse);
         (void) h3_layout_free(j->layout);
         free(j->sigmas_video);
         free(j->sigmas_audio);
@@ -394,6 +395,8 @@ static int fill(Job *j, const WireJobOpen *w, Fault *f) {
         if (r >= 0)
                 r = job_make_layout(j, w, tags, f);
         if (r >= 0)
+                r = job_make_sparse(j, w);
+        if (r >= 0)
                 r = job_take_conditions(j, w, f);
         if (r >= 0)
                 r = job_make_schedule(j, w, f);
@@ -476,6 +479,9 @@ int job_new(const WireJobOpen *w, const JobParts *parts, uint64_t epoch, Job **r
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The job is for a %s: Step and Sample run on a denoiser, adapters are merged into one.",
                         model_entry_kind_name(parts->model));
+        r = job_check_sparse(w, parts->model->h3, f);
+        if (r < 0)
+                return r;
         r = check_loras(w, parts, f);
         if (r < 0)
                 return r;

@@ -12,6 +12,7 @@
 
 #include "service/h3/dit.h"
 #include "service/h3/sampler.h"
+#include "service/h3/sparse.h"
 #include "service/shared/wire.h"
 #include "service/worker/arena-map.h"
 #include "service/worker/merged-model.h"
@@ -65,6 +66,7 @@ typedef struct Job {
         StreamMask masks[2];                /* SAMPLE: video, audio */
         H3SamplerMask sampler_masks[2];     /* views of them */
         H3Sampler sampler;                  /* SAMPLE; points to the above */
+        H3Sparse *sparse;                   /* owned; NULL: every step is dense */
         JobStart *start; /* owned; the noise that the first step draws, then NULL */
 
         /* place of the results in the output arena */
@@ -143,6 +145,9 @@ void job_describe(const Job *j, WireJobReady *ret);
 /* What the model gets in step `step`: call job_show() first, on rank 0's thread. All but compute hooks. */
 void job_show(Job *j);
 void job_step_input(const Job *j, uint32_t step, H3StepInput *ret);
+
+/* What attention of step `step` is; NULL: dense. */
+const H3Sparse *job_sparse(const Job *j, uint32_t step);
 
 /* One rule for undisturbed and interrupted runs: what is committed is finite. So a state that is taken up
  * again can be checked like any input without refusing what an undisturbed run would have gone on from.

@@ -29,6 +29,10 @@ int job_take_text(Job *j, const WireJobOpen *w, uint8_t **ret_tags, Fault *f);
 int job_make_layout(Job *j, const WireJobOpen *w, const uint8_t *tags, Fault *f);
 int job_take_conditions(Job *j, const WireJobOpen *w, Fault *f);
 
+/* job-sparse.c: what is asked against the model (NotSupported, InvalidArgument); its blocks, if there are rows enough */
+int job_check_sparse(const WireJobOpen *w, const H3Model *m, Fault *f);
+int job_make_sparse(Job *j, const WireJobOpen *w);
+
 /* job-schedule.c: sampler, sigmas, steps */
 int job_make_schedule(Job *j, const WireJobOpen *w, Fault *f);
 

@@ -327,6 +327,7 @@ static void describe_denoiser(const ModelEntry *m, WireModelReady *ret) {
         ret->hidden = c->hidden;
         ret->ffn = c->ffn;
         ret->text_dim = c->text_dim;
+        ret->gated = m->h3->gated;
         ret->shift_video = m->h3->shift_video;
         ret->shift_audio = m->h3->shift_audio;
         ret->n_tensors = m->h3->n_tensors;

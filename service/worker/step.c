@@ -195,6 +195,7 @@ uint64_t step_planned_memory(const StepRunner *s, const Job *j, uint32_t ranks) 
                 .chunks = (uint32_t) (chunks < WIRE_CHUNKS_MAX ? chunks : WIRE_CHUNKS_MAX),
                 .rows = rows,
                 .heads = heads,
+                .sparse = j->sparse,
         };
         return split_memory(s->backend->ops, j->model->h3, j->layout, &plan, j->compute, &bytes) < 0 ? 0 : bytes;
 }
@@ -215,6 +216,7 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
         if (j->plan_admitted)
                 return 0;
 
+        j->plan->h3.sparse = j->sparse; /* such a step takes more */
         r = step_memory(s, j, &need);
         if (r < 0)
                 return fault_set(f, r, FAULT_DOES_NOT_FIT,
@@ -366,6 +368,8 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
                 return r;
 
         job_show(j);
+        j->plan->h3.sparse = job_sparse(j, step);
+        ret->sparse = j->plan->h3.sparse != NULL;
         r = compute(s, g, j, step, &in, ret, f);
         if (r < 0)
                 return explain(s, j, r, f);

@@ -52,6 +52,7 @@ typedef struct StepResult {
         uint64_t frames;          /* DECODE of video: finished so far */
         bool cached;              /* ENCODE: nothing was computed */
         bool preview;             /* SAMPLE: there is a new one */
+        bool sparse;              /* its attention was */
 } StepResult;
 
 void step_runner_done(StepRunner *s);

@@ -140,6 +140,7 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         m.step_done.frames = result.frames;
         m.step_done.cached = result.cached;
         m.step_done.preview = result.preview;
+        m.step_done.sparse = result.sparse;
         if (j->kind == WIRE_JOB_MERGE && j->merged)
                 m.step_done.merged_bytes = j->merged->h3->private_bytes;
         link_send(w->link, &m);
@@ -266,6 +267,9 @@ static int check_backend(const Worker *w, const WireJobOpen *open, Fault *f) {
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
                         "The %s worker computes in bf16: leave compute out or say bf16; f32 needs Worker=cpu.",
                         w->backend->ops->backend);
+        if (open->sparse.method != SPARSE_NONE && !w->backend->ops->sparse_attention)
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "The %s worker has no sparse attention yet: leave sparse out, or set Worker=cpu.", w->backend->ops->backend);
         return 0;
 }
 
@@ -532,6 +536,7 @@ int worker_start(const Backend *backend, int socket, const Fault *no_device, Fau
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", LATENTD_VERSION);
         (void) snprintf(m.hello.backend, sizeof(m.hello.backend), "%s", backend->ops->backend);
         (void) snprintf(m.hello.numerics_id, sizeof(m.hello.numerics_id), "%s", backend->ops->numerics_id);
+        m.hello.sparse = backend->ops->sparse_attention != NULL;
         m.hello.pid = getpid();
         link_send(w->link, &m);
         return 0;

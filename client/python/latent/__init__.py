@@ -26,7 +26,8 @@ The whole surface:
     Model
         .path, .properties() -> dict, .unload(), .close()
         .open_session(*, input_bytes=0, output_bytes=0, compute=None, job_class=None, conditioner=None, video_vae=None, audio_vae=None,
-                      **split) -> Session
+                      sparse=None, **split) -> Session
+            sparse: "sol-attn:tau=1.3", "sla:keep=10", "vsa", ... as latentctl --sparse
             split: ranks, shares, plan, exchange, chunks, gpus
     Session
         .allocate(dtype, shape) -> Tensor;  .put(data, dtype=None, shape=None) -> Tensor;  .reset()

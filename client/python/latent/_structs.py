@@ -92,6 +92,7 @@ class latent_session_options(Struct):  # noqa: N801
         ("conditioner", c_void_p),
         ("video_vae", c_void_p),
         ("audio_vae", c_void_p),
+        ("sparse", c_char_p),
     ]
 
 

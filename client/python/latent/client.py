@@ -229,10 +229,11 @@ class Model:
         conditioner: Optional[Model] = None,
         video_vae: Optional[Model] = None,
         audio_vae: Optional[Model] = None,
+        sparse: Optional[str] = None,
         **split: Any,
     ) -> Session:
         """Opens a session; sizes of its arenas: 0: 64 MiB; see latent.output_bytes(). conditioner, video_vae, audio_vae: the other parts of a
-        pipeline, for Session.render(). split: how a step is split over ranks, with the same
+        pipeline, for Session.render(). sparse: sparse attention, METHOD[:key=value,...] as `latentctl --sparse` has it. split: how a step is split over ranks, with the same
         bits: ranks, shares (a list of weights, one per rank), plan, exchange, chunks, gpus (a list of names) of latent_session_options in
         client/latent.h."""
         h = self.handle()
@@ -247,6 +248,7 @@ class Model:
                 "conditioner": conditioner,
                 "video_vae": video_vae,
                 "audio_vae": audio_vae,
+                "sparse": sparse,
                 **split,
             },
         )
