@@ -8,11 +8,12 @@ import folder_paths
 from comfy_api.latest import ComfyExtension, io
 
 from . import library
-from .run import SERVICE, Split, parse_gpus, parse_shares
+from .run import SERVICE, Sparse, Split, parse_gpus, parse_shares
 
 log = logging.getLogger("latentd")
 
 SplitSocket = io.Custom("LATENTD_SPLIT")
+SparseSocket = io.Custom("LATENTD_SPARSE")
 ROUNDING = {"f32": False, "match ComfyUI": True}
 
 
@@ -24,11 +25,12 @@ def _precision_inputs():
         io.Combo.Input("compute", options=["auto", "bf16", "f32"], default="auto",
                        tooltip="What the service computes in. auto: what the checkpoint is made for; f32: the slow reference."),
         SplitSocket.Input("split", optional=True, tooltip="From 'latentd Split': how a step is divided among devices. Without: as the service is set up."),
+        SparseSocket.Input("sparse", optional=True, tooltip="From 'latentd Sparse Attention'. Without: dense attention."),
     ]
 
 
-def _options(precision, compute, split):
-    return {"rounding": ROUNDING[precision], "compute": None if compute == "auto" else compute, "split": split}
+def _options(precision, compute, split, sparse):
+    return {"rounding": ROUNDING[precision], "compute": None if compute == "auto" else compute, "split": split, "sparse": sparse}
 
 
 class LatentdLoadH3(io.ComfyNode):
@@ -56,11 +58,11 @@ class LatentdLoadH3(io.ComfyNode):
         return None if s is None else (path, s.st_size, s.st_mtime_ns)
 
     @classmethod
-    def execute(cls, model_name, precision="f32", compute="auto", split=None) -> io.NodeOutput:
+    def execute(cls, model_name, precision="f32", compute="auto", split=None, sparse=None) -> io.NodeOutput:
         from .remote import remote_patcher
 
         path = folder_paths.get_full_path_or_raise("diffusion_models", model_name)
-        patcher = remote_patcher(path, **_options(precision, compute, split))
+        patcher = remote_patcher(path, **_options(precision, compute, split, sparse))
         SERVICE.reliably(lambda: SERVICE.begin_load(path, patcher.model.diffusion_model))  # it reads while the text is encoded
         return io.NodeOutput(patcher)
 
@@ -80,10 +82,10 @@ class LatentdUseH3(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model, precision="f32", compute="auto", split=None) -> io.NodeOutput:
+    def execute(cls, model, precision="f32", compute="auto", split=None, sparse=None) -> io.NodeOutput:
         from .remote import take_over
 
-        return io.NodeOutput(take_over(model, **_options(precision, compute, split)))
+        return io.NodeOutput(take_over(model, **_options(precision, compute, split, sparse)))
 
 
 class LatentdSplit(io.ComfyNode):
@@ -114,6 +116,39 @@ class LatentdSplit(io.ComfyNode):
     def execute(cls, ranks=0, shares="", plan="auto", exchange="auto", chunks=0, gpus="") -> io.NodeOutput:
         return io.NodeOutput(Split(ranks=ranks or None, shares=parse_shares(shares, ranks), plan=None if plan == "auto" else plan,
                                    exchange=None if exchange == "auto" else exchange, chunks=chunks or None, gpus=parse_gpus(gpus)))
+
+
+class LatentdSparse(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LatentdSparse",
+            display_name="latentd Sparse Attention",
+            category="model/patch/minimax",
+            description="Sparse attention in the service, with the settings of ComfyUI's Model Sparse Attention, whose own patch cannot reach another "
+                        "process. The same composition, quicker, with another timing of motion.",
+            search_aliases=["latentd", "sparse", "sol-attn", "sla", "vsa", "block sparse attention"],
+            inputs=[
+                io.Combo.Input("method", options=["sol-attn", "sla", "vsa"], default="sol-attn",
+                               tooltip="sol-attn: blocks above a threshold; sla: the best share of the blocks; vsa: cubes, for models that were trained "
+                                       "with it (FastH3), which take nothing else."),
+                io.Float.Input("tau", default=1.3, min=0.0, max=4.0, step=0.05,
+                               tooltip="sol-attn: threshold in standard deviations. 1.0 keeps about 16 % of the blocks exact, 1.5 7 %, 2.0 3 %."),
+                io.Float.Input("keep_percent", default=10.0, min=0.5, max=95.0, step=0.5, tooltip="sla, vsa: share of the blocks that is kept exact."),
+                io.Float.Input("start_percent", default=0.2, min=0.0, max=1.0, step=0.01, tooltip="Steps before this part of the schedule are dense."),
+                io.Float.Input("end_percent", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="Steps behind this part of the schedule are dense."),
+                io.String.Input("dense_blocks", default="", tooltip="Blocks of the model that stay dense, for example 0, 47-49."),
+                io.Int.Input("min_tokens", default=12288, min=0, max=1 << 24, tooltip="Shorter sequences stay dense."),
+                io.Combo.Input("sink_conditioning", options=["exact_kv_and_rows", "exact_kv", "off"], default="exact_kv_and_rows",
+                               tooltip="sol-attn, sla: whether text, pictures and sound are seen exactly by all, and the sound sees all exactly."),
+            ],
+            outputs=[SparseSocket.Output(display_name="sparse")],
+        )
+
+    @classmethod
+    def execute(cls, method="sol-attn", tau=1.3, keep_percent=10.0, start_percent=0.2, end_percent=1.0, dense_blocks="", min_tokens=12288,
+                sink_conditioning="exact_kv_and_rows") -> io.NodeOutput:
+        return io.NodeOutput(Sparse(method, tau, keep_percent, start_percent, end_percent, dense_blocks, min_tokens, sink_conditioning))
 
 
 class LatentdRelease(io.ComfyNode):

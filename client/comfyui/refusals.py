@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -44,11 +44,35 @@ def check_call(transformer_options: Mapping[str, Any], control: object, others: 
         raise Refused(f"the conditioning brings {', '.join(unknown)}, which latentd does not know")
 
 
+def _sparse_settings(functions: Iterable[Any]) -> str:
+    """What ComfyUI's Model Sparse Attention was set to, where it can be read: its settings sit on an object in the callback's closure."""
+    for f in functions:
+        for cell in getattr(f, "__closure__", None) or ():
+            try:
+                patch = cell.cell_contents
+            except ValueError:  # empty
+                continue
+            if not hasattr(patch, "min_tokens"):
+                continue
+            share = getattr(patch, "topk_ratio", None)
+            found = [f"method {'vsa' if getattr(patch, 'vsa', False) else 'sla' if share else 'sol-attn'}"]
+            found += [f"keep_percent {100 * share:g}"] if share else [f"tau {patch.tau}"] if hasattr(patch, "tau") else []
+            found += [f"{name} {getattr(patch, name)}" for name in ("dense_blocks", "min_tokens", "sink_conditioning") if getattr(patch, name, None)]
+            found += [f"{getattr(patch, name):.5g} as sigma of its {end}" for name, end in (("sigma_start", "start"), ("sigma_end", "end"))
+                      if isinstance(getattr(patch, name, None), float)]
+            if getattr(patch, "extra_tokens", 0):
+                found.append("without extra_tokens, which latentd does not have")
+            return ": " + ", ".join(found)
+    return ""
+
+
 def check_patcher(patcher: Any) -> None:
     """What sits on a ModelPatcher and never arrives at an evaluation."""
     for callbacks in patcher.callbacks.values():
         if callbacks.get("block_sparse_attention"):
-            raise Refused("sparse attention is set up for ComfyUI's own blocks (block_sparse_attention)")
+            raise Refused("sparse attention is set up for ComfyUI's own blocks (block_sparse_attention)",
+                          "Take Model Sparse Attention out, and put the node latentd Sparse Attention into the input sparse of latentd's loader "
+                          f"with the same settings{_sparse_settings(callbacks['block_sparse_attention'])}")
     if patcher.hook_patches:
         raise Refused("LoRAs are scheduled by hooks (hook_patches); latentd takes them at one strength for the whole run")
     inside = sorted(k for k in patcher.object_patches if k.split(".")[0] == "diffusion_model")

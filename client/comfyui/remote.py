@@ -61,9 +61,9 @@ class ComfyInterface(Interface):
 class RemoteDiT(torch.nn.Module):
     """Answers what ComfyUI asks of a MiniMax H3 network."""
 
-    def __init__(self, checkpoint, dtype, compute, split):
+    def __init__(self, checkpoint, dtype, compute, split, sparse):
         super().__init__()
-        self.checkpoint, self.dtype, self.compute, self.split = checkpoint, dtype, compute, split
+        self.checkpoint, self.dtype, self.compute, self.split, self.sparse = checkpoint, dtype, compute, split, sparse
         self.patch_size = (1, 2, 2)
         self.run = None
         self.patcher = None  # of the run
@@ -92,7 +92,8 @@ class RemoteDiT(torch.nn.Module):
 
     def begin(self, patcher, sigmas):
         self.end()
-        self.run = Run(self.checkpoint.path, self, self.compute, self.split)
+        shift = float(patcher.model_options.get("transformer_options", {}).get("minimax_h3_sigma_shift_video", SHIFT_VIDEO))
+        self.run = Run(self.checkpoint.path, self, self.compute, self.split, sparse=self.sparse.text(shift) if self.sparse else None)
         self.patcher, self.sigmas = patcher, sigmas
 
     def end(self):
@@ -224,7 +225,7 @@ def _cleanup(patcher):
     patcher.model.diffusion_model.end()
 
 
-def remote_patcher(path, rounding=False, compute=None, split=None):
+def remote_patcher(path, rounding=False, compute=None, split=None, sparse=None):
     """A MODEL of the file at path. rounding: latents, text and velocities as ComfyUI rounds them for a bf16 model."""
     checkpoint = read_checkpoint(path)
     dtype = torch.bfloat16 if rounding else torch.float32
@@ -232,7 +233,7 @@ def remote_patcher(path, rounding=False, compute=None, split=None):
     config.set_inference_dtype(dtype, None)
     cpu = torch.device("cpu")
     model = RemoteModel(config, device=cpu)
-    model.diffusion_model = RemoteDiT(checkpoint, dtype, compute, split or Split())
+    model.diffusion_model = RemoteDiT(checkpoint, dtype, compute, split or Split(), sparse)
     patcher = RemotePatcher(model, load_device=cpu, offload_device=cpu)
     patcher.add_wrapper_with_key(Wrappers.OUTER_SAMPLE, KEY, _outer_sample)
     patcher.add_callback_with_key(Callbacks.ON_CLEANUP, KEY, _cleanup)
@@ -252,9 +253,9 @@ def source_file(patcher):
     return path
 
 
-def take_over(patcher, rounding=False, compute=None, split=None):
+def take_over(patcher, rounding=False, compute=None, split=None, sparse=None):
     """The same MODEL, sampled by the service: with all that other nodes have set on it."""
-    remote = remote_patcher(source_file(patcher), rounding, compute, split)
+    remote = remote_patcher(source_file(patcher), rounding, compute, split, sparse)
     check_patcher(patcher)
     remote.patches = {key: entries[:] for key, entries in patcher.patches.items()}
     remote.patches_uuid = patcher.patches_uuid if patcher.patches else uuid.uuid4()

@@ -65,6 +65,40 @@ class Split:
         return {k: v for k, v in vars(self).items() if v is not None}
 
 
+@dataclass(frozen=True)
+class Sparse:
+    """Sparse attention, as ComfyUI's node of that name has it."""
+
+    method: str = "sol-attn"
+    tau: float = 1.3
+    keep_percent: float = 10.0
+    start_percent: float = 0.2
+    end_percent: float = 1.0
+    dense_blocks: str = ""
+    min_tokens: int = 12288
+    sink_conditioning: str = "exact_kv_and_rows"
+
+    def text(self, shift: float) -> str:
+        """For the service. shift: of the picture's schedule, by which ComfyUI makes noise levels of percents."""
+        values: dict[str, Any] = {"tau": self.tau} if self.method == "sol-attn" else {"keep": self.keep_percent}
+        values.update(sigma_start=_sigma(self.start_percent, shift), sigma_end=_sigma(self.end_percent, shift))
+        blocks = "+".join(x.replace(" ", "") for x in self.dense_blocks.split(",") if x.strip())
+        if blocks:
+            values["dense_blocks"] = blocks
+        values["min_tokens"] = self.min_tokens
+        if self.method != "vsa":
+            values["sinks"] = self.sink_conditioning
+        return f"{self.method}:" + ",".join(f"{k}={v if isinstance(v, str) else format(v, '.9g')}" for k, v in values.items())
+
+
+def _sigma(percent: float, shift: float) -> float:
+    if percent <= 0:
+        return 1.0
+    if percent >= 1:
+        return 0.0
+    return shift * (1 - percent) / (1 + (shift - 1) * (1 - percent))
+
+
 def parse_shares(text: str, ranks: int) -> Optional[tuple[int, ...]]:
     """"3,2,2" as numbers; None if empty."""
     if not text.strip():
@@ -238,8 +272,10 @@ def _cancel(job: Any) -> None:
 class Run:
     """One session, from the first step of a sampling run to its end."""
 
-    def __init__(self, path: str, user: object, compute: Optional[str] = None, split: Optional[Split] = None, service: Service = SERVICE) -> None:
-        """user: lives as long as the file at path may be wanted."""
+    def __init__(self, path: str, user: object, compute: Optional[str] = None, split: Optional[Split] = None, service: Service = SERVICE,
+                 sparse: Optional[str] = None) -> None:
+        """user: lives as long as the file at path may be wanted. sparse: Sparse.text()."""
+        self.sparse = sparse
         self.path, self.user, self.compute, self.split, self.service = path, user, compute, split or Split(), service
         self._session: Any = None
         self._room = (0, 0)
@@ -293,8 +329,11 @@ class Run:
             model = self.service.model(self.path, self.user, ui)
             split = self.split.options()
             try:
-                self._session = model.open_session(input_bytes=self._room[0], output_bytes=self._room[1], compute=self.compute, **split)
+                self._session = model.open_session(input_bytes=self._room[0], output_bytes=self._room[1], compute=self.compute, sparse=self.sparse,
+                                                        **split)
             except library.latent().Error as e:
+                if self.sparse and "sparse" in str(e):
+                    raise RuntimeError(f"latentd: {e} The node latentd Sparse Attention asks for it: {self.sparse}.") from e
                 if split and e.name in ("InvalidArgument", "NotSupported"):
                     set_there = ", ".join(f"{k} {', '.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in split.items())
                     raise RuntimeError(f"latentd: {e} The node latentd Split sets {set_there}; empty or 0 leaves it to the service.") from e

@@ -12,6 +12,7 @@
 #include "client/latentctl/results.h"
 #include "client/latentctl/run.h"
 #include "service/shared/clock.h"
+#include "service/shared/sparse.h"
 
 static void compute_done(ComputeJob *j) {
         loras_done(&j->loras);
@@ -31,11 +32,22 @@ static bool is_made(const char *noise) {
         return noise && strcmp(noise, "given") != 0;
 }
 
+int compute_check_sparse(const char *text, latent_error *e) {
+        SparseOptions unused;
+        Fault f = {};
+        int r;
+
+        r = text ? sparse_parse(text, &unused, &f) : 0;
+        return r < 0 ? ctl_error(e, r, CTL_ERROR_USAGE, "%s", f.text) : 0;
+}
+
 static int check_options(const ComputeOptions *o, latent_error *e) {
         bool made = is_made(o->noise) || is_made(o->condition_noise);
 
         if (!o->output)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o OUT.safetensors is missing");
+        if (compute_check_sparse(o->sparse, e) < 0)
+                return -EINVAL;
         if (made && !o->has_seed)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--seed N is missing: the service makes noise from it (%s %s)",
                         is_made(o->noise) ? "--noise" : "--condition-noise", is_made(o->noise) ? o->noise : o->condition_noise);

@@ -54,6 +54,9 @@ typedef int (*ComputeRun)(ComputeJob *j, void *userdata, latent_error *e);
 int compute_verb(Ctl *c, const Verb *verb, int argc, char *argv[], const Option *options, size_t n_options,
         ComputeOptions *o, ComputeRun run, void *userdata);
 
+/* A text of --sparse (NULL: not given), before there is a service to ask. */
+int compute_check_sparse(const char *text, latent_error *e);
+
 /* Opens both files and finds the inputs: everything that needs no service. */
 int compute_open_files(ComputeJob *j, bool is_sample, latent_error *e);
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "client/latentctl/coding-job.h"
+#include "client/latentctl/compute-job.h"
 #include "client/latentctl/lora-options.h"
 #include "client/latentctl/pictures.h"
 #include "client/latentctl/progress.h"
@@ -160,6 +161,8 @@ static int check_options(Render *x, latent_error *e) {
                 r = parse_size(x->size, &x->width, &x->height, e);
         if (r >= 0)
                 r = check_numbers(x, e);
+        if (r >= 0)
+                r = compute_check_sparse(x->sparse, e);
         if (r >= 0)
                 r = preview_open(&x->preview, x->coding.model, x->coding.output, e);
         if (r >= 0)

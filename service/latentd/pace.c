@@ -6,7 +6,8 @@
 #include <stddef.h>
 
 static bool same(const PaceKey *a, const PaceKey *b) {
-        return a->files == b->files && a->phase == b->phase && a->compute == b->compute && a->ranks == b->ranks;
+        return a->files == b->files && a->phase == b->phase && a->compute == b->compute && a->ranks == b->ranks &&
+               a->sparse == b->sparse;
 }
 
 static PaceEntry *find(PaceTable *t, const PaceKey *key) {

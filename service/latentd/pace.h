@@ -12,6 +12,7 @@ typedef struct PaceKey {
         uint32_t phase;   /* RenderPhase, or one of the caller's own */
         uint32_t compute; /* WireCompute */
         uint32_t ranks;   /* as asked for; 0: all */
+        uint32_t sparse;  /* SparseMethod */
 } PaceKey;
 
 typedef struct PaceEntry {

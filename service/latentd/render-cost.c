@@ -52,6 +52,7 @@ static PaceKey key_of(const Render *r, RenderPhase p) {
                 .phase = p,
                 .compute = r->o.sample.compute == WIRE_COMPUTE_AUTO ? WIRE_COMPUTE_BF16 : r->o.sample.compute,
                 .ranks = r->client->split.ranks,
+                .sparse = p == RENDER_SAMPLE ? r->o.sample.sparse.method : SPARSE_NONE,
         };
 }
 

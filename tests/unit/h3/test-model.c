@@ -443,7 +443,6 @@ static void model_later_formats_are_not_supported(void **state) {
         static const struct {
                 const char *name, *word;
         } later[] = {
-                {"blocks.0.attn.to_gate_compress.weight", "sparse"},
                 {"control_proj_in.weight", "ControlNet"},
                 {"control_blocks.0.after_proj.weight", "ControlNet"},
                 {"control_blocks.4.attn.qkv_proj.weight", "ControlNet"},
