@@ -210,4 +210,4 @@ def release(weights):
 
 class LatentdExtension(ComfyExtension):
     async def get_node_list(self):
-        return [LatentdLoadH3, LatentdUseH3, LatentdSplit, LatentdRelease]
+        return [LatentdLoadH3, LatentdUseH3, LatentdSplit, LatentdSparse, LatentdRelease]

@@ -274,13 +274,15 @@ static int read_sparse(const Manager *m, const char *text, const Model *model, S
                 return 0;
         if (info->kind != WIRE_MODEL_DENOISER)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"sparse\" goes with a \"model\" that is a denoiser, this one is of kind \"%s\".", model_kind_to_string(info->kind));
+                        "\"sparse\" goes with a \"model\" that is a denoiser, this one is of kind \"%s\".",
+                        model_kind_to_string(info->kind));
         if ((ret->method == SPARSE_VSA) != (info->gated > 0))
                 return sparse_refuse_model(ret->method == SPARSE_VSA, f);
         for (uint32_t i = info->layers; i < SPARSE_LAYERS_MAX; i++)
                 if (sparse_is_dense(ret, i))
                         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                                "sparse: \"dense_blocks\" has block %" PRIu32 ", and the model has blocks 0 to %" PRIu32 ".", i, info->layers - 1);
+                                "sparse: \"dense_blocks\" has block %" PRIu32 ", and the model has blocks 0 to %" PRIu32 ".", i,
+                                info->layers - 1);
         return 0;
 }
 

@@ -570,8 +570,8 @@ static bool info_is_possible(const Model *model, const WireModelReady *m) {
         switch (m->kind) {
 
         case WIRE_MODEL_DENOISER:
-                return m->heads > 0 && m->layers > 0 && m->gated <= 1 && isfinite(m->shift_video) && m->shift_video >= 0 && isfinite(m->shift_audio) &&
-                       m->shift_audio >= 0;
+                return m->heads > 0 && m->layers > 0 && m->gated <= 1 && isfinite(m->shift_video) && m->shift_video >= 0 &&
+                       isfinite(m->shift_audio) && m->shift_audio >= 0;
 
         case WIRE_MODEL_CONDITIONER:
                 return m->text_dim > 0;

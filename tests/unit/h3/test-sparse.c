@@ -580,7 +580,7 @@ static GoldenModel *gated_model(StType type) {
         CLEANUP(checkpoint_freep) Checkpoint *c = checkpoint_new();
         GoldenModel *g = calloc(1, sizeof(*g));
         H3File file = {.name = "gated.safetensors"};
-        uint64_t n = 1024 * 64;
+        uint64_t n = 1024 * 64, element = type == ST_F32 ? 4 : 2;
         CLEANUP_FREE uint8_t *bytes[3] = {};
         uint32_t seed = 5;
         Fault f = {};
@@ -599,7 +599,7 @@ static GoldenModel *gated_model(StType type) {
                         x = (float) (int32_t) seed / 2147483648.0f * 0.2f;
                         memcpy(&bits, &x, 4);
                         bits &= 0xffff0000u;
-                        memcpy(bytes[i] + (type == ST_F32 ? 4 * k : 2 * k), (uint8_t *) &bits + (type == ST_F32 ? 0 : 2), type == ST_F32 ? 4 : 2);
+                        memcpy(bytes[i] + element * k, (uint8_t *) &bits + 4 - element, element);
                 }
                 (void) snprintf(name, sizeof(name), "blocks.%d.attn.to_gate_compress.weight", i);
                 checkpoint_add(c, name, type, 2, 1024, 64, bytes[i]);

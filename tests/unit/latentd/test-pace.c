@@ -11,15 +11,16 @@ static PaceKey key(uint64_t files) {
 
 static void find_tells_all_of_a_key_apart(void **state) {
         PaceTable t = {};
-        PaceKey k = key(1), other[4] = { key(2), key(1), key(1), key(1) };
+        PaceKey k = key(1), other[5] = { key(2), key(1), key(1), key(1), key(1) };
 
         other[1].phase = 0;
         other[2].compute = 1;
         other[3].ranks = 0;
+        other[4].sparse = 1;
         assert_null(pace_find(&t, &k));
         pace_add(&t, &k, 7, 5);
         assert_true(pace_find(&t, &k)->usec == 7 && pace_find(&t, &k)->attention == 5);
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 5; i++)
                 assert_null(pace_find(&t, &other[i]));
 }
 
