@@ -124,6 +124,45 @@ static void job_commit_closed_writes_nothing(void **state) {
         (void) job_unref(j);
 }
 
+/* sigmas 1, .973, .923, .8 */
+static void job_new_sparse_by_model_rows_and_sigma(void **state) {
+        static const struct {
+                const char *text, *error;
+                float shift;
+                uint32_t steps; /* bits of those that are sparse */
+        } list[] = {
+                {"sol-attn:min_tokens=0", NULL, 12, 0xe},
+                {"sol-attn:min_tokens=33,start=0,end=0.4", NULL, 12, 0x3},
+                {"sol-attn:min_tokens=34,start=0", NULL, 12, 0},
+                {"sla:min_tokens=0,sigma_start=0.95,sigma_end=0.9", NULL, 1, 0x4},
+                {"off", NULL, 0, 0},
+                {"vsa", FAULT_NOT_SUPPORTED, 12, 0},
+                {"sla", FAULT_INVALID_ARGUMENT, 0, 0},
+                {"sla:dense_blocks=3", FAULT_INVALID_ARGUMENT, 12, 0},
+        };
+        CLEANUP(fixture_freep) Fixture *x = fixture_new();
+
+        for (size_t i = 0; i < ELEMENTSOF(list); i++) {
+                WireJobOpen open = x->sample;
+                Job *j = NULL;
+                Fault f = {};
+                int r;
+
+                assert_int_equal(sparse_parse(list[i].text, &open.sparse, &f), 0);
+                open.sparse.shift = list[i].shift;
+                open.header.job = 10 + i;
+                r = fixture_open(x, &open, &j, &f);
+                assert_int_equal(r < 0, list[i].error != NULL);
+                if (r < 0) {
+                        assert_string_equal(f.name, list[i].error);
+                        continue;
+                }
+                for (uint32_t step = 0; step < j->steps; step++)
+                        assert_int_equal(job_sparse(j, step) != NULL, list[i].steps >> step & 1);
+                (void) job_unref(j);
+        }
+}
+
 static void refused(Fixture *x, uint32_t start_step, const char *part) {
         WireJobOpen open = x->sample;
         Job *j = NULL;
@@ -230,6 +269,7 @@ int main(void) {
                 cmocka_unit_test(job_new_holds_model_and_arenas),
                 cmocka_unit_test(job_commit_writes_slots_in_turn),
                 cmocka_unit_test(job_commit_closed_writes_nothing),
+                cmocka_unit_test(job_new_sparse_by_model_rows_and_sigma),
                 cmocka_unit_test(job_new_start_step_takes_up_the_slots),
                 cmocka_unit_test(maps_are_writable_only_where_results_go),
         };
