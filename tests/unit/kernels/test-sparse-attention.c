@@ -146,12 +146,12 @@ static void sparse_attention_every_kind_is_joint_softmax(void **state) {
 }
 
 static void sparse_attention_other_isas_and_cuts_give_same_bits(void **state) {
-        for (unsigned i = 0; i < 8; i++) {
+        for (unsigned i = 0; i < 2; i++) {
                 LkType type = i % 2 ? LK_BF16 : LK_F32;
                 uint64_t row_bytes = WIDTH * lk_type_size(type);
                 SCENE *s = scene_new(type, 0, 5);
                 CLEANUP_FREE uint8_t *whole = malloc(s->rows * row_bytes);
-                LkSparseAttention a = scene_kind(s, i / 2);
+                LkSparseAttention a = scene_kind(s, 3 * i);
 
                 for (unsigned isa = 0; isa < ISAS; isa++) {
                         LkContext *c;
