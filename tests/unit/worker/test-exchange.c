@@ -323,10 +323,11 @@ static void split_at_random_same_bits(void **state) {
         }
 }
 
-/* All rank counts and plans, with cuts that no block ends at; of vsa, gates that travel as q does and such that keep the
- * rows from travelling in int8. */
+/* All rank counts and plans over the methods in turn (with LATENT_RANK_DRAWS each with each), with cuts that no block ends
+ * at; of vsa, gates that travel as q does and such that keep the rows from travelling in int8. */
 static void split_of_sparse_attention_same_bits(void **state) {
         static const char *const texts[] = {"sol-attn:tau=0.5", "sla:keep=20,sinks=exact_kv,dense_blocks=0", "vsa:keep=10", "vsa:keep=20"};
+        const bool all = getenv("LATENT_RANK_DRAWS") != NULL;
         uint32_t turn = 0;
 
         for (size_t i = 0; i < ELEMENTSOF(texts); i++) {
@@ -346,7 +347,13 @@ static void split_of_sparse_attention_same_bits(void **state) {
                 sparse = blocks;
                 whole = whole_of(&t->model, &s->in, s->n_video, s->n_audio);
                 assert_true(memcmp(whole.video, dense.video, whole.n_video * sizeof(float)) != 0);
-                check_rank_counts(&t->model, &s->in, &whole, 1, &turn);
+                for (size_t k = 0; k < ELEMENTSOF(rank_counts); k++)
+                        for (int kind = WIRE_PLAN_HIDDEN_GATHER; kind < _WIRE_PLAN_MAX; kind++, turn++) {
+                                PlanWishes w = wishes_of(rank_counts[k], turn, (WirePlanKind) kind, turn % 6);
+
+                                if (all || (k + (size_t) kind + i) % ELEMENTSOF(texts) == 0)
+                                        (void) check_plan(&t->model, &s->in, &whole, rank_counts[k], 1, &w, (Delays){});
+                        }
                 sparse = NULL;
                 (void) h3_sparse_free(blocks);
                 result_done(&whole);
