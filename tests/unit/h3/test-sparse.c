@@ -675,13 +675,27 @@ static void step_sparse_is_the_description_in_f64(void **state) {
         }
 }
 
+/* Every patch of the film in another way: kept, generated, half of it. */
+static void mask_film(const H3Model *m, GoldenCase *k) {
+        const H3Shape *s = &k->layout->shape;
+        uint64_t n = s->frames * s->height * s->width;
+        CLEANUP_FREE float *mask = malloc(n * sizeof(float));
+        Fault f = {};
+
+        assert_non_null(mask);
+        for (uint64_t i = 0; i < n; i++)
+                mask[i] = (float) (i * 7 / 3 % 3) / 2;
+        if (h3_layout_set_masks(k->layout, &m->config, mask, NULL, &f) < 0)
+                fail_msg("%s", f.text);
+}
+
 /* Rows that are packed in another order and nothing else: the step is dense attention. */
 static void step_of_dense_blocks_is_dense(void **state) {
         CLEANUP(golden_model_freep) GoldenModel *m = golden_comfy(), *gated = gated_model(ST_BF16);
         CLEANUP(golden_case_freep) GoldenCase *k = golden_case_open("case_t2va_long", &m->model->config);
         SPARSE *s = sparse_of_case(m->model, k, "sol-attn:dense_blocks=0-2"), *cubes = sparse_of_case(m->model, k, "vsa:dense_blocks=0-2"),
                *some = sparse_of_case(m->model, k, "sol-attn:dense_blocks=0-1");
-        CLEANUP(golden_step_done) GoldenStep dense = {}, sparse = {}, ordered = {}, other = {};
+        CLEANUP(golden_step_done) GoldenStep dense = {}, sparse = {}, ordered = {}, other = {}, masked = {}, masked_ordered = {};
 
         run_step(m->model, k, H3_COMPUTE_F32, NULL, NULL, &dense);
         run_step(m->model, k, H3_COMPUTE_F32, s, NULL, &sparse);
@@ -692,6 +706,13 @@ static void step_of_dense_blocks_is_dense(void **state) {
         assert_true(golden_distance(ordered.audio, dense.audio, dense.n_audio, NULL) < 5e-6);
         run_step(m->model, k, H3_COMPUTE_F32, some, NULL, &other);
         assert_true(golden_distance(other.video, dense.video, dense.n_video, NULL) > 1e-5);
+
+        mask_film(m->model, k);
+        run_step(m->model, k, H3_COMPUTE_F32, NULL, NULL, &masked);
+        run_step(gated->model, k, H3_COMPUTE_F32, cubes, NULL, &masked_ordered);
+        assert_true(golden_distance(masked.video, dense.video, dense.n_video, NULL) > 1e-2);
+        assert_true(golden_distance(masked_ordered.video, masked.video, dense.n_video, NULL) < 5e-6);
+        assert_true(golden_distance(masked_ordered.audio, masked.audio, dense.n_audio, NULL) < 5e-6);
 }
 
 /* A method of another kind of model, another sequence, a backend without: no step. */
