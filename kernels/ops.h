@@ -205,7 +205,7 @@ typedef struct LkQuantiseQueries {
         float *scale;  /* of row i and head h: scale[i * (q_ld / LK_I8_DIM) + h] */
 } LkQuantiseQueries;
 
-/* Keys and values of whole tiles, 16-byte aligned; what is missing from the last tile is 0. In a row of v the keys of each 16 are in the
+/* Keys and values of whole tiles, all arrays but k_scale 16-byte aligned; what is missing from the last tile is 0. In a row of v the keys of each 16 are in the
  * order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, in which the products of scores leave them. */
 typedef struct LkKeysI8 {
         uint64_t n; /* keys, > 0 */
