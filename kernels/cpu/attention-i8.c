@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention over int8, by the steps of ops.h. All integers are kept as f32: products of a tile add up to less than 2^24, so the sums of
- * the register tile that gemm has are exact too, and their order is free. A task is one head and a block of query rows. */
+/* Attention over int8, by the steps of ops.h. All integers are kept as f32: products of a tile add up to
+ * less than 2^24, so the sums of the register tile that gemm has are exact too, and their order is free. A
+ * task is one head and a block of query rows. */
 
 #include <errno.h>
 
@@ -53,8 +54,10 @@ typedef struct Step {
 
 /* Scores of a row to weights; key places are those of v. */
 static Step softmax_row(Scratch *s, uint32_t i, uint32_t row, float k_scale, float scale, uint32_t n_keys) {
-        const VT zero = vt_zero(), minus = vt_set1(-1), round = vt_set1(ROUND_16THS), units = vt_set1(ROUND_UNITS);
-        float *p = s->s[i], top = p[0], u = (s->scale[row] * k_scale) * (scale * 0.5f), t, e[VT_N], a, sum = 0;
+        const VT zero = vt_zero(), minus = vt_set1(-1), round = vt_set1(ROUND_16THS),
+                 units = vt_set1(ROUND_UNITS);
+        float *p = s->s[i], top = p[0], u = (s->scale[row] * k_scale) * (scale * 0.5f), t, e[VT_N], a,
+              sum = 0;
         VT va, base;
         Step step;
 
@@ -90,13 +93,19 @@ static Step softmax_row(Scratch *s, uint32_t i, uint32_t row, float k_scale, flo
 }
 
 /* h rows of a panel against the keys in s->k, s->v. */
-static void attend_panel(const Job *j, Scratch *s, uint32_t panel, uint32_t h, uint64_t at, uint32_t n_keys) {
+static void attend_panel(
+        const Job *j, Scratch *s, uint32_t panel, uint32_t h, uint64_t at, uint32_t n_keys) {
         const LkAttentionI8 *a = j->args;
         const float *v_scale = a->keys.v_scale + at * DIM;
         Step steps[TILE_ROWS];
 
         for (uint32_t col = 0; col < KEYS; col += TILE_COLS) {
-                Tile t = {.a = s->q[panel], .b = s->k + col, .c = s->s[0] + col, .b_ld = KEYS, .c_ld = KEYS, .k = DIM};
+                Tile t = {.a = s->q[panel],
+                        .b = s->k + col,
+                        .c = s->s[0] + col,
+                        .b_ld = KEYS,
+                        .c_ld = KEYS,
+                        .k = DIM};
 
                 tile_run(&t, 1, TILE_LD, h);
         }
@@ -104,7 +113,12 @@ static void attend_panel(const Job *j, Scratch *s, uint32_t panel, uint32_t h, u
                 steps[i] = softmax_row(s, i, panel * TILE_ROWS + i, a->keys.k_scale[at], a->scale, n_keys);
 
         for (uint32_t col = 0; col < DIM; col += TILE_COLS) {
-                Tile t = {.a = s->p[0], .b = s->v + col, .c = s->sums[0] + col, .b_ld = DIM, .c_ld = DIM, .k = KEYS};
+                Tile t = {.a = s->p[0],
+                        .b = s->v + col,
+                        .c = s->sums[0] + col,
+                        .b_ld = DIM,
+                        .c_ld = DIM,
+                        .k = KEYS};
 
                 tile_run(&t, KEYS, 1, h);
         }
@@ -114,8 +128,8 @@ static void attend_panel(const Job *j, Scratch *s, uint32_t panel, uint32_t h, u
                 for (uint32_t d = 0; d < DIM; d += VT_N) {
                         VT sum = vt_mul(vt_load(s->sums[i] + d), vt_load(v_scale + d));
 
-                        vt_store(o + d,
-                                vt_fma(sum, vt_set1(steps[i].g), vt_mul(vt_load(o + d), vt_set1(steps[i].f))));
+                        vt_store(o + d, vt_fma(sum, vt_set1(steps[i].g),
+                                                vt_mul(vt_load(o + d), vt_set1(steps[i].f))));
                 }
         }
 }
@@ -129,8 +143,8 @@ static void attention_task(void *userdata, uint64_t task, uint32_t thread) {
 
         memset(s->o, 0, sizeof(s->o));
         for (uint32_t i = 0; i < n; i += TILE_ROWS)
-                turn(a->q + (row + i) * a->q_ld + head * DIM, a->q_ld, n - i < TILE_ROWS ? n - i : TILE_ROWS, DIM,
-                        TILE_LD, s->q[i / TILE_ROWS]);
+                turn(a->q + (row + i) * a->q_ld + head * DIM, a->q_ld, n - i < TILE_ROWS ? n - i : TILE_ROWS,
+                        DIM, TILE_LD, s->q[i / TILE_ROWS]);
         for (uint32_t i = 0; i < n; i++) {
                 s->scale[i] = a->q_scale[(row + i) * (a->q_ld / DIM) + head];
                 s->max[i] = -F32_INFINITY;

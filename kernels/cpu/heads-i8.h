@@ -20,7 +20,8 @@ static inline bool check_keys_i8(const LkKeysI8 *k) {
                 __builtin_mul_overflow(all, LK_I8_DIM * LK_I8_KEYS, &numbers))
                 return false;
 
-        return ((uintptr_t) k->offset | (uintptr_t) k->k | (uintptr_t) k->v | (uintptr_t) k->v_scale) % 16 == 0 &&
+        return ((uintptr_t) k->offset | (uintptr_t) k->k | (uintptr_t) k->v | (uintptr_t) k->v_scale) % 16 ==
+                       0 &&
                check_rows(k->offset, LK_F32, heads, LK_I8_DIM, LK_I8_DIM) &&
                check_bytes(k->k, 1, numbers, numbers) && check_bytes(k->v, 1, numbers, numbers) &&
                check_rows(k->k_scale, LK_F32, heads, tiles, tiles) &&

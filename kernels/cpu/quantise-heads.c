@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Queries, keys and values to int8 for attention, by the steps of ops.h. A task of keys is one tile of one head. */
+/* Queries, keys and values to int8 for attention, by the steps of ops.h. A task of keys is one tile of one
+ * head. */
 
 #include <errno.h>
 
@@ -105,7 +106,8 @@ static void offset_head(const void *arg, uint64_t head) {
                 a->to.offset[head * LK_I8_DIM + d] = sum[d] * (1.0f / LK_I8_SAMPLES);
 }
 
-static void keys_tile(const LkQuantiseKeys *a, uint64_t head, uint64_t tile, uint64_t at, uint64_t n, float *v) {
+static void keys_tile(
+        const LkQuantiseKeys *a, uint64_t head, uint64_t tile, uint64_t at, uint64_t n, float *v) {
         const float *offset = a->to.offset + head * LK_I8_DIM;
         int8_t *q = a->to.k + at * TILE_NUMBERS;
         float factor;
@@ -129,13 +131,16 @@ static uint32_t key_at(uint32_t p) {
         return p / 16 * 16 + p / 2 % 2 * 8 + p % 16 / 4 * 2 + p % 2;
 }
 
-static void values_tile(const LkQuantiseKeys *a, uint64_t head, uint64_t tile, uint64_t at, uint64_t n, float *v) {
+static void values_tile(
+        const LkQuantiseKeys *a, uint64_t head, uint64_t tile, uint64_t at, uint64_t n, float *v) {
         for (uint64_t i = 0; i < n; i++)
-                load_head(a->v, a->type, (tile * LK_I8_KEYS + i) * a->v_ld + head * LK_I8_DIM, v + i * LK_I8_DIM);
+                load_head(a->v, a->type, (tile * LK_I8_KEYS + i) * a->v_ld + head * LK_I8_DIM,
+                        v + i * LK_I8_DIM);
 
         for (uint32_t d = 0; d < LK_I8_DIM; d++) {
                 int8_t *q = a->to.v + at * TILE_NUMBERS + d * LK_I8_KEYS;
-                float factor = factor_of(largest_bits(v + d, n, LK_I8_DIM, 0), a->to.v_scale + at * LK_I8_DIM + d);
+                float factor =
+                        factor_of(largest_bits(v + d, n, LK_I8_DIM, 0), a->to.v_scale + at * LK_I8_DIM + d);
 
                 for (uint32_t p = 0; p < LK_I8_KEYS; p++)
                         q[p] = key_at(p) < n ? integer_of(v[key_at(p) * LK_I8_DIM + d], factor) : 0;
@@ -144,7 +149,8 @@ static void values_tile(const LkQuantiseKeys *a, uint64_t head, uint64_t tile, u
 
 static void keys_task(void *userdata, uint64_t task, uint32_t thread) {
         const KeysJob *j = userdata;
-        const uint64_t head = task / j->tiles, tile = task % j->tiles, left = j->args->to.n - tile * LK_I8_KEYS;
+        const uint64_t head = task / j->tiles, tile = task % j->tiles,
+                       left = j->args->to.n - tile * LK_I8_KEYS;
         const uint64_t n = left < LK_I8_KEYS ? left : LK_I8_KEYS;
         float *v = j->tile + (uint64_t) thread * TILE_NUMBERS;
 

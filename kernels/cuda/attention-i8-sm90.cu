@@ -81,6 +81,7 @@ static __device__ __forceinline__ void produce(const AttentionI8 &a, uint8_t *sh
         barrier_expect(&b->q, GROUPS * QUERY_TILE);
         for (uint32_t g = 0; g < GROUPS; g++)
                 load(shared + Q_AT + g * QUERY_TILE, q, &b->q, head * DIM, row + g * ROWS);
+#pragma unroll 1
         for (uint32_t j = 0; j < tiles; j++) {
                 const uint32_t stage = j % STAGES, phase = j / STAGES % 2, at = (head * tiles + j) * KEYS + rank * part;
                 const float *scales = a.a.keys.v_scale + (uint64_t) (head * tiles + j) * DIM + rank * part;

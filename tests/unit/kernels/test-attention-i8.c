@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention over int8: its two quantise passes and itself against the rule of ops.h (bits), and all together against double
- * precision. */
+/* Attention over int8: its two quantise passes and itself against the rule of ops.h (bits), and all together
+ * against double precision. */
 
 #define LK_CPU_LEVEL 1 /* exp_one(): the rule names the exponential, test-exp tests it */
 
@@ -28,24 +28,49 @@ static uint64_t tiles_of(const Data *d) {
 }
 
 static void data_make(uint64_t n_q, uint64_t n_k, uint32_t heads, LkType type, double size, Data *d) {
-        const uint64_t width = (uint64_t) heads * DIM, rows = n_q > n_k ? n_q : n_k, tiles = lk_i8_tiles(n_k) * heads;
+        const uint64_t width = (uint64_t) heads * DIM, rows = n_q > n_k ? n_q : n_k,
+                       tiles = lk_i8_tiles(n_k) * heads;
         uint64_t seed = n_q * 3 + n_k * 5 + heads, step = lk_type_size(type);
 
-        *d = (Data){.n_q = n_q, .n_k = n_k, .ld = 3 * width + 8, .heads = heads, .type = type, .o_size = n_q * (width + 4)};
+        *d = (Data){.n_q = n_q,
+                .n_k = n_k,
+                .ld = 3 * width + 8,
+                .heads = heads,
+                .type = type,
+                .o_size = n_q * (width + 4)};
         d->x = random_aligned(rows * d->ld, type, 1, &seed);
         for (uint64_t i = 0; i < n_q && size != 1; i++)
                 for (uint64_t j = 0; j < width; j++)
                         put(d->x, type, i * d->ld + j, size * random_normal(&seed));
 
-        d->queries = (LkQuantiseQueries){.type = type, .n = n_q, .heads = heads, .x = d->x, .x_ld = d->ld,
-                .q = allocate(n_q * (width + DIM)), .q_ld = width + DIM, .scale = allocate(n_q * (heads + 1) * sizeof(float))};
-        d->keys = (LkQuantiseKeys){.type = type, .k = (uint8_t *) d->x + width * step, .v = (uint8_t *) d->x + 2 * width * step,
-                .k_ld = d->ld, .v_ld = d->ld,
-                .to = {.n = n_k, .heads = heads, .offset = allocate(width * sizeof(float)), .k = allocate(tiles * KEYS * DIM),
-                        .k_scale = allocate(tiles * sizeof(float)), .v = allocate(tiles * KEYS * DIM),
+        d->queries = (LkQuantiseQueries){.type = type,
+                .n = n_q,
+                .heads = heads,
+                .x = d->x,
+                .x_ld = d->ld,
+                .q = allocate(n_q * (width + DIM)),
+                .q_ld = width + DIM,
+                .scale = allocate(n_q * (heads + 1) * sizeof(float))};
+        d->keys = (LkQuantiseKeys){.type = type,
+                .k = (uint8_t *) d->x + width * step,
+                .v = (uint8_t *) d->x + 2 * width * step,
+                .k_ld = d->ld,
+                .v_ld = d->ld,
+                .to = {.n = n_k,
+                        .heads = heads,
+                        .offset = allocate(width * sizeof(float)),
+                        .k = allocate(tiles * KEYS * DIM),
+                        .k_scale = allocate(tiles * sizeof(float)),
+                        .v = allocate(tiles * KEYS * DIM),
                         .v_scale = allocate(tiles * DIM * sizeof(float))}};
-        d->a = (LkAttentionI8){.n_q = n_q, .scale = 1 / sqrtf(DIM), .q = d->queries.q, .q_scale = d->queries.scale,
-                .q_ld = d->queries.q_ld, .keys = d->keys.to, .o_type = type, .o_ld = width + 4};
+        d->a = (LkAttentionI8){.n_q = n_q,
+                .scale = 1 / sqrtf(DIM),
+                .q = d->queries.q,
+                .q_scale = d->queries.scale,
+                .q_ld = d->queries.q_ld,
+                .keys = d->keys.to,
+                .o_type = type,
+                .o_ld = width + 4};
 }
 
 static void data_done(Data *d) {
@@ -80,14 +105,16 @@ static float element(const Data *d, const void *p, uint64_t row, uint32_t head, 
         return (float) get(p, d->type, row * d->ld + head * DIM + dim);
 }
 
-/* Four stages of the rotation by its definition as a matrix would need f64; here number by number, every sum spelled out. */
+/* Four stages of the rotation by its definition as a matrix would need f64; here number by number, every sum
+ * spelled out. */
 static void rule_rotate(float *v) {
         float y[DIM];
 
         for (uint32_t stride = 1; stride < 64; stride *= 4) {
                 for (uint32_t i = 0; i < DIM; i++) {
                         const uint32_t at = i - i / stride % 4 * stride;
-                        const float a = v[at], b = v[at + stride], c = v[at + 2 * stride], d = v[at + 3 * stride];
+                        const float a = v[at], b = v[at + stride], c = v[at + 2 * stride],
+                                    d = v[at + 3 * stride];
 
                         switch (i / stride % 4) {
                         case 0:
@@ -165,11 +192,13 @@ static void check_tile(const Data *d, uint32_t h, uint64_t tile) {
         static float k[KEYS * DIM], v[KEYS * DIM];
         static int8_t q[KEYS * DIM];
         const LkKeysI8 *to = &d->keys.to;
-        const uint64_t left = d->n_k - tile * KEYS, n = left < KEYS ? left : KEYS, at = h * tiles_of(d) + tile;
+        const uint64_t left = d->n_k - tile * KEYS, n = left < KEYS ? left : KEYS,
+                       at = h * tiles_of(d) + tile;
 
         for (uint64_t i = 0; i < n; i++) {
                 for (uint32_t e = 0; e < DIM; e++) {
-                        k[i * DIM + e] = element(d, d->keys.k, tile * KEYS + i, h, e) - to->offset[h * DIM + e];
+                        k[i * DIM + e] =
+                                element(d, d->keys.k, tile * KEYS + i, h, e) - to->offset[h * DIM + e];
                         v[i * DIM + e] = element(d, d->keys.v, tile * KEYS + i, h, e);
                 }
                 rule_rotate(k + i * DIM);
@@ -182,7 +211,8 @@ static void check_tile(const Data *d, uint32_t h, uint64_t tile) {
         for (uint32_t e = 0; e < DIM; e++) {
                 assert_true(same(rule_integers(v + e, n, DIM, q + e), to->v_scale[at * DIM + e]));
                 for (uint32_t p = 0; p < KEYS; p++)
-                        assert_int_equal(to->v[(at * DIM + e) * KEYS + p], q[(p / 16 * 16 + order[p % 16]) * DIM + e]);
+                        assert_int_equal(to->v[(at * DIM + e) * KEYS + p],
+                                q[(p / 16 * 16 + order[p % 16]) * DIM + e]);
         }
 }
 
@@ -193,7 +223,8 @@ static int rule_weight(int score, int top, float a) {
         w = w > 0 ? w < 1 ? w : 1 : 0;
         n = (float) (nearbyint((double) w * 16 + 111) - 111) / 16;
         r = w - n;
-        return (int) nearbyint(ldexp((double) fmaf(fmaf(LK_I8_EXP_2, r, LK_I8_EXP_1), r, LK_I8_EXP_0), (int) (16 * n) - 16));
+        return (int) nearbyint(ldexp(
+                (double) fmaf(fmaf(LK_I8_EXP_2, r, LK_I8_EXP_1), r, LK_I8_EXP_0), (int) (16 * n) - 16));
 }
 
 /* One row and head from the integers, straight from the text. */
@@ -205,9 +236,11 @@ static void rule(const Data *d, uint64_t i, uint32_t h, float *o) {
 
         memset(o, 0, DIM * sizeof(float));
         for (uint64_t tile = 0; tile < tiles_of(d); tile++) {
-                const uint64_t at = h * tiles_of(d) + tile, left = d->n_k - tile * KEYS, n = left < KEYS ? left : KEYS;
+                const uint64_t at = h * tiles_of(d) + tile, left = d->n_k - tile * KEYS,
+                               n = left < KEYS ? left : KEYS;
                 int s[KEYS] = {}, top = INT32_MIN, sum = 0, sums[DIM] = {};
-                float u = (d->queries.scale[i * (d->heads + 1) + h] * to->k_scale[at]) * (d->a.scale * 0.5f), t, e, f = 1, g = 1;
+                float u = (d->queries.scale[i * (d->heads + 1) + h] * to->k_scale[at]) * (d->a.scale * 0.5f),
+                      t, e, f = 1, g = 1;
 
                 for (uint64_t j = 0; j < n; j++) {
                         for (uint32_t x = 0; x < DIM; x++)
@@ -299,7 +332,9 @@ static void attention_i8_unusual_numbers_follow_rule(void **state) {
 
                 data_make(9, 200, 1, LK_F32, 1, &d);
                 for (uint64_t e = 0; e < 200 * d.ld; e++)
-                        put(d.x, LK_F32, e, get(d.x, LK_F32, e) * (float) (i == 3 && e % 16 == 3 ? 50 : sizes[i]) + (i == 4 ? 2 : 0));
+                        put(d.x, LK_F32, e,
+                                get(d.x, LK_F32, e) * (float) (i == 3 && e % 16 == 3 ? 50 : sizes[i]) +
+                                        (i == 4 ? 2 : 0));
                 for (unsigned isa = 0; isa < ISAS; isa++) {
                         CLEANUP_FREE uint8_t *o = run(all_isas[isa], 1, &d);
 
@@ -363,7 +398,8 @@ static void attention_i8_any_range_same_bits(void **state) {
                 part.a.keys = part.keys.to;
                 o = run(LK_CPU_AUTO, 2, &part);
                 for (uint64_t r = 0; r < n; r++)
-                        assert_memory_equal(o + r * d.a.o_ld * 2, whole + ((at + r) * d.a.o_ld + head * DIM) * 2, DIM * 2);
+                        assert_memory_equal(o + r * d.a.o_ld * 2,
+                                whole + ((at + r) * d.a.o_ld + head * DIM) * 2, DIM * 2);
         }
         data_done(&d);
 }
@@ -426,23 +462,23 @@ static void attention_i8_against_double_is_accurate(void **state) {
                 oracle(&d, expected);
                 o = run(LK_CPU_AUTO, 2, &d);
                 error = relative_l2(o, LK_BF16, d.a.o_ld, expected, d.n_q, DIM);
-                print_message("# queries of size %g, channels x %g, common part %g: %.2e\n", cases[i].size, cases[i].channel,
-                        cases[i].common, error);
+                print_message("# queries of size %g, channels x %g, common part %g: %.2e\n", cases[i].size,
+                        cases[i].channel, cases[i].common, error);
                 if (!(error <= cases[i].limit))
-                        fail_msg("queries of size %g, channels x %g, common part %g: error %g", cases[i].size, cases[i].channel,
-                                cases[i].common, error);
+                        fail_msg("queries of size %g, channels x %g, common part %g: error %g",
+                                cases[i].size, cases[i].channel, cases[i].common, error);
                 data_done(&d);
         }
 }
 
-#define REFUSED(op, statement)                                                                                                          \
-        do {                                                                                                                            \
-                LkAttentionI8 a = d.a;                                                                                                  \
-                LkQuantiseQueries queries = d.queries;                                                                                  \
-                LkQuantiseKeys keys = d.keys;                                                                                           \
-                statement;                                                                                                              \
-                (void) a, (void) queries, (void) keys;                                                                                  \
-                assert_int_equal(op, -EINVAL);                                                                                          \
+#define REFUSED(op, statement)                                                                              \
+        do {                                                                                                \
+                LkAttentionI8 a = d.a;                                                                      \
+                LkQuantiseQueries queries = d.queries;                                                      \
+                LkQuantiseKeys keys = d.keys;                                                               \
+                statement;                                                                                  \
+                (void) a, (void) queries, (void) keys;                                                      \
+                assert_int_equal(op, -EINVAL);                                                              \
         } while (0)
 
 static void attention_i8_bad_argument_is_refused(void **state) {
