@@ -20,6 +20,7 @@ typedef struct Neighbours {
         LkQuantise quantise; /* if QUANTISE */
         int stages;
         uint32_t rows;    /* of a batch */
+        uint32_t m, pieces, pitch; /* rows; pieces of a row; bytes from one to the next in shared memory */
         uint32_t workers; /* threads; one more warp sums */
 } Neighbours;
 
@@ -38,7 +39,7 @@ typedef struct Places {
 } Places;
 
 static inline __host__ __device__ Places places(const Neighbours &a, bool adds, bool quantises) {
-        const uint32_t batch = a.rows * row_pitch(a.norm.n), add = 2 * batch, weights = add + (adds ? batch : 0);
+        const uint32_t batch = a.rows * a.pitch, add = 2 * batch, weights = add + (adds ? batch : 0);
         const uint32_t exchange = weights + a.workers * EACH * weight_bytes(a.norm.weight.type);
 
         return {0, add, weights, exchange, exchange + (quantises ? a.workers / 32 * SHARE_BYTES(EACH) : 0)};
@@ -66,6 +67,7 @@ __device__ static inline float batch_sums(uint32_t at, uint32_t rows, uint32_t p
 
         at += lane % 8 / 2 % rows * pitch + (lane / 8 * 2 + lane % 2) * 16;
         pieces_load(v, at);
+#pragma unroll 4
         for (uint32_t i = 0; i < pieces; i += 8) {
                 uint32_t next[4];
 
@@ -97,29 +99,31 @@ __device__ static inline void part_load(const Neighbours &a, uint4 (&to)[2], con
 
 #pragma unroll
         for (unsigned j = 0; j < 2; j++)
-                if (piece_of<QUANTISE>(a, j) < a.norm.n / PIECE)
+                if (piece_of<QUANTISE>(a, j) < a.pieces)
                         to[j] = piece_load(p, piece_of<QUANTISE>(a, j));
 }
 
-__device__ static inline void piece_copy(uint32_t to, const void *row, uint32_t piece) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + piece * 16), "l"((const uint4 *) row + piece) : "memory");
+__device__ static inline void piece_copy(uint32_t to, const uint4 *from) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 /* The thread's pieces of the rows from `first` on are on their way to shared memory. */
 template <bool ADD, bool QUANTISE> __device__ static inline void batch_copy(const Neighbours &a, uint32_t first, uint32_t x, uint32_t y) {
-        const uint32_t pitch = row_pitch(a.norm.n);
-
-        for (uint32_t r = 0; r < a.rows && first + r < a.norm.m; r++)
+#pragma unroll
+        for (uint32_t r = 0; r < ROWS_MOST; r++) {
+                if (r >= a.rows || first + r >= a.m)
+                        continue;
 #pragma unroll
                 for (unsigned j = 0; j < 2; j++) {
                         const uint32_t piece = piece_of<QUANTISE>(a, j);
 
-                        if (piece >= a.norm.n / PIECE)
+                        if (piece >= a.pieces)
                                 continue;
-                        piece_copy(x + r * pitch, row_at(a.norm.x, LK_BF16, first + r, a.norm.x_ld), piece);
+                        piece_copy(x + r * a.pitch + piece * 16, row_piece(a.norm.x, first + r, a.norm.x_ld, piece));
                         if (ADD)
-                                piece_copy(y + r * pitch, row_at(a.add.y, LK_BF16, first + r, a.add.y_ld), piece);
+                                piece_copy(y + r * a.pitch + piece * 16, row_piece(a.add.y, first + r, a.add.y_ld, piece));
                 }
+        }
         asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
@@ -130,13 +134,12 @@ __device__ static inline void copies_wait(void) {
 /* x += gate * y of the thread's pieces in shared memory, also to memory. */
 template <bool QUANTISE>
 __device__ static inline void batch_add(const Neighbours &a, uint32_t first, const int32_t *gates, uint8_t *x, const uint8_t *y) {
-        const uint32_t pitch = row_pitch(a.norm.n);
         int32_t gate_row = -1;
         uint4 gate[2] = {};
 
 #pragma unroll
         for (unsigned r = 0; r < ROWS_MOST; r++) {
-                if (r >= a.rows || first + r >= a.norm.m)
+                if (r >= a.rows || first + r >= a.m)
                         continue;
                 if (a.add.mod && gates[r] != gate_row) {
                         gate_row = gates[r];
@@ -149,15 +152,15 @@ __device__ static inline void batch_add(const Neighbours &a, uint32_t first, con
                         const uint32_t piece = piece_of<QUANTISE>(a, j);
                         uint4 u, v;
 
-                        if (piece >= a.norm.n / PIECE)
+                        if (piece >= a.pieces)
                                 continue;
-                        u = piece_load(x + r * pitch, piece);
-                        v = piece_load(y + r * pitch, piece);
+                        u = piece_load(x + r * a.pitch, piece);
+                        v = piece_load(y + r * a.pitch, piece);
                         if (a.add.mod)
                                 v = piece_mul(gate[j], v);
                         u = piece_settled(piece_add(u, v));
-                        piece_store(row_at_mutable(a.add.x, LK_BF16, first + r, a.norm.x_ld), piece, u);
-                        piece_store(x + r * pitch, piece, u);
+                        *row_piece_mutable(a.add.x, first + r, a.norm.x_ld, piece) = u;
+                        piece_store(x + r * a.pitch, piece, u);
                 }
         }
 }
@@ -238,11 +241,20 @@ __device__ static inline void row_norm(
 
                 weights_get(a, w, j, weight);
                 x[j] = piece_norm(x[j], weight, factor, n.round_first, n.mod != NULL, kept.shift[j], kept.scale[j]);
-                if (piece_of<QUANTISE>(a, j) >= n.n / PIECE)
+                if (piece_of<QUANTISE>(a, j) >= a.pieces)
                         x[j] = make_uint4(0, 0, 0, 0);
                 else if (!QUANTISE || n.y)
-                        piece_store(row_at_mutable(n.y, LK_BF16, row, n.y_ld), piece_of<QUANTISE>(a, j), piece_settled(x[j]));
+                        *row_piece_mutable(n.y, row, n.y_ld, piece_of<QUANTISE>(a, j)) = piece_settled(x[j]);
         }
+}
+
+/* The thread's pieces of a row rotated; the largest magnitude of the warp, which calls this together. */
+__device__ static inline uint32_t row_rotate(const Neighbours &a, uint4 (&y)[2], float *exchange) {
+        float v[EACH];
+
+        piece_floats(y[0], v);
+        piece_floats(y[1], v + PIECE);
+        return share_make<EACH>(v, a.stages, exchange + threadIdx.x / 32 * (SHARE_BYTES(EACH) / 4), y);
 }
 
 /* Number i of a row that is normed the plain way. */
@@ -259,56 +271,61 @@ __device__ static float plain_norm(const LkNorm &a, LkType mod_type, uint64_t ro
         return number_round(h, a.type);
 }
 
-/* What a block's threads share. */
+/* What a block's threads share. A batch's numbers are asked for up to two turns after they were written, and those that are added with
+ * are written two turns before. */
+#define TURNS 4u
+
 typedef struct Shared {
-        float factors[2][ROWS_MOST]; /* of the rows of two batches, as are their modulation rows */
-        int32_t mods[2][ROWS_MOST], gates[2][ROWS_MOST];
-        uint32_t most[ROWS_MOST][WORKERS_MOST / 32], plain_most;
+        float factors[TURNS][ROWS_MOST]; /* of the rows of as many batches, as are their modulation rows */
+        int32_t mods[TURNS][ROWS_MOST], gates[TURNS][ROWS_MOST];
+        uint32_t most[2][ROWS_MOST][WORKERS_MOST / 32], plain_most;
 } Shared;
 
-/* By the warp that sums: what the batch is normed with, and what the next one is added with. */
-template <bool ADD> __device__ static inline void batch_sum(const Neighbours &a, uint32_t first, uint32_t next, Shared &s, unsigned odd, uint32_t at) {
+/* By the warp that sums in turn t: what the batch is normed with, and what the next but one, from row `later` on, is added with. */
+template <bool ADD>
+__device__ static inline void batch_sum(const Neighbours &a, uint32_t first, uint32_t later, Shared &s, uint32_t t, uint32_t at) {
         const unsigned r = threadIdx.x % 32;
         int32_t mod = 0, gate = 0;
         float sum;
 
         if (r < a.rows) {
-                if (a.norm.mod && first + r < a.norm.m)
+                if (a.norm.mod && first + r < a.m)
                         mod = a.norm.mod_index[first + r];
-                if (ADD && a.add.mod && next + r < a.norm.m)
-                        gate = a.add.mod_index[next + r];
+                if (ADD && a.add.mod && later + r < a.m)
+                        gate = a.add.mod_index[later + r];
         }
-        sum = batch_sums(at, a.rows, row_pitch(a.norm.n), (uint32_t) (a.norm.n / PIECE));
+        sum = batch_sums(at, a.rows, a.pitch, a.pieces);
         if (r < a.rows) {
-                s.mods[odd][r] = mod;
-                s.gates[odd ^ 1][r] = gate;
-                s.factors[odd][r] = row_factor(sum, a.norm.n, a.norm.eps);
+                s.mods[t % TURNS][r] = mod;
+                s.gates[(t + 2) % TURNS][r] = gate;
+                s.factors[t % TURNS][r] = row_factor(sum, a.norm.n, a.norm.eps);
         }
 }
 
-/* A batch's rotated rows to int8; all threads call it. */
+/* The rotated rows of turn t's batch to int8; all threads call it. */
 __device__ static inline void batch_quantise(
-        const Neighbours &a, uint32_t first, const uint4 (&y)[ROWS_MOST][2], const float *factors, Kept &kept, Shared &s, float *exchange) {
-        const unsigned lane = threadIdx.x % 32;
-        uint32_t unusual = 0;
+        const Neighbours &a, uint32_t first, const uint4 (&y)[ROWS_MOST][2], uint32_t t, Kept &kept, Shared &s, float *exchange) {
+        const unsigned lane = threadIdx.x % 32, mine = lane % ROWS_MOST; /* a thread has one row's scale, and gets the others' */
+        uint32_t bits = 0, unusual;
+        float scale, factor;
 
 #pragma unroll
         for (unsigned r = 0; r < ROWS_MOST; r++) {
-                uint32_t bits;
-                float scale;
+                const uint32_t most = __reduce_max_sync(0xffffffffu, lane < a.workers / 32 ? s.most[t % 2][r][lane] : 0);
 
-                if (r >= a.rows || first + r >= a.norm.m)
-                        continue;
-                bits = __reduce_max_sync(0xffffffffu, lane < a.workers / 32 ? s.most[r][lane] : 0);
-                if (!share_usual(bits)) {
-                        unusual |= 1u << r;
-                        continue;
-                }
-                scale = share_scale(__fmul_rn(__uint_as_float(bits), share_power(a.stages)));
-                if (threadIdx.x == 0)
-                        a.quantise.scale[first + r] = scale;
-                if (threadIdx.x < a.workers)
-                        share_store<EACH>(y[r], share_factor(scale, a.stages), a.quantise.q + (first + r) * a.quantise.q_ld, a.norm.n);
+                bits = mine == r ? most : bits;
+        }
+        scale = share_scale(__fmul_rn(__uint_as_float(bits), share_power(a.stages)));
+        factor = share_factor(scale, a.stages);
+        unusual = __ballot_sync(0xffffffffu, lane < a.rows && first + lane < a.m && !share_usual(bits));
+        if (threadIdx.x < a.rows && first + threadIdx.x < a.m)
+                a.quantise.scale[first + threadIdx.x] = scale; /* of an unusual row: until its own follows */
+#pragma unroll
+        for (unsigned r = 0; r < ROWS_MOST; r++) {
+                const Factor f = factor_of(__shfl_sync(0xffffffffu, factor, (int) r));
+
+                if (r < a.rows && first + r < a.m && !(unusual >> r & 1) && threadIdx.x < a.workers)
+                        share_store<EACH>(y[r], f, a.quantise.q + (first + r) * a.quantise.q_ld, (uint32_t) a.norm.n);
         }
         if (unusual == 0)
                 return;
@@ -317,14 +334,15 @@ __device__ static inline void batch_quantise(
         for (unsigned r = 0; r < ROWS_MOST; r++)
                 if (unusual >> r & 1)
                         plain_quantise(
-                                a.quantise, first + r, [&](uint64_t i) { return plain_norm(a.norm, LK_BF16, first + r, i, factors[r]); },
+                                a.quantise, first + r,
+                                [&](uint64_t i) { return plain_norm(a.norm, LK_BF16, first + r, i, s.factors[t % TURNS][r]); },
                                 exchange, &s.plain_most);
         kept = {-1}; /* leaves its registers to that */
 }
 
 /* What fills up the last eight pieces of the rows of both batches adds 0. */
 __device__ static void rows_fill_up(const Neighbours &a, uint8_t *batches) {
-        const uint32_t pieces = (uint32_t) (a.norm.n / PIECE), pitch = row_pitch(a.norm.n);
+        const uint32_t pieces = a.pieces, pitch = a.pitch;
 
         for (uint32_t i = threadIdx.x; i < 2 * a.rows * 8; i += blockDim.x)
                 if (pieces + i % 8 < (pieces + 7) / 8 * 8)
@@ -333,26 +351,24 @@ __device__ static void rows_fill_up(const Neighbours &a, uint8_t *batches) {
 
 /* This thread's pieces of a batch's rows into registers. */
 template <bool QUANTISE> __device__ static void batch_take(const Neighbours &a, const uint8_t *batch, uint4 (&y)[ROWS_MOST][2]) {
-        const uint32_t pieces = (uint32_t) (a.norm.n / PIECE), pitch = row_pitch(a.norm.n);
-
 #pragma unroll
         for (unsigned r = 0; r < ROWS_MOST; r++)
 #pragma unroll
                 for (unsigned j = 0; j < 2; j++)
-                        if (r < a.rows && piece_of<QUANTISE>(a, j) < pieces)
-                                y[r][j] = piece_load(batch + r * pitch, piece_of<QUANTISE>(a, j));
+                        if (r < a.rows && piece_of<QUANTISE>(a, j) < a.pieces)
+                                y[r][j] = piece_load(batch + r * a.pitch, piece_of<QUANTISE>(a, j));
 }
 
-/* Batches of a block: turn i sums batch i while batch i - 1 is normed and batch i + 1 is copied; the int8 rows of batch i - 1 follow at
- * the start of turn i + 1, when all of them have their scale. */
-template <bool ADD, bool QUANTISE> __global__ static void __launch_bounds__(THREADS_MOST, 2) norm_pieces(const __grid_constant__ Neighbours a) {
+/* Batches of a block: turn t sums batch t, and norms batch t - 1 after the int8 rows of batch t - 2, all of which have their scale then;
+ * batch t + 1 is copied meanwhile and, before the turn ends, added. What is behind the barrier of a turn is done by all threads. */
+template <bool ADD, bool QUANTISE>
+__global__ static void __launch_bounds__(THREADS_MOST, 2) norm_pieces(const __grid_constant__ Neighbours a) {
         extern __shared__ uint4 raw[];
         __shared__ Shared s;
         const Places at = places(a, ADD, QUANTISE);
         uint8_t *shared = (uint8_t *) raw, *w = shared + at.weights;
         float *exchange = (float *) (shared + at.exchange);
-        const uint32_t batch = a.rows * row_pitch(a.norm.n);
-        const uint32_t step = gridDim.x * a.rows, begin = blockIdx.x * a.rows; /* m is less than 2^31 */
+        const uint32_t batch = a.rows * a.pitch, step = gridDim.x * a.rows, begin = blockIdx.x * a.rows;
         const bool works = threadIdx.x < a.workers;
         uint4 y[ROWS_MOST][2] = {};
         Kept kept = {-1};
@@ -362,51 +378,43 @@ template <bool ADD, bool QUANTISE> __global__ static void __launch_bounds__(THRE
         if (works) {
                 weights_load<QUANTISE>(a, w);
                 batch_copy<ADD, QUANTISE>(a, first, (uint32_t) __cvta_generic_to_shared(shared), (uint32_t) __cvta_generic_to_shared(shared + at.add));
-        } else if (ADD && a.add.mod && threadIdx.x % 32 < a.rows && first + threadIdx.x % 32 < a.norm.m)
-                s.gates[0][threadIdx.x % 32] = a.add.mod_index[first + threadIdx.x % 32];
+        } else if (ADD && a.add.mod && threadIdx.x % 32 < 2 * a.rows) {
+                const uint32_t t = threadIdx.x % 32 / a.rows, r = threadIdx.x % 32 % a.rows, row = first + t * step + r;
+
+                s.gates[t][r] = row < a.m ? a.add.mod_index[row] : 0;
+        }
         __syncthreads();
 
-        for (unsigned odd = 0;; first += step, odd ^= 1) {
-                uint8_t *here = shared + odd * batch, *other = shared + (odd ^ 1) * batch;
+        for (uint32_t t = 0;; first += step, t++) {
+                uint8_t *here = shared + t % 2 * batch, *other = shared + (t + 1) % 2 * batch;
                 const uint32_t before = first - step;
-                const bool has_before = first != begin;
 
                 if (works) {
                         if (ADD)
-                                batch_add<QUANTISE>(a, first, s.gates[odd], here, shared + at.add);
+                                batch_add<QUANTISE>(a, first, s.gates[t % TURNS], here, shared + at.add);
                         copies_wait();
                 }
-                if (QUANTISE && has_before && before != begin)
-                        batch_quantise(a, before - step, y, s.factors[odd], kept, s, exchange);
-                if (!has_before ? first >= a.norm.m : before >= a.norm.m)
-                        break;
                 __syncthreads();
+                if (QUANTISE && t > 1)
+                        batch_quantise(a, before - step, y, t - 2, kept, s, exchange);
+                if (t == 0 ? first >= a.m : before >= a.m)
+                        break;
 
                 if (!works) {
-                        batch_sum<ADD>(a, first, first + step, s, odd, (uint32_t) __cvta_generic_to_shared(here));
-                } else {
-                        if (has_before)
-                                batch_take<QUANTISE>(a, other, y);
-                        batch_copy<ADD, QUANTISE>(a, first + step, (uint32_t) __cvta_generic_to_shared(other),
-                                (uint32_t) __cvta_generic_to_shared(shared + at.add));
-#pragma unroll
-                        for (unsigned r = 0; r < ROWS_MOST; r++)
-                                if (has_before && r < a.rows && before + r < a.norm.m) {
-                                        row_norm<QUANTISE>(a, y[r], before + r, s.mods[odd ^ 1][r], s.factors[odd ^ 1][r], w, kept);
-                                        if (QUANTISE) {
-                                                float v[EACH];
-                                                uint32_t most;
-
-                                                piece_floats(y[r][0], v);
-                                                piece_floats(y[r][1], v + PIECE);
-                                                most = share_make<EACH>(
-                                                        v, a.stages, exchange + threadIdx.x / 32 * (SHARE_BYTES(EACH) / 4), y[r]);
-                                                if (threadIdx.x % 32 == 0)
-                                                        s.most[r][threadIdx.x / 32] = most;
-                                        }
-                                }
+                        batch_sum<ADD>(a, first, first + 2 * step, s, t, (uint32_t) __cvta_generic_to_shared(here));
+                        continue;
                 }
-                __syncthreads();
+                if (t > 0)
+                        batch_take<QUANTISE>(a, other, y);
+                batch_copy<ADD, QUANTISE>(a, first + step, (uint32_t) __cvta_generic_to_shared(other),
+                        (uint32_t) __cvta_generic_to_shared(shared + at.add));
+#pragma unroll
+                for (unsigned r = 0; r < ROWS_MOST; r++)
+                        if (t > 0 && r < a.rows && before + r < a.m) {
+                                row_norm<QUANTISE>(a, y[r], before + r, s.mods[(t - 1) % TURNS][r], s.factors[(t - 1) % TURNS][r], w, kept);
+                                if (QUANTISE)
+                                        s.most[(t - 1) % 2][r][threadIdx.x / 32] = row_rotate(a, y[r], exchange);
+                        }
         }
 }
 
@@ -456,10 +464,11 @@ static bool norm_has_pieces(const LkNorm *a, LkType mod_type) {
         const LkResidual *add = a->add;
         const LkQuantise *q = a->quantise;
 
-        return a->type == LK_BF16 && a->n <= WIDTH_MAX && a->m < UINT64_C(1) << 31 && row_pieces(a->x, a->x_ld, a->n) && (!a->y || row_pieces(a->y, a->y_ld, a->n)) &&
+        return a->type == LK_BF16 && a->n <= WIDTH_MAX && rows_near(a->m, a->x_ld) && row_pieces(a->x, a->x_ld, a->n) &&
+               (!a->y || (rows_near(a->m, a->y_ld) && row_pieces(a->y, a->y_ld, a->n))) &&
                (!a->mod || (mod_type == LK_BF16 && row_pieces(a->mod, a->mod_ld, a->n) && a->shift_at % PIECE == 0 &&
                                    a->scale_at % PIECE == 0)) &&
-               (!add || (row_pieces(add->y, add->y_ld, a->n) &&
+               (!add || (rows_near(a->m, add->y_ld) && row_pieces(add->y, add->y_ld, a->n) &&
                                 (!add->mod || (row_pieces(add->mod, add->mod_ld, a->n) && add->gate_at % PIECE == 0)))) &&
                (!q || (a->n % SQUARE == 0 && (uintptr_t) q->q % 16 == 0 && q->q_ld % 16 == 0));
 }
@@ -472,6 +481,9 @@ template <bool ADD, bool QUANTISE> static int launch_pieces(LkContext *c, const 
         int most, r;
 
         all.rows = ROWS_MOST;
+        all.m = (uint32_t) a->m;
+        all.pieces = (uint32_t) (a->n / PIECE);
+        all.pitch = row_pitch(a->n);
         all.workers = (unsigned) ((a->n / PIECE + 63) / 64 * 32);
         if (ADD)
                 all.add = *a->add;

@@ -66,17 +66,8 @@ template <int STEPS> __device__ static inline float lane_sum(const uint32_t (&pa
         return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 4));
 }
 
-/* The warp's next row comes nearer. */
-__device__ static inline void next_prefetch(const LkQkNormRope &a, uint64_t row, uint32_t bytes) {
-        const uint8_t *x = (const uint8_t *) row_at(a.x, LK_BF16, row, a.x_ld);
-
-        if (row < a.m)
-                for (uint32_t i = threadIdx.x % 32 * 128; i < bytes; i += 32 * 128)
-                        row_prefetch(x + i);
-}
-
-/* A warp for a row at a time. */
-template <int STEPS, int HALF> __global__ static void __launch_bounds__(256, HALF > 3 ? 3 : 4) qk_pieces(LkQkNormRope a) {
+/* A warp for a row at a time. Rows behind it are not prefetched: those of all warps, read and written, are more than the cache holds. */
+template <int STEPS, int HALF> __global__ static void __launch_bounds__(256, HALF > 6 ? 2 : HALF > 3 ? 3 : 4) qk_pieces(LkQkNormRope a) {
         const unsigned lane = threadIdx.x % 32, l = lane / 4; /* l: the lane of ops.h, after the transposition */
         const uint64_t warps = (uint64_t) gridDim.x * 8;
         float w[STEPS], cosines[HALF + 1], sines[HALF + 1];
@@ -91,7 +82,6 @@ template <int STEPS, int HALF> __global__ static void __launch_bounds__(256, HAL
                 uint32_t next[STEPS / 2];
 
                 heads_load<STEPS>(next, x, lane / 8 < a.heads);
-                next_prefetch(a, row + warps, a.heads * STEPS * 16);
 #pragma unroll
                 for (int i = 0; i < HALF; i++) {
                         cosines[i] = a.cos[row * (HALF * 8) + i * 8 + l];

@@ -10,16 +10,16 @@
  * The factor 0.5 of a stage is left out and put back by a power of two at the end, which changes no bit while the largest number of a row
  * is not near the ends of the number range. Other rows, and those with numbers that are none, go the plain way.
  *
- * bf16(v / s) of two bf16 numbers is bf16(v * (1 / s)): the quotient is never a tie of bf16 and at least 2^-17 of itself away from one. */
+ * bf16(v / s) of two bf16 numbers is bf16(v * f + bf16(v * g)) with f = bf16(1 / s), g = bf16(1 / s - f): the quotient is never a tie of
+ * bf16 and far enough away from one (test-rows tries all of them). */
 
 #include "kernels/cuda/rows.cuh"
 
 #define SQUARE 16u        /* numbers in a row of a square */
-#define SQUARE_LD 20u     /* floats from one row to the next in shared memory */
-#define SQUARE_PITCH 336u /* floats from one square to the next: the other half of the banks */
+#define SQUARE_PITCH 304u /* floats from one square to the next in shared memory: the other half of the banks */
 #define SQUARE_WORDS 136u /* the same as pairs of bf16: the next quarter of the banks */
 #define SHARE_SMALLEST 0x14800000u /* 2^-86 */
-#define SHARE_LARGEST 0x7b800000u  /* 2^120 */
+#define SHARE_LARGEST 0x73800000u  /* 2^104: g of the largest rows is a normal number */
 #define F32_INFINITY_BITS 0x7f800000u
 
 /* Of N numbers a thread: threads of a square; bytes that a warp needs for the turning over. */
@@ -66,6 +66,11 @@ template <unsigned APART> __device__ static inline void square_rotate(float *v, 
                         rotate_four(v[i * APART], v[(i + 4) * APART], v[(i + 8) * APART], v[(i + 12) * APART]);
 }
 
+/* Where row i is in shared memory, in floats: the same four numbers of eight rows lie in different banks. */
+__device__ static inline uint32_t square_row(uint32_t i) {
+        return i * SQUARE + i / 2 * 4;
+}
+
 /* Rows to columns: v[i * N / 16 + c] becomes row i of the thread's column c. */
 template <unsigned N> __device__ static inline void share_turn(float (&v)[N], float *exchange) {
         const unsigned lane = threadIdx.x % 32;
@@ -74,15 +79,16 @@ template <unsigned N> __device__ static inline void share_turn(float (&v)[N], fl
         __syncwarp();
 #pragma unroll
         for (unsigned i = 0; i < N; i += 4)
-                *(float4 *) (square + share_row<N>(i / 16) * SQUARE_LD + i % 16) = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+                *(float4 *) (square + square_row(share_row<N>(0)) + square_row(i / 16 * SHARE_THREADS(N)) + i % 16) =
+                        make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
         __syncwarp();
         square += lane % SHARE_THREADS(N) * (N / 16);
 #pragma unroll
         for (unsigned i = 0; i < 16; i++) {
                 if (N == 16)
-                        v[i] = square[i * SQUARE_LD];
+                        v[i] = square[square_row(i)];
                 else
-                        *(float2 *) &v[i * 2] = *(const float2 *) (square + i * SQUARE_LD);
+                        *(float2 *) &v[i * 2] = *(const float2 *) (square + square_row(i));
         }
 }
 
@@ -118,12 +124,15 @@ template <unsigned N> __device__ static inline void share_return(const float (&v
 
 /* The largest magnitude of a warp as bits; a NaN is above all. */
 template <unsigned N> __device__ static inline uint32_t share_most(const float (&v)[N]) {
-        float most = 0;
+        float most[4] = {fabsf(v[0]), fabsf(v[1]), fabsf(v[2]), fabsf(v[3])}; /* so that none waits for long */
 
 #pragma unroll
-        for (unsigned i = 0; i < N; i++)
-                asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(most), "f"(fabsf(v[i])));
-        return __reduce_max_sync(0xffffffffu, __float_as_uint(most) & 0x7fffffffu);
+        for (unsigned i = 4; i < N; i++)
+                asm("max.NaN.f32 %0, %1, %2;" : "=f"(most[i % 4]) : "f"(most[i % 4]), "f"(fabsf(v[i])));
+#pragma unroll
+        for (unsigned i = 1; i < 4; i++)
+                asm("max.NaN.f32 %0, %1, %2;" : "=f"(most[0]) : "f"(most[0]), "f"(most[i]));
+        return __reduce_max_sync(0xffffffffu, __float_as_uint(most[0]) & 0x7fffffffu);
 }
 
 /* A thread's numbers to rotated ones in bf16, 2^stages times too large, and the largest magnitude of the warp. The whole warp calls
@@ -164,12 +173,25 @@ __device__ static inline float share_factor(float scale, int stages) {
         return __fmul_rn(__fdiv_rn(1.0f, number_round(scale, LK_BF16)), share_power(stages));
 }
 
+/* The same as two numbers of bf16, each twice. */
+typedef struct Factor {
+        uint32_t most, rest;
+} Factor;
+
+__device__ static inline Factor factor_of(float f) {
+        const uint32_t most = pair_round(f, f);
+        const float rest = __fsub_rn(f, bf16_low(most));
+
+        return {most, pair_round(rest, rest)};
+}
+
 /* Two numbers to the lower bytes of 16 bits each. The quotients are numbers of bf16 of at most 128.5, so those of f16 are the same but
  * near 0, and 1536 + q of f16 has q in its last digits, to nearest even. */
-__device__ static inline uint32_t pair_integers(uint32_t pair, float factor) {
+__device__ static inline uint32_t pair_integers(uint32_t pair, const Factor &factor) {
         uint32_t y;
 
-        pair = pair_round(__fmul_rn(bf16_low(pair), factor), __fmul_rn(bf16_high(pair), factor));
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(pair), "r"(factor.most), "r"(pair_mul(pair, factor.rest)));
+        pair = y;
         asm("{ .reg .b32 q; cvt.rn.f16x2.f32 q, %2, %1; min.f16x2 q, q, %3; add.rn.f16x2 %0, q, %4; }"
                 : "=r"(y)
                 : "f"(bf16_low(pair)), "f"(bf16_high(pair)), "r"(0x57f057f0u), "r"(0x66006600u)); /* 127, 1536 */
@@ -177,13 +199,13 @@ __device__ static inline uint32_t pair_integers(uint32_t pair, float factor) {
 }
 
 /* Eight numbers to integers. */
-__device__ static inline uint2 piece_integers(const uint4 &p, float factor) {
+__device__ static inline uint2 piece_integers(const uint4 &p, const Factor &factor) {
         return make_uint2(__byte_perm(pair_integers(p.x, factor), pair_integers(p.y, factor), 0x6420),
                 __byte_perm(pair_integers(p.z, factor), pair_integers(p.w, factor), 0x6420));
 }
 
 /* A thread's numbers to int8 at a row's q; n: numbers in the row. */
-template <unsigned N> __device__ static inline void share_store(const uint4 (&y)[N / 8], float factor, int8_t *q, uint64_t n) {
+template <unsigned N> __device__ static inline void share_store(const uint4 (&y)[N / 8], const Factor &factor, int8_t *q, uint32_t n) {
 #pragma unroll
         for (unsigned part = 0; part < N / 16; part++)
                 if (share_at<N>(part) < n) {

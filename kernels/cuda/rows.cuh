@@ -17,6 +17,11 @@ static inline bool row_pieces(const void *p, uint64_t ld, uint64_t n) {
         return (uintptr_t) p % 16 == 0 && ld % PIECE == 0 && n % PIECE == 0;
 }
 
+/* May the place of a row be had by one multiplication of 32 bits (row_piece)? */
+static inline bool rows_near(uint64_t m, uint64_t ld) {
+        return m < UINT64_C(1) << 31 && ld < UINT64_C(1) << 31;
+}
+
 /* Threads of a block that handles a row of `items` work items, `each` at a time a thread: few idle ones in the last turn. */
 static inline unsigned row_threads(uint64_t items, unsigned most) {
         uint64_t turns = (items + most - 1) / most, threads = (items + turns - 1) / turns;
@@ -132,34 +137,20 @@ __device__ static inline void piece_store(void *row, uint32_t piece, uint4 v) {
         ((uint4 *) row)[piece] = v;
 }
 
+/* A piece of a row of bf16 where rows_near(). */
+__device__ static inline const uint4 *row_piece(const void *p, uint32_t row, uint64_t ld, uint32_t piece) {
+        return (const uint4 *) ((const uint8_t *) p + (uint64_t) row * (uint32_t) (ld * 2)) + piece;
+}
+
+__device__ static inline uint4 *row_piece_mutable(void *p, uint32_t row, uint64_t ld, uint32_t piece) {
+        return (uint4 *) ((uint8_t *) p + (uint64_t) row * (uint32_t) (ld * 2)) + piece;
+}
+
 __device__ static inline void row_prefetch(const void *p) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* silu(g) of kernels/cpu/swiglu.c for |g| < SILU_EASY, g a number of bf16, the same bits: exp there never leaves the normal numbers, and
- * the remainder of the quotient corrects it. That it is the correctly rounded one for a reciprocal off by up to one ulp is tried by
- * test-rows for every such g, but for g = 2^-23, where the reciprocal has to be the nearest number. A zero may lose its sign. */
-#define SILU_EASY_BITS 0x42a0u /* 80 as bf16 */
-
-__device__ static inline float silu_easy(float g) {
-        const float round = 0x1.8p+23f;
-        float t = __fmaf_rn(g, -0x1.715476p+0f, round), r, p, d, y, q;
-        uint32_t n = __float_as_uint(t) << 23; /* what exp's exponent rises by */
-
-        t = __fsub_rn(t, round);
-        r = __fmaf_rn(t, -0x1.62e4p-1f, -g);
-        r = __fmaf_rn(t, -0x1.7f7d1cp-20f, r);
-        p = __fmaf_rn(0x1.6a2412p-10f, r, 0x1.1239f2p-7f);
-        p = __fmaf_rn(p, r, 0x1.5558f2p-5f);
-        p = __fmaf_rn(p, r, 0x1.555492p-3f);
-        p = __fmaf_rn(p, r, 0x1.fffffcp-2f);
-        p = __fadd_rn(__fmaf_rn(__fmul_rn(r, r), p, r), 1.0f);
-        d = __fadd_rn(1.0f, __uint_as_float(__float_as_uint(p) + n));
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
-        q = __fmul_rn(g, y);
-        return __fmaf_rn(__fmaf_rn(-d, q, g), y, q);
-}
-
+/* silu(g) of kernels/cpu/swiglu.c, the same bits. */
 __device__ static inline float silu_any(float g) {
         return __fdiv_rn(g, __fadd_rn(1.0f, number_exp(-g)));
 }
@@ -179,23 +170,12 @@ __device__ static inline float silu_near(float g) {
         return __fmul_rn(__fmaf_rn(fabsf(g), -0x1.6p-21f, g), y);
 }
 
-/* The larger and the smaller magnitude; NaN before all. */
-__device__ static inline uint32_t pair_most(uint32_t most, uint32_t pair) {
-        uint32_t y;
-
-        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(most), "r"(pair & 0x7fff7fffu));
-        return y;
-}
-
+/* The smaller magnitude; NaN before all. */
 __device__ static inline uint32_t pair_least(uint32_t least, uint32_t pair) {
         uint32_t y;
 
         asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(least), "r"(pair & 0x7fff7fffu));
         return y;
-}
-
-__device__ static inline bool silu_is_easy(uint32_t most) {
-        return (most & 0xffffu) < SILU_EASY_BITS && most >> 16 < SILU_EASY_BITS;
 }
 
 __device__ static inline bool silu_is_near(uint32_t least) {

@@ -4,6 +4,7 @@
 #include "kernels/cuda/rows.cuh"
 
 #define TOGETHER 2u /* pieces whose reads are under way together */
+#define THREADS_MOST 512u
 
 __device__ static inline uint32_t silu_pair(uint32_t g) {
         return pair_round(silu_near(bf16_low(g)), silu_near(bf16_high(g)));
@@ -22,7 +23,7 @@ __device__ static inline uint4 piece_silu(const uint4 &g) {
 }
 
 /* A block for a row. */
-__global__ static void __launch_bounds__(256) swiglu_pieces(LkSwiglu a) {
+__global__ static void __launch_bounds__(THREADS_MOST) swiglu_pieces(LkSwiglu a) {
         const uint64_t row = blockIdx.x;
         const uint32_t pieces = (uint32_t) (a.n / PIECE);
         const void *gate = row_at(a.gate, LK_BF16, row, a.gate_ld), *up = row_at(a.up, LK_BF16, row, a.up_ld);
@@ -68,7 +69,7 @@ extern "C" int lk_cuda_swiglu(LkContext *c, const LkSwiglu *a) {
 
         if (a->type == LK_BF16 && a->m <= ROW_BLOCKS_MAX && row_pieces(a->gate, a->gate_ld, a->n) && row_pieces(a->up, a->up_ld, a->n) &&
                 row_pieces(a->y, a->y_ld, a->n))
-                swiglu_pieces<<<(unsigned) a->m, row_threads((a->n / PIECE + TOGETHER - 1) / TOGETHER, 256), 0, c->stream>>>(*a);
+                swiglu_pieces<<<(unsigned) a->m, row_threads((a->n / PIECE + TOGETHER - 1) / TOGETHER, THREADS_MOST), 0, c->stream>>>(*a);
         else if (row_blocks(a->m) > 0)
                 swiglu_plain<<<row_blocks(a->m), ROW_THREADS, 0, c->stream>>>(*a);
         else

@@ -37,13 +37,6 @@ static float float_of(uint32_t u) {
         return f;
 }
 
-static uint32_t bits_of(float f) {
-        uint32_t u;
-
-        memcpy(&u, &f, 4);
-        return u;
-}
-
 static void put(void *p, LkType t, uint64_t i, uint32_t u) {
         if (t == LK_F32)
                 memcpy((uint8_t *) p + i * 4, &u, 4);
@@ -485,32 +478,172 @@ static void silu_near_has_room_for_errors(void **state) {
         }
 }
 
-static float exp_easy(float x) {
-        const float round = 0x1.8p+23f;
-        float t = fmaf(x, 0x1.715476p+0f, round), r, p;
-        uint32_t n = bits_of(t) << 23;
+/* A number to the nearest one of bf16, ties to even; far from the ends of the range. */
+static double bf16_of(double x) {
+        int e;
+        const double f = frexp(x, &e);
 
-        t -= round;
-        r = fmaf(t, -0x1.7f7d1cp-20f, fmaf(t, -0x1.62e4p-1f, x));
-        p = fmaf(fmaf(fmaf(fmaf(0x1.6a2412p-10f, r, 0x1.1239f2p-7f), r, 0x1.5558f2p-5f), r, 0x1.555492p-3f), r, 0x1.fffffcp-2f);
-        return float_of(bits_of(fmaf(r * r, p, r) + 1) + n);
+        return ldexp(nearbyint(ldexp(f, 8)), e - 8);
 }
 
-/* silu_easy of rows.cuh: the reciprocal may be off by a unit in its last place. */
-static void silu_easy_has_room_for_errors(void **state) {
-        float *want = malloc(65536 * sizeof(*want));
+/* What quantise-rows.cuh has instead of a division, for every fraction of both numbers. */
+static void quotient_of_every_pair_is_the_nearest(void **state) {
+        for (int s = 128; s < 256; s++) {
+                const double f = (float) (1.0 / s), most = bf16_of(f), rest = f == most ? 0 : bf16_of(f - most);
 
-        assert_non_null(want);
-        silu_all(LK_F32, want);
-        for (uint32_t i = 0; i < 65536; i++)
-                for (uint32_t off = 0; off < 3 && (i & 0x7fff) < 0x42a0; off++) {
-                        const float g = float_of(i << 16), d = 1 + exp_easy(-g), y = float_of(bits_of((float) (1 / (double) d)) + off - 1);
-                        const float q = g * y, s = fmaf(fmaf(-d, q, g), y, q);
+                for (int v = 128; v < 256; v++) {
+                        const double got = bf16_of(v * most + (rest == 0 ? 0 : bf16_of(v * rest)));
 
-                        if (s != want[i] && !(g == 0x1p-23f && off != 1))
-                                fail_msg("silu of %a: %a instead of %a with a reciprocal of %a", g, s, want[i], y);
+                        if (got != bf16_of((double) v / s))
+                                fail_msg("%d / %d: %a", v, s, got);
                 }
-        free(want);
+        }
+}
+
+/* Widths of the denoiser, so many rows that every block has several: what it keeps from one to the next is tried. */
+static void many_rows_same_bits_as_cpu(void **state) {
+        static const int forms[] = { 0, ADDED, MODULATED | ADDED | GATED, QUANTISED | MODULATED, ADDED | QUANTISED | ONLY_QUANTISED,
+                MODULATED | ADDED | GATED | QUANTISED | ONLY_QUANTISED };
+
+        if (!gpu)
+                skip();
+        for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++)
+                norm_form(LK_BF16, i % 2 ? 2500 : 1601, 5376, forms[i]);
+        quantise_one(LK_BF16, 1203, 14336);
+        quantise_one(LK_BF16, 1701, 7168);
+        swiglu_one(LK_BF16, 61, 14336);
+}
+
+/* Rows that are further apart than they are wide, by one backend. p: what is read, then what is written, on its side. */
+enum { X, UP, WEIGHT, COSINES, SINES, HEADS, Y, NORMED, Q, SCALES, Q_NORMED, SCALES_NORMED, ARRAYS };
+
+static void strides_run(const LkOps *ops, LkContext *c, void *const *p, LkType t, uint64_t m, uint64_t n, uint64_t extra,
+        uint32_t rotation) {
+        const uint64_t ld = n + extra, far = 3 * n + extra;
+        const LkQuantise quantise = { .x_type = t, .m = m, .k = n, .x = p[X], .x_ld = far, .up = p[UP], .up_ld = ld, .rotation = rotation,
+                .q = p[Q], .q_ld = ld, .scale = p[SCALES] };
+        const LkQuantise normed = { .rotation = rotation, .q = p[Q_NORMED], .q_ld = far, .scale = p[SCALES_NORMED] };
+        const LkSwiglu swiglu = { .type = t, .m = m, .n = n, .gate = p[X], .gate_ld = far, .up = p[UP], .up_ld = ld,
+                .y = p[Y], .y_ld = ld };
+        const LkResidual add = { .type = t, .m = m, .n = n, .x = p[X], .x_ld = far, .y = p[UP], .y_ld = ld };
+        const LkNorm norm = { .type = t, .m = m, .n = n, .x = p[X], .x_ld = far, .eps = 1e-5f, .y = p[NORMED], .y_ld = ld,
+                .weight = { p[WEIGHT], LK_F32, n }, .add = &add, .quantise = &normed };
+        const LkQkNormRope qk = { .type = t, .m = m, .heads = 2, .head_dim = 128, .x = p[HEADS], .x_ld = 256 + extra,
+                .weight = { p[WEIGHT], LK_F32, 128 }, .eps = 1e-5f, .cos = p[COSINES], .sin = p[SINES], .rope_dims = 48 };
+
+        assert_int_equal(ops->swiglu(c, &swiglu), 0);
+        assert_int_equal(ops->quantise(c, &quantise), 0);
+        assert_int_equal(ops->norm(c, &norm), 0);
+        assert_int_equal(ops->qk_norm_rope(c, &qk), 0);
+}
+
+/* extra: numbers between rows; whole pieces or not. What lies there stays as it is. */
+static void strides_form(LkType t, uint64_t m, uint64_t n, uint64_t extra) {
+        const uint64_t ld = n + extra, far = 3 * n + extra;
+        const uint32_t rotation = rotation_of(n);
+        Pair a[ARRAYS] = { [X] = pair_spoilt(t, m, far, true),
+                [UP] = pair_spoilt(t, m, ld, true),
+                [WEIGHT] = pair_new(LK_F32, n > 128 ? n : 128),
+                [COSINES] = pair_new(LK_F32, m * 48),
+                [SINES] = pair_new(LK_F32, m * 48),
+                [HEADS] = pair_spoilt(t, m, 256 + extra, true),
+                [Y] = pair_new(t, m * ld),
+                [NORMED] = pair_new(t, m * ld),
+                [Q] = pair_bytes(m * ld),
+                [SCALES] = pair_new(LK_F32, m),
+                [Q_NORMED] = pair_bytes(m * far),
+                [SCALES_NORMED] = pair_new(LK_F32, m) };
+        void *host[ARRAYS], *device[ARRAYS];
+
+        for (int i = 0; i < ARRAYS; i++) {
+                host[i] = a[i].host;
+                device[i] = a[i].device;
+        }
+        strides_run(lk_cpu_ops(LK_CPU_AUTO), cpu, host, t, m, n, extra, rotation);
+        strides_run(lk_cuda_ops(), gpu, device, t, m, n, extra, rotation);
+        for (int i = 0; i < ARRAYS; i++) {
+                static const char *const what[ARRAYS] = { [X] = "x", [HEADS] = "heads", [Y] = "swiglu", [NORMED] = "norm",
+                        [Q] = "int8 rows", [SCALES] = "scales",
+                        [Q_NORMED] = "int8 rows behind the norm", [SCALES_NORMED] = "scales behind the norm" };
+
+                assert_pair_same(&a[i], what[i] ? what[i] : "what is only read", m, n);
+                pair_free(&a[i]);
+        }
+}
+
+static void strides_same_bits_as_cpu(void **state) {
+        if (!gpu)
+                skip();
+        for (LkType t = LK_F32; t <= LK_BF16; t++)
+                for (uint64_t extra = 1; extra <= 64; extra *= 4)
+                        for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++)
+                                strides_form(t, 37, widths[i], i % 2 ? extra : 16 * extra);
+}
+
+/* A row gives the same wherever it stands and however many stand beside it: rows 0 and m - 1 of each launch are the same ones, numbers
+ * that are none, that are too small or too large for the fast ways among them. */
+static void row_position_same_bits(void **state) {
+        const uint64_t m = 1601, n = 5376;
+
+        if (!gpu)
+                skip();
+        for (int odd = 0; odd < 3; odd++) {
+                Pair x = pair_new(LK_BF16, m * n), up = pair_new(LK_BF16, m * n), w = pair_new(LK_F32, n), q = pair_bytes(2 * m * n),
+                     scales = pair_new(LK_F32, 2 * m);
+                uint8_t *got, *s, alone[5376];
+
+                fill_even(x.host, LK_BF16, m * n, odd == 1 ? 0x1p+30f : 4);
+                if (odd == 2)
+                        put(x.host, LK_BF16, 4711, 0x7fc00000u);
+                for (uint64_t i = 1; i < m; i++) {
+                        if (i % 5 != 1 && i != m - 1)
+                                continue;
+                        memcpy((uint8_t *) x.host + i * n * 2, x.host, n * 2);
+                        memcpy((uint8_t *) up.host + i * n * 2, up.host, n * 2);
+                }
+                pair_sync(&x);
+                pair_sync(&up);
+
+                LkQuantise gated = { .x_type = LK_BF16, .m = m, .k = n, .x = x.device, .x_ld = n, .up = up.device, .up_ld = n,
+                        .rotation = 256, .q = q.device, .q_ld = n, .scale = scales.device };
+                LkQuantise normed = { .rotation = 256, .q = (int8_t *) q.device + m * n, .q_ld = n, .scale = (float *) scales.device + m };
+                LkResidual add = { .type = LK_BF16, .m = m, .n = n, .x = x.device, .x_ld = n, .y = up.device, .y_ld = n };
+                LkNorm norm = { .type = LK_BF16, .m = m, .n = n, .x = x.device, .x_ld = n, .weight = { w.device, LK_F32, n }, .eps = 1e-5f,
+                        .add = &add, .quantise = &normed };
+
+                assert_int_equal(lk_cuda_ops()->quantise(gpu, &gated), 0);
+                assert_int_equal(lk_cuda_ops()->norm(gpu, &norm), 0);
+                got = malloc(q.size);
+                s = malloc(scales.size);
+                assert_non_null(got);
+                assert_non_null(s);
+                assert_int_equal(lk_cuda_ops()->download(gpu, got, q.device, q.size), 0);
+                assert_int_equal(lk_cuda_ops()->download(gpu, s, scales.device, scales.size), 0);
+                for (uint64_t i = 1; i < m; i++) {
+                        if (i % 5 != 1 && i != m - 1)
+                                continue;
+                        for (int part = 0; part < 2; part++) {
+                                assert_memory_equal(got + (part * m + i) * n, got + part * m * n, n);
+                                assert_memory_equal(s + (part * m + i) * 4, s + part * m * 4, 4);
+                        }
+                }
+
+                gated.m = norm.m = add.m = 1;
+                pair_sync(&x);
+                assert_int_equal(lk_cuda_ops()->quantise(gpu, &gated), 0);
+                assert_int_equal(lk_cuda_ops()->norm(gpu, &norm), 0);
+                for (int part = 0; part < 2; part++) {
+                        assert_int_equal(lk_cuda_ops()->download(gpu, alone, (int8_t *) q.device + part * m * n, n), 0);
+                        assert_memory_equal(alone, got + part * m * n, n);
+                }
+                free(got);
+                free(s);
+                pair_free(&x);
+                pair_free(&up);
+                pair_free(&w);
+                pair_free(&q);
+                pair_free(&scales);
+        }
 }
 
 static void quantise_same_bits_as_cpu(void **state) {
@@ -570,7 +703,10 @@ int main(void) {
                 cmocka_unit_test(qk_norm_rope_same_bits_as_cpu),
                 cmocka_unit_test(quantise_same_bits_as_cpu),
                 cmocka_unit_test(silu_near_has_room_for_errors),
-                cmocka_unit_test(silu_easy_has_room_for_errors),
+                cmocka_unit_test(quotient_of_every_pair_is_the_nearest),
+                cmocka_unit_test(many_rows_same_bits_as_cpu),
+                cmocka_unit_test(strides_same_bits_as_cpu),
+                cmocka_unit_test(row_position_same_bits),
                 cmocka_unit_test(silu_of_every_number_same_bits_as_cpu),
                 cmocka_unit_test(layer_norm_same_bits_as_cpu),
                 cmocka_unit_test(activate_same_bits_as_cpu),

@@ -131,6 +131,7 @@ CoderBench *bench_new(uint32_t ranks, uint64_t arena_size) {
                 .tables = MOD_CACHE_INIT,
                 .encodes = ENCODE_CACHE_INIT,
                 .on_stuck = on_stuck,
+                .deadline_usec = UINT64_C(120000000), /* a busy machine under a sanitizer */
         };
         bench_set_ranks(b, ranks);
         return b;

@@ -16,8 +16,6 @@
 /* The holder alone, on parts of bytes: where they lie, when they come, what they wait for. The device is simulated
  * (device-ops.h): what is not waited for is not there, and what is overwritten too early fails. */
 
-DEFINE_CLEANUP(DeviceWeights *, device_weights_free)
-
 #define PARTS 8
 #define PASSING 2
 #define PART_BYTES 4096u
