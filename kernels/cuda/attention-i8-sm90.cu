@@ -143,6 +143,10 @@ template <bool LAST> static __device__ __forceinline__ void weigh(Rows &x, const
         settle(x.s);
         release(&at.b->k_free[j % STAGES]);
         softmax_i8<LAST>(x.s, x.row, x.step, x.q_scale, k_scale, at.half_scale, n, x.next);
+        /* Nothing is under way where a turn ends: the compiler moves numbers between registers there, and a product reads
+         * its weights, and writes its sums, until it is waited for. */
+        products_wait<0>();
+        settle(x.sums);
         settle(x.next);
 }
 
@@ -151,8 +155,6 @@ template <bool LAST> static __device__ __forceinline__ void next_tile(Rows &x, c
         const float k_scale = at.k_scale[j];
 
         barrier_wait(&at.b->k_full[j % STAGES], j / STAGES % 2);
-        products_wait<0>();
-        settle(x.sums);
         scores(x.s, at.q, at.k + j % STAGES * TILE);
         if (j > 1)
                 add_sums(x, at, j - 2);
@@ -190,8 +192,6 @@ static __device__ __forceinline__ void consume(const AttentionI8 &a, const Place
         if (tiles > 1)
                 next_tile<true>(x, at, tiles - 1, end);
 
-        products_wait<0>();
-        settle(x.sums);
         if (tiles > 1)
                 add_sums(x, at, tiles - 2);
         begin_values(x, at, tiles - 1);
