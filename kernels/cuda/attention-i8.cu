@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention over int8: which kernel, and the one by the instructions of every card since sm_80: mma.sync, ldmatrix, cp.async, 81 KB of shared
+ * memory. A block has WARPS x 16 query rows of one head; two tiles of keys and values are in shared memory, in rows of 128 bytes whose
+ * pieces of 16 are exchanged so that eight rows of one column lie in different banks. */
+
+#include "kernels/cuda/attention-i8.cuh"
+
+#include "kernels/cuda/cuda.h"
+
+#define WARPS 8
+#define THREADS (WARPS * 32)
+#define ROWS (WARPS * 16)
+#define STAGE (2 * TILE + DIM * (int) sizeof(float)) /* keys, values, scales of the values */
+#define SHARED (ROWS * DIM + 2 * STAGE)
+#define HALF 64 /* channels whose sums a warp has at a time */
+
+static __device__ __forceinline__ void score_product(int *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ void value_product(int *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ void matrices(uint32_t *d, uint32_t at) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                     : "r"(at)
+                     : "memory");
+}
+
+static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t piece) {
+        return row * 128 + (piece ^ row % 8) * 16;
+}
+
+static __device__ __forceinline__ void fetch_piece(uint32_t to, const void *from, bool there) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+/* 128 rows of 128 bytes; zeros behind the last of `left`. */
+static __device__ __forceinline__ void fetch(uint32_t to, const int8_t *from, uint64_t ld, uint64_t left) {
+#pragma unroll
+        for (uint32_t i = 0; i < TILE / 16 / THREADS; i++) {
+                const uint32_t row = (threadIdx.x + i * THREADS) / 8, piece = threadIdx.x % 8;
+                const bool there = row < left;
+
+                fetch_piece(to + place(row, piece), there ? from + row * ld + piece * 16 : from, there);
+        }
+}
+
+static __device__ __forceinline__ void fetch_tile(uint32_t to, const LkKeysI8 &keys, uint64_t at) {
+        fetch(to, keys.k + at * TILE, DIM, KEYS);
+        fetch(to + TILE, keys.v + at * TILE, KEYS, DIM);
+        if (threadIdx.x < DIM / 4)
+                fetch_piece(to + 2 * TILE + threadIdx.x * 16, keys.v_scale + at * DIM + threadIdx.x * 4, true);
+}
+
+static __device__ __forceinline__ void scores(int (&s)[KEYS / 2], uint32_t q, uint32_t k) {
+        const uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16;
+
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++)
+                s[i] = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < DIM / 32; i++) {
+                uint32_t x[4], y[4];
+
+                matrices(x, q + place(row, 2 * i + lane / 16));
+#pragma unroll
+                for (uint32_t n = 0; n < KEYS / 16; n++) {
+                        matrices(y, k + place(n * 16 + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
+                        score_product(s + 8 * n, x, y[0], y[1]);
+                        score_product(s + 8 * n + 4, x, y[2], y[3]);
+                }
+        }
+}
+
+/* Of HALF channels, the first of them given. */
+static __device__ __forceinline__ void values(int (&d)[HALF / 2], const uint32_t (&p)[KEYS / 8], uint32_t v, uint32_t first) {
+        const uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll
+        for (int i = 0; i < HALF / 2; i++)
+                d[i] = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < KEYS / 32; i++) {
+                uint32_t y[4];
+
+#pragma unroll
+                for (uint32_t n = 0; n < HALF / 16; n++) {
+                        matrices(y, v + place(first + n * 16 + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
+                        value_product(d + 8 * n, p + 4 * i, y[0], y[1]);
+                        value_product(d + 8 * n + 4, p + 4 * i, y[2], y[3]);
+                }
+        }
+}
+
+/* A tile that was fetched. */
+template <bool LAST>
+static __device__ __forceinline__ void tile_i8(const AttentionI8 &a, float (&o)[DIM / 2], RowI8 (&row)[2], const float (&q_scale)[2], uint32_t q,
+        uint32_t kv, const float *v_scale, float k_scale, uint32_t n) {
+        int s[KEYS / 2], sums[HALF / 2];
+        uint32_t p[KEYS / 8];
+        StepI8 step[2];
+
+        scores(s, q, kv);
+        softmax_i8<LAST>(s, row, step, q_scale, k_scale, a.half_scale, n, p);
+#pragma unroll
+        for (uint32_t first = 0; first < DIM; first += HALF) {
+                values(sums, p, kv + TILE, first);
+                accumulate_i8(o + first / 2, sums, step, v_scale + first);
+        }
+}
+
+static __device__ __forceinline__ void fetched(void) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads();
+}
+
+static __global__ void __launch_bounds__(THREADS, 1) attention_i8_mma(const __grid_constant__ AttentionI8 a) {
+        extern __shared__ __align__(1024) uint8_t raw[];
+        const uint32_t head = blockIdx.y, q = (uint32_t) __cvta_generic_to_shared(raw), kv = q + ROWS * DIM, lane = threadIdx.x % 32;
+        const uint64_t first = (uint64_t) blockIdx.x * ROWS, mine = first + threadIdx.x / 32 * 16 + lane / 4, at = head * a.tiles;
+        float o[DIM / 2] = {}, q_scale[2];
+        RowI8 row[2];
+
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+                q_scale[r] = mine + r * 8 < a.a.n_q ? a.a.q_scale[(mine + r * 8) * a.scale_ld + head] : 0;
+                row[r].max = -INFINITY;
+                row[r].sum = 0;
+        }
+        fetch(q, a.a.q + first * a.a.q_ld + (uint64_t) head * DIM, a.a.q_ld, a.a.n_q - first);
+        fetch_tile(kv, a.a.keys, at);
+
+#pragma unroll 1
+        for (uint64_t tile = 0; tile < a.tiles; tile++) {
+                const uint32_t stage = tile % 2 * STAGE;
+                const float *v_scale = (const float *) (raw + ROWS * DIM + stage + 2 * TILE);
+                const float k_scale = a.a.keys.k_scale[at + tile];
+                const uint64_t left = a.a.keys.n - tile * KEYS;
+
+                fetched();
+                if (tile + 1 < a.tiles)
+                        fetch_tile(kv + (STAGE - stage), a.a.keys, at + tile + 1);
+                if (left >= KEYS)
+                        tile_i8<false>(a, o, row, q_scale, q, kv + stage, v_scale, k_scale, KEYS);
+                else
+                        tile_i8<true>(a, o, row, q_scale, q, kv + stage, v_scale, k_scale, (uint32_t) left);
+        }
+
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+                if (mine + r * 8 < a.a.n_q)
+#pragma unroll
+                        for (int i = 0; i < DIM / 8; i++)
+                                store_i8(a, mine + r * 8, (uint64_t) head * DIM + i * 8 + lane % 4 * 2, __fdiv_rn(o[i * 4 + r * 2], row[r].sum),
+                                        __fdiv_rn(o[i * 4 + r * 2 + 1], row[r].sum));
+}
+
+int attention_i8_portable(LkContext *c, const AttentionI8 *a) {
+        const uint64_t blocks = (a->a.n_q + ROWS - 1) / ROWS;
+        int r;
+
+        r = cuda_result(cudaFuncSetAttribute(attention_i8_mma, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED));
+        if (r < 0)
+                return r;
+        attention_i8_mma<<<dim3((unsigned) blocks, a->a.keys.heads), THREADS, SHARED, c->stream>>>(*a);
+        return cuda_result(cudaGetLastError());
+}
+
+static bool attention_i8_valid(const LkAttentionI8 *a) {
+        const LkKeysI8 *k = &a->keys;
+        const uint64_t n = (uint64_t) k->heads * DIM;
+
+        if (!(a->scale > 0) || !isfinite(a->scale) || (a->o_type != LK_F32 && a->o_type != LK_BF16) || k->n == 0 || k->n > UINT64_C(1) << 40 ||
+                a->q_ld % DIM != 0)
+                return false;
+        return a->n_q == 0 || n == 0 ||
+               (a->q && a->q_scale && a->o && k->k && k->k_scale && k->v && k->v_scale && a->q_ld >= n && a->o_ld >= n && k->heads <= 65535 &&
+                       a->n_q <= UINT64_C(0x7fffffff) * ROWS && ((uintptr_t) a->q | (uintptr_t) k->k | (uintptr_t) k->v | (uintptr_t) k->v_scale) % 16 == 0);
+}
+
+extern "C" int lk_cuda_attention_i8(LkContext *c, const LkAttentionI8 *a) {
+        AttentionI8 b = {*a};
+
+        if (!attention_i8_valid(a))
+                return -EINVAL;
+        if (a->n_q == 0 || a->keys.heads == 0)
+                return 0;
+
+        b.tiles = lk_i8_tiles(a->keys.n);
+        b.scale_ld = a->q_ld / DIM;
+        b.half_scale = a->scale * 0.5f;
+        b.pairs = (uintptr_t) a->o % (2 * lk_type_size(a->o_type)) == 0 && a->o_ld % 2 == 0;
+#ifdef LK_CUDA_SM90
+        if (c->arch == 90 && !c->portable) {
+                int r = attention_i8_sm90(c, &b);
+
+                if (r != -EOPNOTSUPP)
+                        return r;
+        }
+#endif
+        return attention_i8_portable(c, &b);
+}

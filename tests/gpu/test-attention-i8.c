@@ -1,0 +1,500 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Attention over int8 of the CUDA backend, every kernel of it: all integers, scales and results have the CPU's bits; a row's do not
+ * depend on where it lies, on the other rows, or on the other heads. Needs a CUDA device; without one every test skips.
+ * LATENT_TEST_PART=1 leaves out the longest sequences (for tools that slow everything down). */
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cuda/cuda.h"
+
+#define ELEMENTSOF(x) (sizeof(x) / sizeof((x)[0]))
+#define DIM LK_I8_DIM
+#define TILE (LK_I8_KEYS * LK_I8_DIM)
+
+static LkContext *gpu, *cpu;
+static bool portable; /* what lk_cuda_attention_set() was told */
+static uint64_t seed = 7;
+
+static uint32_t next(void) {
+        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return (uint32_t) (seed >> 32);
+}
+
+static float normal(void) {
+        float f = 0;
+
+        for (int i = 0; i < 4; i++)
+                f += (float) (next() >> 8) * 0x1p-24f - 0.5f;
+        return f * 1.7320508f;
+}
+
+static void put(void *p, LkType t, uint64_t i, float f) {
+        uint32_t u;
+
+        memcpy(&u, &f, 4);
+        if (t == LK_F32)
+                memcpy((uint8_t *) p + i * 4, &u, 4);
+        else
+                memcpy((uint8_t *) p + i * 2, (uint8_t *) &u + 2, 2);
+}
+
+static float get(const void *p, LkType t, uint64_t i) {
+        uint32_t u = 0;
+        float f;
+
+        if (t == LK_F32)
+                memcpy(&u, (const uint8_t *) p + i * 4, 4);
+        else
+                memcpy((uint8_t *) &u + 2, (const uint8_t *) p + i * 2, 2);
+        memcpy(&f, &u, 4);
+        return f;
+}
+
+/* Memory of one of the two backends. */
+typedef struct Side {
+        const LkOps *ops;
+        LkContext *c;
+} Side;
+
+static Side side(bool device) {
+        return device ? (Side){lk_cuda_ops(), gpu} : (Side){lk_cpu_ops(LK_CPU_AUTO), cpu};
+}
+
+static void *array(Side s, uint64_t size) {
+        void *p;
+
+        assert_int_equal(s.ops->memory_new(s.c, size, &p), 0);
+        return p;
+}
+
+static uint8_t *fetch(Side s, const void *p, uint64_t size) {
+        uint8_t *host = malloc(size);
+
+        assert_non_null(host);
+        assert_int_equal(s.ops->download(s.c, host, p, size), 0);
+        return host;
+}
+
+/* Queries, keys and values on the host: rows of q, k, v beside each other. */
+typedef struct Case {
+        LkType type;
+        uint64_t n_q, n_k, ld;
+        uint32_t heads;
+        uint8_t *x;
+} Case;
+
+/* Peaked scores; every 97th row's queries are far larger than its neighbours'. Channels and keys that stick out. */
+static Case case_new(LkType t, uint64_t n_q, uint64_t n_k, uint32_t heads, uint32_t more) {
+        const uint64_t rows = n_q > n_k ? n_q : n_k, width = (uint64_t) heads * DIM;
+        Case c = {.type = t, .n_q = n_q, .n_k = n_k, .heads = heads, .ld = 3 * width + more};
+
+        c.x = malloc(rows * c.ld * lk_type_size(t));
+        assert_non_null(c.x);
+        for (uint64_t r = 0; r < rows; r++)
+                for (uint64_t i = 0; i < c.ld; i++) {
+                        float f = normal();
+
+                        if (i < width)
+                                f *= r % 97 == 5 ? 40 : 2;
+                        else if (i < 2 * width)
+                                f = f * (i % 64 == 9 ? 8 : 1.5f) + (i % 32 == 3 ? 5 : 0);
+                        else if (r % 311 == 17)
+                                f *= 30;
+                        put(c.x, t, r * c.ld + i, f);
+                }
+        return c;
+}
+
+static uint64_t case_size(const Case *c) {
+        return (c->n_q > c->n_k ? c->n_q : c->n_k) * c->ld * lk_type_size(c->type);
+}
+
+/* All arrays of one side, and the arguments that name them. */
+typedef struct Run {
+        Side s;
+        void *x, *o;
+        uint64_t tiles, o_size;
+        LkQuantiseQueries queries;
+        LkQuantiseKeys keys;
+        LkAttentionI8 a;
+} Run;
+
+static Run run_new(const Case *c, Side s) {
+        const uint64_t width = (uint64_t) c->heads * DIM, tiles = lk_i8_tiles(c->n_k), size = lk_type_size(c->type);
+        Run r = {.s = s, .x = array(s, case_size(c)), .tiles = tiles, .o_size = c->n_q * width * size};
+
+        assert_int_equal(s.ops->upload(s.c, r.x, c->x, case_size(c)), 0);
+        r.o = array(s, r.o_size);
+        r.queries = (LkQuantiseQueries){.type = c->type, .n = c->n_q, .heads = c->heads, .x = r.x, .x_ld = c->ld, .q_ld = width};
+        r.queries.q = array(s, c->n_q * width);
+        r.queries.scale = array(s, c->n_q * c->heads * sizeof(float));
+        r.keys = (LkQuantiseKeys){.type = c->type, .k = (uint8_t *) r.x + width * size, .v = (uint8_t *) r.x + 2 * width * size,
+                .k_ld = c->ld, .v_ld = c->ld, .to = {.n = c->n_k, .heads = c->heads}};
+        r.keys.to.offset = array(s, width * sizeof(float));
+        r.keys.to.k = array(s, c->heads * tiles * TILE);
+        r.keys.to.k_scale = array(s, c->heads * tiles * sizeof(float));
+        r.keys.to.v = array(s, c->heads * tiles * TILE);
+        r.keys.to.v_scale = array(s, c->heads * tiles * DIM * sizeof(float));
+        r.a = (LkAttentionI8){.n_q = c->n_q, .scale = 0.08838835f, .q = r.queries.q, .q_scale = r.queries.scale, .q_ld = width,
+                .keys = r.keys.to, .o_type = c->type, .o = r.o, .o_ld = width};
+        return r;
+}
+
+static void run_quantise(const Run *r) {
+        assert_int_equal(r->s.ops->quantise_queries(r->s.c, &r->queries), 0);
+        assert_int_equal(r->s.ops->quantise_keys(r->s.c, &r->keys), 0);
+}
+
+/* The whole of o after `a`; what was not written is 0x5a. */
+static uint8_t *run_attention(const Run *r, LkAttentionI8 a) {
+        uint8_t *o = malloc(r->o_size);
+
+        assert_non_null(o);
+        memset(o, 0x5a, r->o_size);
+        assert_int_equal(r->s.ops->upload(r->s.c, r->o, o, r->o_size), 0);
+        assert_int_equal(r->s.ops->attention_i8(r->s.c, &a), 0);
+        assert_int_equal(r->s.ops->download(r->s.c, o, r->o, r->o_size), 0);
+        return o;
+}
+
+static void run_free(Run *r) {
+        void *all[] = {r->x, r->o, r->queries.q, r->queries.scale, r->keys.to.offset, r->keys.to.k, r->keys.to.k_scale, r->keys.to.v,
+                r->keys.to.v_scale};
+
+        for (unsigned i = 0; i < ELEMENTSOF(all); i++)
+                r->s.ops->memory_free(r->s.c, all[i]);
+}
+
+static void kernel_choose(unsigned i) {
+        portable = i > 0;
+        lk_cuda_attention_set(gpu, portable);
+}
+
+static void assert_same(const Case *c, Side a, const void *x, Side b, const void *y, uint64_t size, const char *what) {
+        uint8_t *one = fetch(a, x, size), *two = fetch(b, y, size);
+
+        for (uint64_t i = 0; i < size; i++)
+                if (one[i] != two[i])
+                        fail_msg("%s of type %d, %llu queries, %llu keys, %u heads: byte %llu of %llu is %02x, not %02x", what, c->type,
+                                (unsigned long long) c->n_q, (unsigned long long) c->n_k, c->heads, (unsigned long long) i,
+                                (unsigned long long) size, one[i], two[i]);
+        free(one);
+        free(two);
+}
+
+static void assert_quantised(const Case *c, const Run *a, const Run *b) {
+        const uint64_t width = (uint64_t) c->heads * DIM, tiles = c->heads * a->tiles;
+
+        assert_same(c, a->s, a->queries.q, b->s, b->queries.q, c->n_q * width, "queries");
+        assert_same(c, a->s, a->queries.scale, b->s, b->queries.scale, c->n_q * c->heads * sizeof(float), "scales of queries");
+        assert_same(c, a->s, a->keys.to.offset, b->s, b->keys.to.offset, width * sizeof(float), "offset of keys");
+        assert_same(c, a->s, a->keys.to.k, b->s, b->keys.to.k, tiles * TILE, "keys");
+        assert_same(c, a->s, a->keys.to.k_scale, b->s, b->keys.to.k_scale, tiles * sizeof(float), "scales of keys");
+        assert_same(c, a->s, a->keys.to.v, b->s, b->keys.to.v, tiles * TILE, "values");
+        assert_same(c, a->s, a->keys.to.v_scale, b->s, b->keys.to.v_scale, tiles * DIM * sizeof(float), "scales of values");
+}
+
+static void assert_rows(const Case *c, const uint8_t *a, uint64_t a_row, const uint8_t *b, uint64_t b_row, uint64_t n, const char *what) {
+        const uint64_t size = c->heads * DIM * lk_type_size(c->type);
+
+        for (uint64_t i = 0; i < n; i++)
+                if (memcmp(a + (a_row + i) * size, b + (b_row + i) * size, size) != 0)
+                        fail_msg("type %d, %llu queries, %llu keys, %u heads%s: %s: row %llu has other bits", c->type,
+                                (unsigned long long) c->n_q, (unsigned long long) c->n_k, c->heads, portable ? ", portable" : "", what,
+                                (unsigned long long) (a_row + i));
+}
+
+static void attention_i8_same_bits_as_cpu(void **state) {
+        static const struct {
+                uint64_t n_q, n_k;
+                uint32_t heads, more;
+        } cases[] = {{1, 1, 1, 0}, {127, 15, 3, 8}, {128, 129, 2, 0}, {129, 127, 1, 3}, {1025, 640, 2, 0}, {300, 3000, 5, 1},
+                {64, 128, 56, 0}};
+
+        if (!gpu)
+                skip();
+        for (unsigned i = 0; i < 2 * ELEMENTSOF(cases); i++) {
+                Case c = case_new(i % 2 ? LK_BF16 : LK_F32, cases[i / 2].n_q, cases[i / 2].n_k, cases[i / 2].heads, cases[i / 2].more);
+                Run one = run_new(&c, side(false)), two = run_new(&c, side(true));
+                uint8_t *expected, *o;
+
+                run_quantise(&one);
+                run_quantise(&two);
+                assert_quantised(&c, &one, &two);
+                expected = run_attention(&one, one.a);
+                for (unsigned kernel = 0; kernel < 2; kernel++) {
+                        kernel_choose(kernel);
+                        o = run_attention(&two, two.a);
+                        assert_rows(&c, expected, 0, o, 0, c.n_q, "against the CPU");
+                        free(o);
+                }
+                free(expected);
+                run_free(&one);
+                run_free(&two);
+                free(c.x);
+        }
+}
+
+/* Rows cut in parts, each computed alone. */
+static void check_cuts(const Case *c, const Run *r, const uint8_t *whole) {
+        const uint64_t cuts[] = {1, 64, 127, 128, 1000, 1 + next() % c->n_q};
+
+        for (unsigned i = 0; i < 3 * ELEMENTSOF(cuts); i++) {
+                const uint64_t n = cuts[i / 3], at = i % 3 == 0 ? 0 : i % 3 == 1 ? c->n_q / 2 / n * n : c->n_q - n;
+                LkAttentionI8 a = r->a;
+                uint8_t *o;
+
+                if (n >= c->n_q || at + n > c->n_q)
+                        continue;
+                a.n_q = n;
+                a.q += at * a.q_ld;
+                a.q_scale += at * c->heads;
+                a.o = (uint8_t *) a.o + at * a.o_ld * lk_type_size(c->type);
+                o = run_attention(r, a);
+                assert_rows(c, whole, at, o, at, n, "cut rows");
+                free(o);
+        }
+}
+
+/* The first head at several places among others, with passes of their own. */
+static void check_heads(const Case *c, const uint8_t *whole) {
+        static const struct {
+                uint32_t heads, at;
+        } places[] = {{2, 1}, {7, 3}, {8, 7}, {14, 0}, {56, 55}};
+        const uint64_t size = lk_type_size(c->type), part = DIM * size;
+
+        for (unsigned i = 0; i < ELEMENTSOF(places); i++) {
+                const uint64_t width = (uint64_t) places[i].heads * DIM;
+                Case d = {.type = c->type, .n_q = c->n_q, .n_k = c->n_k, .heads = places[i].heads, .ld = 3 * width};
+                const uint64_t rows = c->n_q > c->n_k ? c->n_q : c->n_k;
+                uint8_t *o;
+                Run r;
+
+                if (rows > 1500 && i != 2)
+                        continue;
+                d.x = malloc(rows * d.ld * size);
+                assert_non_null(d.x);
+                memset(d.x, 0x40, rows * d.ld * size); /* about 3 */
+                for (uint64_t row = 0; row < rows; row++)
+                        for (uint64_t j = 0; j < 3; j++)
+                                memcpy(d.x + (row * d.ld + j * width + places[i].at * DIM) * size,
+                                        c->x + (row * c->ld + j * c->heads * DIM) * size, part);
+                r = run_new(&d, side(true));
+                run_quantise(&r);
+                o = run_attention(&r, r.a);
+                for (uint64_t row = 0; row < c->n_q; row++)
+                        if (memcmp(o + (row * width + places[i].at * DIM) * size, whole + row * c->heads * part, part) != 0)
+                                fail_msg("head %u of %u%s: row %llu of %llu has other bits", places[i].at, places[i].heads,
+                                        portable ? ", portable" : "", (unsigned long long) row, (unsigned long long) c->n_q);
+                free(o);
+                run_free(&r);
+                free(d.x);
+        }
+}
+
+/* Queries at other places of the tile: row r moves to r + by. One of them is no number, and stays alone with that. */
+static void check_rolled(const Case *c, const Run *r, const uint8_t *whole) {
+        const uint64_t size = c->ld * lk_type_size(c->type), by = 37 % c->n_q, bad = c->n_q / 2;
+        LkQuantiseQueries queries = r->queries;
+        uint8_t *q = malloc(c->n_q * size), *o;
+
+        assert_non_null(q);
+        memcpy(q, c->x + (c->n_q - by) * size, by * size);
+        memcpy(q + by * size, c->x, (c->n_q - by) * size);
+        put(q, c->type, bad * c->ld + 1, NAN);
+        queries.x = array(r->s, c->n_q * size);
+        assert_int_equal(r->s.ops->upload(r->s.c, (void *) queries.x, q, c->n_q * size), 0);
+        assert_int_equal(r->s.ops->quantise_queries(r->s.c, &queries), 0);
+        o = run_attention(r, r->a);
+        for (uint64_t row = 0; row < c->n_q; row++)
+                if (row != bad)
+                        assert_rows(c, whole, (row + c->n_q - by) % c->n_q, o, row, 1, "rolled rows, one with NaN");
+        for (uint32_t d = 0; d < DIM; d++)
+                assert_true(isnan(get(o, c->type, bad * c->heads * DIM + d)));
+        free(o);
+        free(q);
+        r->s.ops->memory_free(r->s.c, (void *) queries.x);
+        run_quantise(r);
+}
+
+static void attention_i8_row_position_same_bits(void **state) {
+        static const uint64_t lengths[] = {1, 127, 128, 129, 1025, 1409, 7013};
+
+        if (!gpu)
+                skip();
+        for (unsigned i = 0; i < ELEMENTSOF(lengths); i++) {
+                Case c;
+                Run r;
+
+                if (lengths[i] > 1409 && getenv("LATENT_TEST_PART"))
+                        continue;
+                c = case_new(i == 3 ? LK_F32 : LK_BF16, lengths[i], lengths[i], 1, 0);
+                r = run_new(&c, side(true));
+                run_quantise(&r);
+                for (unsigned kernel = 0; kernel < 2; kernel++) {
+                        uint8_t *whole;
+
+                        kernel_choose(kernel);
+                        whole = run_attention(&r, r.a);
+                        check_cuts(&c, &r, whole);
+                        check_heads(&c, whole);
+                        check_rolled(&c, &r, whole);
+                        free(whole);
+                }
+                run_free(&r);
+                free(c.x);
+        }
+}
+
+/* The longest sequence of the model: all kernels on every row, the CPU on some. */
+static void attention_i8_long_sequence_same_bits(void **state) {
+        const uint64_t rows = getenv("LATENT_TEST_PART") ? 3000 : 73686, part = 130, at = rows - part;
+        uint8_t *o[2], *expected;
+        Run one, two;
+        Case c;
+
+        if (!gpu)
+                skip();
+        c = case_new(LK_BF16, rows, rows, 1, 0);
+        one = run_new(&c, side(false));
+        two = run_new(&c, side(true));
+        run_quantise(&one);
+        run_quantise(&two);
+        assert_quantised(&c, &one, &two);
+        for (unsigned kernel = 0; kernel < 2; kernel++) {
+                kernel_choose(kernel);
+                o[kernel] = run_attention(&two, two.a);
+        }
+        assert_rows(&c, o[0], 0, o[1], 0, rows, "against the portable kernel");
+        one.a.n_q = part;
+        one.a.q += at * one.a.q_ld;
+        one.a.q_scale += at;
+        one.a.o = (uint8_t *) one.a.o + at * one.a.o_ld * 2;
+        expected = run_attention(&one, one.a);
+        assert_rows(&c, expected, at, o[0], at, part, "against the CPU");
+        free(o[0]);
+        free(o[1]);
+        free(expected);
+        run_free(&one);
+        run_free(&two);
+        free(c.x);
+}
+
+/* Rows of o at any distance, two bytes from a multiple of four: what lies between stays as it is. */
+static void attention_i8_strides_same_bits(void **state) {
+        if (!gpu)
+                skip();
+        for (unsigned i = 0; i < 4; i++) {
+                Case c = case_new(LK_BF16, 200, 300, 2, 0);
+                Run r = run_new(&c, side(true));
+                const uint64_t ld = 2 * DIM + (i < 2 ? 3 : 8), size = (200 * ld + 1) * 2;
+                LkAttentionI8 a = r.a;
+                uint8_t *whole, *o = malloc(size);
+                void *to = array(r.s, size);
+
+                assert_non_null(o);
+                kernel_choose(i % 2);
+                run_quantise(&r);
+                whole = run_attention(&r, r.a);
+                memset(o, 0x5a, size);
+                assert_int_equal(r.s.ops->upload(r.s.c, to, o, size), 0);
+                a.o = (uint8_t *) to + 2;
+                a.o_ld = ld;
+                assert_int_equal(r.s.ops->attention_i8(r.s.c, &a), 0);
+                assert_int_equal(r.s.ops->download(r.s.c, o, to, size), 0);
+                for (uint64_t row = 0; row < 200; row++) {
+                        assert_memory_equal(o + 2 + row * ld * 2, whole + row * 2 * DIM * 2, 2 * DIM * 2);
+                        for (uint64_t b = 2 * DIM * 2; b < ld * 2; b++)
+                                assert_int_equal(o[2 + row * ld * 2 + b], 0x5a);
+                }
+                r.s.ops->memory_free(r.s.c, to);
+                free(o);
+                free(whole);
+                run_free(&r);
+                free(c.x);
+        }
+}
+
+#define REFUSED(op, statement)                                                                                                          \
+        do {                                                                                                                            \
+                LkQuantiseQueries queries = r.queries;                                                                                  \
+                LkQuantiseKeys keys = r.keys;                                                                                           \
+                LkAttentionI8 a = r.a;                                                                                                  \
+                statement;                                                                                                              \
+                (void) queries, (void) keys, (void) a;                                                                                  \
+                assert_int_equal(op, -EINVAL);                                                                                          \
+        } while (0)
+
+static void attention_i8_bad_argument_is_refused(void **state) {
+        const LkOps *ops = lk_cuda_ops();
+        Case c;
+        Run r;
+
+        if (!gpu)
+                skip();
+        c = case_new(LK_BF16, 4, 9, 2, 0);
+        r = run_new(&c, side(true));
+        REFUSED(ops->quantise_queries(gpu, &queries), queries.type = LK_F16);
+        REFUSED(ops->quantise_queries(gpu, &queries), queries.x = NULL);
+        REFUSED(ops->quantise_queries(gpu, &queries), queries.x_ld = 255);
+        REFUSED(ops->quantise_queries(gpu, &queries), queries.q++);
+        REFUSED(ops->quantise_queries(gpu, &queries), queries.q_ld = 300);
+        REFUSED(ops->quantise_keys(gpu, &keys), keys.to.n = 0);
+        REFUSED(ops->quantise_keys(gpu, &keys), keys.v = NULL);
+        REFUSED(ops->quantise_keys(gpu, &keys), keys.to.v_scale++);
+        REFUSED(ops->attention_i8(gpu, &a), a.scale = 0);
+        REFUSED(ops->attention_i8(gpu, &a), a.scale = NAN);
+        REFUSED(ops->attention_i8(gpu, &a), a.q = NULL);
+        REFUSED(ops->attention_i8(gpu, &a), a.keys.k_scale = NULL);
+        REFUSED(ops->attention_i8(gpu, &a), a.o_ld = 128);
+        REFUSED(ops->attention_i8(gpu, &a), a.o_type = LK_I8);
+        run_free(&r);
+        free(c.x);
+}
+
+static int default_kernel(void **state) {
+        if (gpu)
+                kernel_choose(0);
+        return 0;
+}
+
+static int setup(void **state) {
+        int r = lk_cuda_ops()->context_new(0, &gpu);
+
+        if (r < 0) {
+                gpu = NULL;
+                print_message("# no CUDA device: %s\n", strerror(-r));
+        }
+        return lk_cpu_ops(LK_CPU_AUTO)->context_new(0, &cpu);
+}
+
+static int teardown(void **state) {
+        lk_cuda_ops()->context_free(gpu);
+        lk_cpu_ops(LK_CPU_AUTO)->context_free(cpu);
+        return 0;
+}
+
+int main(void) {
+        const struct CMUnitTest tests[] = {
+                cmocka_unit_test_setup(attention_i8_same_bits_as_cpu, default_kernel),
+                cmocka_unit_test_setup(attention_i8_row_position_same_bits, default_kernel),
+                cmocka_unit_test_setup(attention_i8_long_sequence_same_bits, default_kernel),
+                cmocka_unit_test_setup(attention_i8_strides_same_bits, default_kernel),
+                cmocka_unit_test_setup(attention_i8_bad_argument_is_refused, default_kernel),
+        };
+
+        return cmocka_run_group_tests(tests, setup, teardown);
+}
