@@ -105,13 +105,12 @@ static __device__ __forceinline__ void release(uint64_t *b) {
 
 /* What a group carries from tile to tile. */
 typedef struct Rows {
-        int s[64];         /* a tile's scores */
-        int sums[64];      /* of weights times values, of the tile before */
+        int s[64];      /* a tile's scores, then weights */
+        int sums[64];   /* of weights times values, of the tile before */
         float o[64];
-        uint32_t p[16];    /* weights that meet values */
-        uint32_t next[16]; /* weights of the newest tile */
+        uint32_t p[16]; /* weights that meet values */
         RowI8 row[2];
-        StepI8 step[2], before[2]; /* of the newest tile, of the one whose sums are under way */
+        StepI8 step[2], before[2]; /* of the newest tile, of that of the sums */
         float q_scale[2];
 } Rows;
 
@@ -129,38 +128,57 @@ static __device__ __forceinline__ void add_sums(Rows &x, const Places &at, uint3
         release(&at.b->v_free[j % STAGES]);
 }
 
-static __device__ __forceinline__ void begin_values(Rows &x, const Places &at, uint32_t j) {
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-                x.p[i] = x.next[i];
-        x.before[0] = x.step[0];
-        x.before[1] = x.step[1];
-        barrier_wait(&at.b->v_full[j % STAGES], j / STAGES % 2);
-        values(x.sums, x.p, at.v + j % STAGES * TILE);
-}
-
 template <bool LAST> static __device__ __forceinline__ void weigh(Rows &x, const Places &at, uint32_t j, uint32_t n, float k_scale) {
         settle(x.s);
         release(&at.b->k_free[j % STAGES]);
-        softmax_i8<LAST>(x.s, x.row, x.step, x.q_scale, k_scale, at.half_scale, n, x.next);
-        /* Nothing is under way where a turn ends: the compiler moves numbers between registers there, and a product reads
-         * its weights, and writes its sums, until it is waited for. */
-        products_wait<0>();
-        settle(x.sums);
-        settle(x.next);
+        softmax_i8<LAST>(x.s, x.row, x.step, x.q_scale, k_scale, at.half_scale, n);
 }
 
-/* Scores and softmax of tile j > 0, beside the sums of tile j - 1; those of j - 2 are added. */
+/* Nothing is under way. */
+static __device__ __forceinline__ void take_weights(Rows &x) {
+        pack_i8(x.s, x.p);
+        settle(x.p);
+}
+
+static __device__ __forceinline__ void begin_values(Rows &x, const Places &at, uint32_t j) {
+        x.before[0] = x.step[0];
+        x.before[1] = x.step[1];
+        values(x.sums, x.p, at.v + j % STAGES * TILE);
+}
+
+/* Whatever is under way. */
+static __device__ __forceinline__ void finish(Rows &x) {
+        products_wait<0>();
+        settle(x.sums);
+        settle(x.p);
+        sum_i8(x.row, x.before, x.p);
+}
+
+static __device__ __forceinline__ void wait_keys(const Places &at, uint32_t j) {
+        barrier_wait(&at.b->k_full[j % STAGES], j / STAGES % 2);
+}
+
+static __device__ __forceinline__ void wait_values(const Places &at, uint32_t j) {
+        barrier_wait(&at.b->v_full[j % STAGES], j / STAGES % 2);
+}
+
+/* Scores and softmax of tile j > 0, whose keys are there, beside the sums of tile j - 1; those of j - 2 are added. */
 template <bool LAST> static __device__ __forceinline__ void next_tile(Rows &x, const Places &at, uint32_t j, uint32_t n) {
         const float k_scale = at.k_scale[j];
 
-        barrier_wait(&at.b->k_full[j % STAGES], j / STAGES % 2);
+        take_weights(x);
         scores(x.s, at.q, at.k + j % STAGES * TILE);
         if (j > 1)
                 add_sums(x, at, j - 2);
+        wait_values(at, j - 1);
         begin_values(x, at, j - 1);
         products_wait<1>();
         weigh<LAST>(x, at, j, n, k_scale);
+        if (LAST)
+                wait_values(at, j);
+        else
+                wait_keys(at, j + 1);
+        finish(x);
 }
 
 static __device__ __forceinline__ void consume(const AttentionI8 &a, const Places &at, uint32_t head, uint64_t row, uint32_t tiles) {
@@ -178,13 +196,16 @@ static __device__ __forceinline__ void consume(const AttentionI8 &a, const Place
                 x.row[r].sum = 0;
         }
         barrier_wait(&at.b->q, 0);
-        barrier_wait(&at.b->k_full[0], 0);
+        wait_keys(at, 0);
         scores(x.s, at.q, at.k);
         products_wait<0>();
-        if (tiles == 1)
+        if (tiles == 1) {
                 weigh<true>(x, at, 0, end, at.k_scale[0]);
-        else
+                wait_values(at, 0);
+        } else {
                 weigh<false>(x, at, 0, KEYS, at.k_scale[0]);
+                wait_keys(at, 1);
+        }
 
 #pragma unroll 1
         for (uint32_t j = 1; j + 1 < tiles; j++)
@@ -194,9 +215,9 @@ static __device__ __forceinline__ void consume(const AttentionI8 &a, const Place
 
         if (tiles > 1)
                 add_sums(x, at, tiles - 2);
+        take_weights(x);
         begin_values(x, at, tiles - 1);
-        products_wait<0>();
-        settle(x.sums);
+        finish(x);
         add_sums(x, at, tiles - 1);
 
 #pragma unroll

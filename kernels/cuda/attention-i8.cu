@@ -108,7 +108,9 @@ static __device__ __forceinline__ void tile_i8(const AttentionI8 &a, float (&o)[
         StepI8 step[2];
 
         scores(s, q, kv);
-        softmax_i8<LAST>(s, row, step, q_scale, k_scale, a.half_scale, n, p);
+        softmax_i8<LAST>(s, row, step, q_scale, k_scale, a.half_scale, n);
+        pack_i8(s, p);
+        sum_i8(row, step, p);
 #pragma unroll
         for (uint32_t first = 0; first < DIM; first += HALF) {
                 values(sums, p, kv + TILE, first);

@@ -82,18 +82,17 @@ static __device__ __forceinline__ void store_i8(const AttentionI8 &a, uint64_t r
  * groups are eight columns apart. As the left operand of the next product a thread has, of each 16 columns, the numbers of two groups: that is
  * why LkKeysI8 has keys in another order. */
 
-/* Scores of a tile to weights as operands, and their sums; n: keys that there are, looked at if LAST. COUNT numbers, two rows. */
+/* Scores of a tile to weights, each the lowest byte of its number; n: keys that there are, looked at if LAST. COUNT numbers, two rows. */
 template <bool LAST, int COUNT>
-static __device__ __forceinline__ void softmax_i8(int (&s)[COUNT], RowI8 (&row)[2], StepI8 (&step)[2], const float (&q_scale)[2], float k_scale,
-        float half_scale, uint32_t n, uint32_t (&p)[COUNT / 4]) {
-        const uint32_t column = threadIdx.x % 4 * 2;
+static __device__ __forceinline__ void softmax_i8(
+        int (&s)[COUNT], RowI8 (&row)[2], StepI8 (&step)[2], const float (&q_scale)[2], float k_scale, float half_scale, uint32_t n) {
+        const int left = (int) n - (int) (threadIdx.x % 4 * 2); /* of the thread's columns, those below are there */
         int most[2];
-        uint32_t sum[2] = {};
 
         if (LAST)
 #pragma unroll
                 for (int i = 0; i < COUNT; i++)
-                        if (column + (uint32_t) (i / 4 * 8 + i % 2) >= n)
+                        if (i / 4 * 8 + i % 2 >= left)
                                 s[i] = INT32_MIN;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -106,29 +105,37 @@ static __device__ __forceinline__ void softmax_i8(int (&s)[COUNT], RowI8 (&row)[
                 step[r] = step_i8(row[r], most[r], q_scale[r], k_scale, half_scale);
         }
 #pragma unroll
-        for (int i = 0; i < COUNT; i += 8) {
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                        uint32_t w[4];
-
-#pragma unroll
-                        for (int j = 0; j < 4; j++) {
-                                const int at = i + j / 2 * 4 + 2 * r + j % 2;
-
-                                w[j] = weight_i8(s[at], step[r].a, step[r].base);
-                                if (LAST && column + (uint32_t) (at / 4 * 8 + at % 2) >= n)
-                                        w[j] = 0;
-                        }
-                        p[i / 4 + r] = bytes_i8(w[0], w[1], w[2], w[3]);
-                        sum[r] = __dp4a(p[i / 4 + r], 0x01010101u, sum[r]);
-                }
+        for (int i = 0; i < COUNT; i++) {
+                s[i] = (int) weight_i8(s[i], step[i / 2 % 2].a, step[i / 2 % 2].base);
+                if (LAST && i / 4 * 8 + i % 2 >= left)
+                        s[i] = 0;
         }
-        sum[0] |= sum[1] << 16;
-        sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], 1);
-        sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], 2);
+}
+
+/* Weights as operands. */
+template <int COUNT> static __device__ __forceinline__ void pack_i8(const int (&s)[COUNT], uint32_t (&p)[COUNT / 4]) {
+#pragma unroll
+        for (int i = 0; i < COUNT / 4; i++) {
+                const int at = i / 2 * 8 + i % 2 * 2;
+
+                p[i] = bytes_i8((uint32_t) s[at], (uint32_t) s[at + 1], (uint32_t) s[at + 4], (uint32_t) s[at + 5]);
+        }
+}
+
+/* l = fma(sum of weights, g, l * f) */
+template <int COUNT>
+static __device__ __forceinline__ void sum_i8(RowI8 (&row)[2], const StepI8 (&step)[2], const uint32_t (&p)[COUNT]) {
+        uint32_t sum[2] = {}, both;
+
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+                sum[i % 2] = __dp4a(p[i], 0x01010101u, sum[i % 2]);
+        both = sum[0] | sum[1] << 16; /* each at most 128 * 255 */
+        both += __shfl_xor_sync(0xffffffffu, both, 1);
+        both += __shfl_xor_sync(0xffffffffu, both, 2);
 #pragma unroll
         for (int r = 0; r < 2; r++)
-                row[r].sum = __fmaf_rn(__uint2float_rn(r ? sum[0] >> 16 : sum[0] & 0xffffu), step[r].g, __fmul_rn(row[r].sum, step[r].f));
+                row[r].sum = __fmaf_rn(__uint2float_rn(r ? both >> 16 : both & 0xffffu), step[r].g, __fmul_rn(row[r].sum, step[r].f));
 }
 
 /* o = fma(sums * scale, g, o * f); scale: of the tile's channels from the first of `o` on. */
