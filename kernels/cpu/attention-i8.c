@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-#include "kernels/cpu/heads-i8.h"
+#include "kernels/cpu/check.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/tile.h"
 
@@ -174,9 +174,7 @@ int LK_ISA(attention_i8)(LkContext *c, const LkAttentionI8 *a) {
         void *scratch;
         int r;
 
-        if (!c || !a || !(a->scale > 0) || !(a->scale < F32_INFINITY) || !check_keys_i8(&a->keys) ||
-                !check_queries_i8(a->q, a->q_scale, a->n_q, a->keys.heads, a->q_ld) ||
-                !check_rows(a->o, a->o_type, a->n_q, (uint64_t) a->keys.heads * DIM, a->o_ld))
+        if (!c || !a || !check_attention_i8(a))
                 return -EINVAL;
         if (a->n_q == 0 || a->keys.heads == 0)
                 return 0;

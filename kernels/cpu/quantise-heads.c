@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "kernels/cpu/heads-i8.h"
+#include "kernels/cpu/check.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/quant.h"
 #include "kernels/cpu/rows.h"
@@ -85,8 +85,7 @@ static void queries_row(const void *arg, uint64_t row) {
 }
 
 int LK_ISA(quantise_queries)(LkContext *c, const LkQuantiseQueries *a) {
-        if (!c || !a || !check_rows(a->x, a->type, a->n, (uint64_t) a->heads * LK_I8_DIM, a->x_ld) ||
-                !check_queries_i8(a->q, a->scale, a->n, a->heads, a->q_ld))
+        if (!c || !a || !check_quantise_queries(a))
                 return -EINVAL;
 
         rows_run(c, a->n, (uint64_t) a->heads * LK_I8_DIM, queries_row, a);
@@ -163,9 +162,7 @@ int LK_ISA(quantise_keys)(LkContext *c, const LkQuantiseKeys *a) {
         void *scratch;
         int r;
 
-        if (!c || !a || !check_keys_i8(&a->to) ||
-                !check_rows(a->k, a->type, a->to.n, (uint64_t) a->to.heads * LK_I8_DIM, a->k_ld) ||
-                !check_rows(a->v, a->type, a->to.n, (uint64_t) a->to.heads * LK_I8_DIM, a->v_ld))
+        if (!c || !a || !check_quantise_keys(a))
                 return -EINVAL;
         if (a->to.heads == 0)
                 return 0;

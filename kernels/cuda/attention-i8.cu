@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/attention-i8.cuh"
 
+#include "kernels/cpu/check.h"
 #include "kernels/cuda/cuda.h"
 
 #define WARPS 8
@@ -14,31 +15,8 @@
 #define SHARED (ROWS * DIM + 2 * STAGE)
 #define HALF 64 /* channels whose sums a warp has at a time */
 
-static __device__ __forceinline__ void score_product(int *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
-        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-static __device__ __forceinline__ void value_product(int *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
-        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-static __device__ __forceinline__ void matrices(uint32_t *d, uint32_t at) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                     : "r"(at)
-                     : "memory");
-}
-
 static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t piece) {
         return row * 128 + (piece ^ row % 8) * 16;
-}
-
-static __device__ __forceinline__ void fetch_piece(uint32_t to, const void *from, bool there) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
 /* 128 rows of 128 bytes; zeros behind the last of `left`. */
@@ -48,7 +26,7 @@ static __device__ __forceinline__ void fetch(uint32_t to, const int8_t *from, ui
                 const uint32_t row = (threadIdx.x + i * THREADS) / 8, piece = threadIdx.x % 8;
                 const bool there = row < left;
 
-                fetch_piece(to + place(row, piece), there ? from + row * ld + piece * 16 : from, there);
+                copy16_part(to + place(row, piece), there ? from + row * ld + piece * 16 : from, there ? 16 : 0);
         }
 }
 
@@ -56,7 +34,7 @@ static __device__ __forceinline__ void fetch_tile(uint32_t to, const LkKeysI8 &k
         fetch(to, keys.k + at * TILE, DIM, KEYS);
         fetch(to + TILE, keys.v + at * TILE, KEYS, DIM);
         if (threadIdx.x < DIM / 4)
-                fetch_piece(to + 2 * TILE + threadIdx.x * 16, keys.v_scale + at * DIM + threadIdx.x * 4, true);
+                copy16(to + 2 * TILE + threadIdx.x * 16, keys.v_scale + at * DIM + threadIdx.x * 4);
 }
 
 static __device__ __forceinline__ void scores(int (&s)[KEYS / 2], uint32_t q, uint32_t k) {
@@ -69,12 +47,12 @@ static __device__ __forceinline__ void scores(int (&s)[KEYS / 2], uint32_t q, ui
         for (uint32_t i = 0; i < DIM / 32; i++) {
                 uint32_t x[4], y[4];
 
-                matrices(x, q + place(row, 2 * i + lane / 16));
+                matrices_load(x, q + place(row, 2 * i + lane / 16));
 #pragma unroll
                 for (uint32_t n = 0; n < KEYS / 16; n++) {
-                        matrices(y, k + place(n * 16 + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
-                        score_product(s + 8 * n, x, y[0], y[1]);
-                        score_product(s + 8 * n + 4, x, y[2], y[3]);
+                        matrices_load(y, k + place(n * 16 + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
+                        multiply_i8(s + 8 * n, x, y[0], y[1]);
+                        multiply_i8(s + 8 * n + 4, x, y[2], y[3]);
                 }
         }
 }
@@ -92,9 +70,9 @@ static __device__ __forceinline__ void values(int (&d)[HALF / 2], const uint32_t
 
 #pragma unroll
                 for (uint32_t n = 0; n < HALF / 16; n++) {
-                        matrices(y, v + place(first + n * 16 + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
-                        value_product(d + 8 * n, p + 4 * i, y[0], y[1]);
-                        value_product(d + 8 * n + 4, p + 4 * i, y[2], y[3]);
+                        matrices_load(y, v + place(first + n * 16 + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
+                        multiply_u8_i8(d + 8 * n, p + 4 * i, y[0], y[1]);
+                        multiply_u8_i8(d + 8 * n + 4, p + 4 * i, y[2], y[3]);
                 }
         }
 }
@@ -119,7 +97,7 @@ static __device__ __forceinline__ void tile_i8(const AttentionI8 &a, float (&o)[
 }
 
 static __device__ __forceinline__ void fetched(void) {
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        copies_wait_all();
         __syncthreads();
 }
 
@@ -175,26 +153,15 @@ int attention_i8_portable(LkContext *c, const AttentionI8 *a) {
         return cuda_result(cudaGetLastError());
 }
 
-static bool attention_i8_valid(const LkAttentionI8 *a) {
-        const LkKeysI8 *k = &a->keys;
-        const uint64_t n = (uint64_t) k->heads * DIM;
-
-        if (!(a->scale > 0) || !isfinite(a->scale) || (a->o_type != LK_F32 && a->o_type != LK_BF16) || k->n == 0 || k->n > UINT64_C(1) << 40 ||
-                a->q_ld % DIM != 0)
-                return false;
-        return a->n_q == 0 || n == 0 ||
-               (a->q && a->q_scale && a->o && k->k && k->k_scale && k->v && k->v_scale && a->q_ld >= n && a->o_ld >= n && k->heads <= 65535 &&
-                       a->n_q <= UINT64_C(0x7fffffff) * ROWS && ((uintptr_t) a->q | (uintptr_t) k->k | (uintptr_t) k->v | (uintptr_t) k->v_scale) % 16 == 0);
-}
-
 extern "C" int lk_cuda_attention_i8(LkContext *c, const LkAttentionI8 *a) {
-        AttentionI8 b = {*a};
+        AttentionI8 b;
 
-        if (!attention_i8_valid(a))
+        if (!c || !a || !check_attention_i8(a) || a->keys.heads > GRID_Y_MAX || a->n_q > (uint64_t) GRID_X_MAX * ROWS)
                 return -EINVAL;
         if (a->n_q == 0 || a->keys.heads == 0)
                 return 0;
 
+        b.a = *a;
         b.tiles = lk_i8_tiles(a->keys.n);
         b.scale_ld = a->q_ld / DIM;
         b.half_scale = a->scale * 0.5f;

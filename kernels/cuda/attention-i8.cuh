@@ -5,6 +5,7 @@
  * Every operation on f32 is an explicit IEEE one, so that the card does not matter. */
 
 #include "kernels/cuda/context.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 #define DIM 128  /* LK_I8_DIM */
 #define KEYS 128 /* LK_I8_KEYS */
@@ -58,10 +59,6 @@ static __device__ __forceinline__ uint32_t weight_i8(int score, float a, float b
         r = __fsub_rn(w, __fsub_rn(n, round));
         r = __fmaf_rn(__fmaf_rn(LK_I8_EXP_2, r, LK_I8_EXP_1), r, LK_I8_EXP_0);
         return __float_as_uint(__fmaf_rn(r, __uint_as_float(__float_as_uint(n) << 23), 0x1p23f));
-}
-
-static __device__ __forceinline__ uint32_t bytes_i8(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-        return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
 /* Two numbers beside each other. */
@@ -118,7 +115,7 @@ template <int COUNT> static __device__ __forceinline__ void pack_i8(const int (&
         for (int i = 0; i < COUNT / 4; i++) {
                 const int at = i / 2 * 8 + i % 2 * 2;
 
-                p[i] = bytes_i8((uint32_t) s[at], (uint32_t) s[at + 1], (uint32_t) s[at + 4], (uint32_t) s[at + 5]);
+                p[i] = bytes_pack((uint32_t) s[at], (uint32_t) s[at + 1], (uint32_t) s[at + 4], (uint32_t) s[at + 5]);
         }
 }
 

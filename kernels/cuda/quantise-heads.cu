@@ -4,7 +4,9 @@
 
 #include <math.h>
 
+#include "kernels/cpu/check.h"
 #include "kernels/cuda/context.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 #define WARPS 8
 #define THREADS (WARPS * 32)
@@ -82,12 +84,8 @@ static __device__ __forceinline__ uint32_t integer_of(float x, float factor) {
         return factor == 0 ? 0 : __float_as_uint(__fadd_rn(__fmul_rn(x, factor), 0x1.8p23f));
 }
 
-static __device__ __forceinline__ uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-        return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-}
-
 static __device__ __forceinline__ uint32_t integers_of(float4 v, float factor) {
-        return bytes_of(integer_of(v.x, factor), integer_of(v.y, factor), integer_of(v.z, factor), integer_of(v.w, factor));
+        return bytes_pack(integer_of(v.x, factor), integer_of(v.y, factor), integer_of(v.z, factor), integer_of(v.w, factor));
 }
 
 static __global__ void __launch_bounds__(THREADS) queries_to_i8(const __grid_constant__ LkQuantiseQueries a, bool fast) {
@@ -163,7 +161,7 @@ static __device__ __forceinline__ uint4 places_of(const float (&x)[WARP_KEYS], f
 
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
-                y[i] = bytes_of(integer_of(x[2 * i], factor), integer_of(x[2 * i + 1], factor), integer_of(x[2 * i + 8], factor),
+                y[i] = bytes_pack(integer_of(x[2 * i], factor), integer_of(x[2 * i + 1], factor), integer_of(x[2 * i + 8], factor),
                         integer_of(x[2 * i + 9], factor));
         return make_uint4(y[0], y[1], y[2], y[3]);
 }
@@ -223,49 +221,43 @@ static __global__ void __launch_bounds__(THREADS) keys_to_i8(const __grid_consta
         values_tile(a, s, fast, most_value);
 }
 
-static bool type_valid(LkType t) {
-        return t == LK_F32 || t == LK_BF16;
-}
-
 /* Four numbers may be loaded at once. */
 static bool is_fast(const void *x, LkType t, uint64_t ld) {
         return (uintptr_t) x % (4 * lk_type_size(t)) == 0 && ld % 4 == 0;
 }
 
 extern "C" int lk_cuda_quantise_queries(LkContext *c, const LkQuantiseQueries *a) {
-        const uint64_t width = (uint64_t) a->heads * DIM;
-        uint64_t blocks;
+        uint64_t heads, blocks;
 
-        if (!type_valid(a->type) || a->q_ld % DIM != 0)
+        if (!c || !a || !check_quantise_queries(a) || __builtin_mul_overflow(a->n, (uint64_t) a->heads, &heads))
                 return -EINVAL;
-        if (a->n == 0 || width == 0)
+        blocks = heads / WARPS + (heads % WARPS != 0);
+        if (blocks > GRID_X_MAX)
+                return -EINVAL;
+        if (blocks == 0)
                 return 0;
-        if (!a->x || !a->q || !a->scale || a->x_ld < width || a->q_ld < width || (uintptr_t) a->q % 16 != 0 ||
-                __builtin_mul_overflow(a->n, (uint64_t) a->heads, &blocks) || (blocks = blocks / WARPS + (blocks % WARPS != 0)) > ROW_BLOCKS_MAX)
-                return -EINVAL;
 
         queries_to_i8<<<(unsigned) blocks, THREADS, 0, c->stream>>>(*a, is_fast(a->x, a->type, a->x_ld));
         return cuda_result(cudaGetLastError());
 }
 
 extern "C" int lk_cuda_quantise_keys(LkContext *c, const LkQuantiseKeys *a) {
-        const LkKeysI8 *to = &a->to;
-        const uint64_t width = (uint64_t) to->heads * DIM, tiles = lk_i8_tiles(to->n);
+        uint64_t tiles;
         int r;
 
-        if (!type_valid(a->type) || to->n == 0 || tiles > ROW_BLOCKS_MAX || to->heads > 65535)
+        if (!c || !a || !check_quantise_keys(a))
                 return -EINVAL;
-        if (width == 0)
+        tiles = lk_i8_tiles(a->to.n);
+        if (tiles > GRID_X_MAX || a->to.heads > GRID_Y_MAX)
+                return -EINVAL;
+        if (a->to.heads == 0)
                 return 0;
-        if (!a->k || !a->v || a->k_ld < width || a->v_ld < width || !to->offset || !to->k || !to->k_scale || !to->v || !to->v_scale ||
-                ((uintptr_t) to->offset | (uintptr_t) to->k | (uintptr_t) to->v | (uintptr_t) to->v_scale) % 16 != 0)
-                return -EINVAL;
 
-        keys_offset<<<to->heads, DIM, 0, c->stream>>>(*a);
+        keys_offset<<<a->to.heads, DIM, 0, c->stream>>>(*a);
         r = cuda_result(cudaGetLastError());
         if (r < 0)
                 return r;
-        keys_to_i8<<<dim3((unsigned) tiles, to->heads), THREADS, 0, c->stream>>>(
+        keys_to_i8<<<dim3((unsigned) tiles, a->to.heads), THREADS, 0, c->stream>>>(
                 *a, is_fast(a->k, a->type, a->k_ld) && is_fast(a->v, a->type, a->v_ld));
         return cuda_result(cudaGetLastError());
 }
