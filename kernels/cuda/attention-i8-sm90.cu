@@ -105,7 +105,7 @@ static __device__ __forceinline__ void release(uint64_t *b) {
 
 /* What a group carries from tile to tile. */
 typedef struct Rows {
-        int s[64];      /* a tile's scores, then weights */
+        int s[64];      /* a tile's scores */
         int sums[64];   /* of weights times values, of the tile before */
         float o[64];
         uint32_t p[16]; /* weights that meet values */
@@ -128,27 +128,15 @@ static __device__ __forceinline__ void add_sums(Rows &x, const Places &at, uint3
         release(&at.b->v_free[j % STAGES]);
 }
 
-template <bool LAST> static __device__ __forceinline__ void weigh(Rows &x, const Places &at, uint32_t j, uint32_t n, float k_scale) {
-        settle(x.s);
-        release(&at.b->k_free[j % STAGES]);
-        softmax_i8<LAST>(x.s, x.row, x.step, x.q_scale, k_scale, at.half_scale, n);
-}
-
-/* Nothing is under way. */
-static __device__ __forceinline__ void take_weights(Rows &x) {
-        pack_i8(x.s, x.p);
-        settle(x.p);
-}
-
 static __device__ __forceinline__ void begin_values(Rows &x, const Places &at, uint32_t j) {
         x.before[0] = x.step[0];
         x.before[1] = x.step[1];
         values(x.sums, x.p, at.v + j % STAGES * TILE);
 }
 
-/* Whatever is under way. */
-static __device__ __forceinline__ void finish(Rows &x) {
-        products_wait<0>();
+/* Behind the wait for the products of weights and values. The compiler gives a product's registers away as soon as no instruction reads them any
+ * more, waited for or not: those of the weights are read here, for the sum of the row. */
+static __device__ __forceinline__ void take_sums(Rows &x) {
         settle(x.sums);
         settle(x.p);
         sum_i8(x.row, x.before, x.p);
@@ -162,23 +150,36 @@ static __device__ __forceinline__ void wait_values(const Places &at, uint32_t j)
         barrier_wait(&at.b->v_full[j % STAGES], j / STAGES % 2);
 }
 
-/* Scores and softmax of tile j > 0, whose keys are there, beside the sums of tile j - 1; those of j - 2 are added. */
-template <bool LAST> static __device__ __forceinline__ void next_tile(Rows &x, const Places &at, uint32_t j, uint32_t n) {
+/* Scores of tile j, which are there, to weights; what comes next in shared memory is there behind it, and nothing under way. That wait stands
+ * before the one for products because the compiler waits for them as early as it can within a body. LAST: the tile has `end` keys. */
+template <bool LAST> static __device__ __forceinline__ void weigh(Rows &x, const Places &at, uint32_t j, uint32_t end, float k_scale) {
+        const int left = (int) end - (int) (threadIdx.x % 4 * 2);
+
+        settle(x.s);
+        release(&at.b->k_free[j % STAGES]);
+        steps_i8<LAST>(x.s, x.row, x.step, x.q_scale, k_scale, at.half_scale, left);
+        if (LAST)
+                wait_values(at, j);
+        else
+                wait_keys(at, j + 1);
+        products_wait<0>();
+        if (j > 0)
+                take_sums(x);
+        weights_i8<LAST>(x.s, x.step, left, x.p);
+        settle(x.p);
+}
+
+/* Tile j > 0, whose keys are there: its scores beside the sums of tile j - 2 going to the output, its steps beside the sums of tile j - 1. */
+template <bool LAST> static __device__ __forceinline__ void next_tile(Rows &x, const Places &at, uint32_t j, uint32_t end) {
         const float k_scale = at.k_scale[j];
 
-        take_weights(x);
         scores(x.s, at.q, at.k + j % STAGES * TILE);
         if (j > 1)
                 add_sums(x, at, j - 2);
         wait_values(at, j - 1);
         begin_values(x, at, j - 1);
         products_wait<1>();
-        weigh<LAST>(x, at, j, n, k_scale);
-        if (LAST)
-                wait_values(at, j);
-        else
-                wait_keys(at, j + 1);
-        finish(x);
+        weigh<LAST>(x, at, j, end, k_scale);
 }
 
 static __device__ __forceinline__ void consume(const AttentionI8 &a, const Places &at, uint32_t head, uint64_t row, uint32_t tiles) {
@@ -199,13 +200,10 @@ static __device__ __forceinline__ void consume(const AttentionI8 &a, const Place
         wait_keys(at, 0);
         scores(x.s, at.q, at.k);
         products_wait<0>();
-        if (tiles == 1) {
+        if (tiles == 1)
                 weigh<true>(x, at, 0, end, at.k_scale[0]);
-                wait_values(at, 0);
-        } else {
+        else
                 weigh<false>(x, at, 0, KEYS, at.k_scale[0]);
-                wait_keys(at, 1);
-        }
 
 #pragma unroll 1
         for (uint32_t j = 1; j + 1 < tiles; j++)
@@ -215,9 +213,9 @@ static __device__ __forceinline__ void consume(const AttentionI8 &a, const Place
 
         if (tiles > 1)
                 add_sums(x, at, tiles - 2);
-        take_weights(x);
         begin_values(x, at, tiles - 1);
-        finish(x);
+        products_wait<0>();
+        take_sums(x);
         add_sums(x, at, tiles - 1);
 
 #pragma unroll

@@ -81,13 +81,14 @@ static __device__ __forceinline__ void values(int (&d)[HALF / 2], const uint32_t
 template <bool LAST>
 static __device__ __forceinline__ void tile_i8(const AttentionI8 &a, float (&o)[DIM / 2], RowI8 (&row)[2], const float (&q_scale)[2], uint32_t q,
         uint32_t kv, const float *v_scale, float k_scale, uint32_t n) {
+        const int left = (int) n - (int) (threadIdx.x % 4 * 2);
         int s[KEYS / 2], sums[HALF / 2];
         uint32_t p[KEYS / 8];
         StepI8 step[2];
 
         scores(s, q, kv);
-        softmax_i8<LAST>(s, row, step, q_scale, k_scale, a.half_scale, n);
-        pack_i8(s, p);
+        steps_i8<LAST>(s, row, step, q_scale, k_scale, a.half_scale, left);
+        weights_i8<LAST>(s, step, left, p);
         sum_i8(row, step, p);
 #pragma unroll
         for (uint32_t first = 0; first < DIM; first += HALF) {

@@ -79,11 +79,11 @@ static __device__ __forceinline__ void store_i8(const AttentionI8 &a, uint64_t r
  * groups are eight columns apart. As the left operand of the next product a thread has, of each 16 columns, the numbers of two groups: that is
  * why LkKeysI8 has keys in another order. */
 
-/* Scores of a tile to weights, each the lowest byte of its number; n: keys that there are, looked at if LAST. COUNT numbers, two rows. */
+/* The steps of a thread's two rows by a tile's scores, COUNT of them. LAST: only `left` of the columns from the thread's first one on are there;
+ * the others' scores become the least. */
 template <bool LAST, int COUNT>
-static __device__ __forceinline__ void softmax_i8(
-        int (&s)[COUNT], RowI8 (&row)[2], StepI8 (&step)[2], const float (&q_scale)[2], float k_scale, float half_scale, uint32_t n) {
-        const int left = (int) n - (int) (threadIdx.x % 4 * 2); /* of the thread's columns, those below are there */
+static __device__ __forceinline__ void steps_i8(
+        int (&s)[COUNT], RowI8 (&row)[2], StepI8 (&step)[2], const float (&q_scale)[2], float k_scale, float half_scale, int left) {
         int most[2];
 
         if (LAST)
@@ -101,21 +101,24 @@ static __device__ __forceinline__ void softmax_i8(
                 most[r] = max(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
                 step[r] = step_i8(row[r], most[r], q_scale[r], k_scale, half_scale);
         }
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-                s[i] = (int) weight_i8(s[i], step[i / 2 % 2].a, step[i / 2 % 2].base);
-                if (LAST && i / 4 * 8 + i % 2 >= left)
-                        s[i] = 0;
-        }
 }
 
-/* Weights as operands. */
-template <int COUNT> static __device__ __forceinline__ void pack_i8(const int (&s)[COUNT], uint32_t (&p)[COUNT / 4]) {
+/* Scores to weights as operands. */
+template <bool LAST, int COUNT>
+static __device__ __forceinline__ void weights_i8(const int (&s)[COUNT], const StepI8 (&step)[2], int left, uint32_t (&p)[COUNT / 4]) {
 #pragma unroll
         for (int i = 0; i < COUNT / 4; i++) {
-                const int at = i / 2 * 8 + i % 2 * 2;
+                uint32_t w[4];
 
-                p[i] = bytes_pack((uint32_t) s[at], (uint32_t) s[at + 1], (uint32_t) s[at + 4], (uint32_t) s[at + 5]);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                        const int at = i / 2 * 8 + i % 2 * 2 + j / 2 * 4 + j % 2;
+
+                        w[j] = weight_i8(s[at], step[i % 2].a, step[i % 2].base);
+                        if (LAST && at / 4 * 8 + at % 2 >= left)
+                                w[j] = 0;
+                }
+                p[i] = bytes_pack(w[0], w[1], w[2], w[3]);
         }
 }
 
