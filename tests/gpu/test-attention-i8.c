@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* Attention over int8 of the CUDA backend, every kernel of it: all integers, scales and results have the CPU's bits; a row's do not
- * depend on where it lies, on the other rows, or on the other heads. Needs a CUDA device; without one every test skips.
+ * depend on where it lies, on the other rows, or on the other heads. What differs in few tiles is searched for and named. Needs a CUDA device; without one every test skips.
  * LATENT_TEST_PART=1 leaves out the longest sequences (for tools that slow everything down). */
 
 #include <errno.h>
@@ -19,49 +19,13 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
+#include "tests/gpu/numbers.h"
 
 #define ELEMENTSOF(x) (sizeof(x) / sizeof((x)[0]))
 #define DIM LK_I8_DIM
 #define TILE (LK_I8_KEYS * LK_I8_DIM)
 
-static LkContext *gpu, *cpu;
 static bool portable; /* what lk_cuda_attention_set() was told */
-static uint64_t seed = 7;
-
-static uint32_t next(void) {
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        return (uint32_t) (seed >> 32);
-}
-
-static float normal(void) {
-        float f = 0;
-
-        for (int i = 0; i < 4; i++)
-                f += (float) (next() >> 8) * 0x1p-24f - 0.5f;
-        return f * 1.7320508f;
-}
-
-static void put(void *p, LkType t, uint64_t i, float f) {
-        uint32_t u;
-
-        memcpy(&u, &f, 4);
-        if (t == LK_F32)
-                memcpy((uint8_t *) p + i * 4, &u, 4);
-        else
-                memcpy((uint8_t *) p + i * 2, (uint8_t *) &u + 2, 2);
-}
-
-static float get(const void *p, LkType t, uint64_t i) {
-        uint32_t u = 0;
-        float f;
-
-        if (t == LK_F32)
-                memcpy(&u, (const uint8_t *) p + i * 4, 4);
-        else
-                memcpy((uint8_t *) &u + 2, (const uint8_t *) p + i * 2, 2);
-        memcpy(&f, &u, 4);
-        return f;
-}
 
 /* Memory of one of the two backends. */
 typedef struct Side {
@@ -217,6 +181,139 @@ static void assert_rows(const Case *c, const uint8_t *a, uint64_t a_row, const u
                                 (unsigned long long) (a_row + i));
 }
 
+/* What keys and values of few tiles are like: what is the same in all of them cannot be wrong, so that the kinds that fail say where. */
+typedef enum Kind {
+        KIND_RANDOM,
+        KIND_SAME_VALUES, /* the results are 1: scores, steps, sums of weights */
+        KIND_SAME_KEYS,   /* the weights are 255: products with values and their sums */
+        KIND_RISING,      /* each tile's largest scores are above those before */
+        KIND_FALLING,
+        KIND_MAX
+} Kind;
+
+static const char *const kinds[] = {"random", "values 1", "keys all the same", "rising scores", "falling scores"};
+
+static Case case_of_kind(uint64_t n_k, uint32_t heads, Kind kind) {
+        const uint64_t n_q = 130, width = (uint64_t) heads * DIM;
+        Case c = case_new(LK_F32, n_q, n_k, heads, 0);
+
+        for (uint64_t r = 0; r < n_k; r++) {
+                const uint64_t tile = r / LK_I8_KEYS, last = lk_i8_tiles(n_k) - 1;
+
+                for (uint64_t i = width; i < 3 * width; i++) {
+                        const uint64_t at = r * c.ld + i;
+
+                        if (i >= 2 * width && kind == KIND_SAME_VALUES)
+                                put(c.x, c.type, at, 1);
+                        else if (i < 2 * width && kind == KIND_SAME_KEYS)
+                                put(c.x, c.type, at, (float) (i % 7));
+                        else if (i < 2 * width && kind >= KIND_RISING)
+                                put(c.x, c.type, at, (float) (kind == KIND_RISING ? tile + 1 : last - tile + 1) * normal());
+                }
+        }
+        return c;
+}
+
+/* One head and tiles [from, from + lk_i8_tiles(n)) of it. */
+static LkAttentionI8 some_tiles(const Run *r, uint32_t head, uint64_t from, uint64_t n) {
+        const uint64_t at = head * r->tiles + from;
+        LkAttentionI8 a = r->a;
+
+        a.q += head * DIM;
+        a.q_scale += head;
+        a.o = (uint8_t *) a.o + head * DIM * sizeof(float);
+        a.keys.n = n;
+        a.keys.heads = 1;
+        a.keys.offset += head * DIM;
+        a.keys.k += at * TILE;
+        a.keys.k_scale += at;
+        a.keys.v += at * TILE;
+        a.keys.v_scale += at * DIM;
+        return a;
+}
+
+/* Says what numbers of o (f32) differ; their count. */
+static uint64_t difference_print(const Case *c, const uint8_t *expected, const uint8_t *o, const char *what) {
+        const uint64_t width = (uint64_t) c->heads * DIM;
+        uint64_t n = 0, first = 0, rows[2] = {UINT64_MAX, 0}, columns[2] = {UINT64_MAX, 0};
+
+        for (uint64_t i = 0; i < c->n_q * width; i++) {
+                const uint64_t row = i / width, column = i % DIM;
+
+                if (memcmp(expected + i * 4, o + i * 4, 4) == 0)
+                        continue;
+                first = n++ ? first : i;
+                rows[0] = row < rows[0] ? row : rows[0];
+                rows[1] = row;
+                columns[0] = column < columns[0] ? column : columns[0];
+                columns[1] = column > columns[1] ? column : columns[1];
+        }
+        if (n > 0)
+                print_error("%s: %llu of %llu numbers differ, rows %llu to %llu, columns %llu to %llu of heads; the first in row %llu, head %llu, column "
+                            "%llu: %.9g is not %.9g\n",
+                        what, (unsigned long long) n, (unsigned long long) (c->n_q * width), (unsigned long long) rows[0],
+                        (unsigned long long) rows[1], (unsigned long long) columns[0], (unsigned long long) columns[1],
+                        (unsigned long long) (first / width), (unsigned long long) (first % width / DIM), (unsigned long long) (first % DIM),
+                        get(o, LK_F32, first), get(expected, LK_F32, first));
+        return n;
+}
+
+/* Each head alone, by its first tiles and each tile alone: where it begins. */
+static void difference_search(const Case *c, const Run *one, const Run *two) {
+        for (uint32_t head = 0; head < c->heads; head++)
+                for (uint64_t i = 0; i < 2 * one->tiles; i++) {
+                        const uint64_t tile = i / 2, from = i % 2 ? tile : 0;
+                        const uint64_t end = (tile + 1) * LK_I8_KEYS < c->n_k ? (tile + 1) * LK_I8_KEYS : c->n_k, n = end - from * LK_I8_KEYS;
+                        uint8_t *expected = run_attention(one, some_tiles(one, head, from, n));
+                        uint8_t *o = run_attention(two, some_tiles(two, head, from, n));
+                        char what[96];
+
+                        snprintf(what, sizeof(what), "  head %u, tiles %llu to %llu", head, (unsigned long long) from, (unsigned long long) tile);
+                        difference_print(c, expected, o, what);
+                        free(expected);
+                        free(o);
+                }
+}
+
+/* The first cases that fail of each kernel are looked into. */
+static void attention_i8_few_tiles_same_bits(void **state) {
+        static const uint64_t lengths[] = {100, 128, 129, 256, 300, 384, 640, 1170};
+        unsigned failed[2] = {};
+
+        need_device();
+        for (unsigned i = 0; i < 2 * KIND_MAX * ELEMENTSOF(lengths); i++) {
+                const uint32_t heads = i % 2 ? 3 : 1;
+                const Kind kind = (Kind) (i / 2 % KIND_MAX);
+                Case c = case_of_kind(lengths[i / 2 / KIND_MAX], heads, kind);
+                Run one = run_new(&c, side(false)), two = run_new(&c, side(true));
+                uint8_t *expected;
+
+                run_quantise(&one);
+                run_quantise(&two);
+                assert_quantised(&c, &one, &two);
+                expected = run_attention(&one, one.a);
+                for (unsigned kernel = 0; kernel < 2; kernel++) {
+                        uint8_t *o;
+                        char what[128];
+
+                        kernel_choose(kernel);
+                        o = run_attention(&two, two.a);
+                        snprintf(what, sizeof(what), "%s kernel, %s, %llu keys, %u heads", portable ? "portable" : "default", kinds[kind],
+                                (unsigned long long) c.n_k, heads);
+                        if (difference_print(&c, expected, o, what) > 0 && failed[kernel]++ < 3)
+                                difference_search(&c, &one, &two);
+                        free(o);
+                }
+                free(expected);
+                run_free(&one);
+                run_free(&two);
+                free(c.x);
+        }
+        if (failed[0] + failed[1] > 0)
+                fail_msg("%u cases of the default kernel and %u of the portable one differ, of %zu", failed[0], failed[1],
+                        2 * KIND_MAX * ELEMENTSOF(lengths));
+}
+
 static void attention_i8_same_bits_as_cpu(void **state) {
         static const struct {
                 uint64_t n_q, n_k;
@@ -224,8 +321,7 @@ static void attention_i8_same_bits_as_cpu(void **state) {
         } cases[] = {{1, 1, 1, 0}, {127, 15, 3, 8}, {128, 129, 2, 0}, {129, 127, 1, 3}, {1025, 640, 2, 0}, {300, 3000, 5, 1},
                 {64, 128, 56, 0}};
 
-        if (!gpu)
-                skip();
+        need_device();
         for (unsigned i = 0; i < 2 * ELEMENTSOF(cases); i++) {
                 Case c = case_new(i % 2 ? LK_BF16 : LK_F32, cases[i / 2].n_q, cases[i / 2].n_k, cases[i / 2].heads, cases[i / 2].more);
                 Run one = run_new(&c, side(false)), two = run_new(&c, side(true));
@@ -333,8 +429,7 @@ static void check_rolled(const Case *c, const Run *r, const uint8_t *whole) {
 static void attention_i8_row_position_same_bits(void **state) {
         static const uint64_t lengths[] = {1, 127, 128, 129, 1025, 1409, 7013};
 
-        if (!gpu)
-                skip();
+        need_device();
         for (unsigned i = 0; i < ELEMENTSOF(lengths); i++) {
                 Case c;
                 Run r;
@@ -366,8 +461,7 @@ static void attention_i8_long_sequence_same_bits(void **state) {
         Run one, two;
         Case c;
 
-        if (!gpu)
-                skip();
+        need_device();
         c = case_new(LK_BF16, rows, rows, 1, 0);
         one = run_new(&c, side(false));
         two = run_new(&c, side(true));
@@ -395,8 +489,7 @@ static void attention_i8_long_sequence_same_bits(void **state) {
 
 /* Rows of o at any distance, two bytes from a multiple of four: what lies between stays as it is. */
 static void attention_i8_strides_same_bits(void **state) {
-        if (!gpu)
-                skip();
+        need_device();
         for (unsigned i = 0; i < 4; i++) {
                 Case c = case_new(LK_BF16, 200, 300, 2, 0);
                 Run r = run_new(&c, side(true));
@@ -443,8 +536,7 @@ static void attention_i8_bad_argument_is_refused(void **state) {
         Case c;
         Run r;
 
-        if (!gpu)
-                skip();
+        need_device();
         c = case_new(LK_BF16, 4, 9, 2, 0);
         r = run_new(&c, side(true));
         REFUSED(ops->quantise_queries(gpu, &queries), queries.type = LK_F16);
@@ -471,24 +563,9 @@ static int default_kernel(void **state) {
         return 0;
 }
 
-static int setup(void **state) {
-        int r = lk_cuda_ops()->context_new(0, &gpu);
-
-        if (r < 0) {
-                gpu = NULL;
-                print_message("# no CUDA device: %s\n", strerror(-r));
-        }
-        return lk_cpu_ops(LK_CPU_AUTO)->context_new(0, &cpu);
-}
-
-static int teardown(void **state) {
-        lk_cuda_ops()->context_free(gpu);
-        lk_cpu_ops(LK_CPU_AUTO)->context_free(cpu);
-        return 0;
-}
-
 int main(void) {
         const struct CMUnitTest tests[] = {
+                cmocka_unit_test_setup(attention_i8_few_tiles_same_bits, default_kernel),
                 cmocka_unit_test_setup(attention_i8_same_bits_as_cpu, default_kernel),
                 cmocka_unit_test_setup(attention_i8_row_position_same_bits, default_kernel),
                 cmocka_unit_test_setup(attention_i8_long_sequence_same_bits, default_kernel),
@@ -496,5 +573,5 @@ int main(void) {
                 cmocka_unit_test_setup(attention_i8_bad_argument_is_refused, default_kernel),
         };
 
-        return cmocka_run_group_tests(tests, setup, teardown);
+        return cmocka_run_group_tests(tests, backends_setup, backends_teardown);
 }
