@@ -5,8 +5,12 @@
 
 #include "kernels/cuda/attention-i8.cuh"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "kernels/cpu/check.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/product.cuh"
 
 #define WARPS 8
 #define THREADS (WARPS * 32)
@@ -154,6 +158,91 @@ int attention_i8_portable(LkContext *c, const AttentionI8 *a) {
         return cuda_result(cudaGetLastError());
 }
 
+static void attention_i8_derive(AttentionI8 *a) {
+        a->tiles = lk_i8_tiles(a->a.keys.n);
+        a->scale_ld = a->a.q_ld / DIM;
+        a->half_scale = a->a.scale * 0.5f;
+        a->pairs = (uintptr_t) a->a.o % (2 * lk_type_size(a->a.o_type)) == 0 && a->a.o_ld % 2 == 0;
+}
+
+#ifdef LK_CUDA_SM90
+#define TRY_ROWS 130u
+#define TRY_KEYS 300u
+#define TRY_HEADS 2u
+#define TRY_TILES 3u
+
+/* All that a trial reads, for the host and the device alike. */
+typedef struct TryNumbers {
+        int8_t q[TRY_ROWS * TRY_HEADS * DIM], k[TRY_HEADS * TRY_TILES * TILE], v[TRY_HEADS * TRY_TILES * TILE];
+        float v_scale[TRY_HEADS * TRY_TILES * DIM], offset[TRY_HEADS * DIM], k_scale[TRY_HEADS * TRY_TILES], q_scale[TRY_ROWS * TRY_HEADS];
+} TryNumbers;
+
+/* Scores of some tens; from tile to tile larger, and smaller in the other head. */
+static void try_fill(TryNumbers *t) {
+        uint8_t *integers = (uint8_t *) t;
+        uint32_t seed = 1;
+
+        for (uint32_t i = 0; i < sizeof(t->q) + sizeof(t->k) + sizeof(t->v); i++) {
+                seed = seed * 1664525u + 1013904223u;
+                integers[i] = (uint8_t) (seed >> 24);
+        }
+        for (uint32_t i = 0; i < TRY_HEADS * TRY_TILES; i++)
+                t->k_scale[i] = (float) (i < TRY_TILES ? i + 1 : 2 * TRY_TILES - i) / 30;
+        for (uint32_t i = 0; i < TRY_ROWS * TRY_HEADS; i++)
+                t->q_scale[i] = (float) (i % 7 + 1) / 100;
+        for (uint32_t i = 0; i < TRY_HEADS * TRY_TILES * DIM; i++)
+                t->v_scale[i] = (float) (i % 31 + 1) / 1000;
+}
+
+int attention_i8_try(LkContext *c) {
+        const uint64_t width = TRY_HEADS * DIM, size = TRY_ROWS * width * sizeof(float);
+        Scratch s = scratch_begin(c->product);
+        TryNumbers *t = (TryNumbers *) scratch_take(&s, sizeof(*t)), *numbers = (TryNumbers *) calloc(1, sizeof(*numbers));
+        uint8_t *o = (uint8_t *) scratch_take(&s, 2 * size), *host = (uint8_t *) malloc(2 * size);
+        AttentionI8 a = {};
+        int r = -ENOMEM;
+
+        if (o && numbers && host) {
+                try_fill(numbers);
+                a.a.n_q = TRY_ROWS;
+                a.a.scale = 0.08838835f;
+                a.a.q = t->q;
+                a.a.q_scale = t->q_scale;
+                a.a.q_ld = width;
+                a.a.keys.n = TRY_KEYS;
+                a.a.keys.heads = TRY_HEADS;
+                a.a.keys.offset = t->offset;
+                a.a.keys.k = t->k;
+                a.a.keys.k_scale = t->k_scale;
+                a.a.keys.v = t->v;
+                a.a.keys.v_scale = t->v_scale;
+                a.a.o_type = LK_F32;
+                a.a.o = o;
+                a.a.o_ld = width;
+                attention_i8_derive(&a);
+                r = cuda_result(cudaMemcpyAsync(t, numbers, sizeof(*t), cudaMemcpyHostToDevice, c->stream));
+                if (r >= 0)
+                        r = attention_i8_sm90(c, &a);
+                a.a.o = o + size;
+                if (r >= 0)
+                        r = attention_i8_portable(c, &a);
+                if (r >= 0)
+                        r = cuda_result(cudaMemcpyAsync(host, o, 2 * size, cudaMemcpyDeviceToHost, c->stream));
+                if (r >= 0)
+                        r = cuda_result(cudaStreamSynchronize(c->stream));
+                if (r >= 0)
+                        r = memcmp(host, host + size, size) == 0;
+        }
+        free(numbers);
+        free(host);
+        return r;
+}
+#else
+int attention_i8_try(LkContext *) {
+        return 0;
+}
+#endif
+
 extern "C" int lk_cuda_attention_i8(LkContext *c, const LkAttentionI8 *a) {
         AttentionI8 b;
 
@@ -163,12 +252,9 @@ extern "C" int lk_cuda_attention_i8(LkContext *c, const LkAttentionI8 *a) {
                 return 0;
 
         b.a = *a;
-        b.tiles = lk_i8_tiles(a->keys.n);
-        b.scale_ld = a->q_ld / DIM;
-        b.half_scale = a->scale * 0.5f;
-        b.pairs = (uintptr_t) a->o % (2 * lk_type_size(a->o_type)) == 0 && a->o_ld % 2 == 0;
+        attention_i8_derive(&b);
 #ifdef LK_CUDA_SM90
-        if (c->arch == 90 && !c->portable) {
+        if (c->arch == 90 && c->attention != LK_CUDA_ATTENTION_PORTABLE && (c->attention == LK_CUDA_ATTENTION_UNTRIED || hopper_attention_i8(c))) {
                 int r = attention_i8_sm90(c, &b);
 
                 if (r != -EOPNOTSUPP)

@@ -7,6 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/number.cuh"
 
 typedef struct CudaBlock CudaBlock; /* memory.cu */
@@ -15,7 +16,7 @@ typedef struct CudaStage CudaStage; /* copy.cu */
 struct LkContext {
         int device;
         int arch;      /* 10 times the major plus the minor compute capability */
-        bool portable; /* no kernels of one architecture: lk_cuda_attention_set() */
+        LkCudaAttention attention;
         cudaStream_t stream; /* LK_COMPUTE */
         cudaStream_t copy;   /* LK_COPY, of lower priority */
         cudaEvent_t events[LK_EVENTS_MAX]; /* NULL: never marked */

@@ -133,13 +133,13 @@ static void measure_all_i8(LkContext *c) {
         for (unsigned portable = 0; portable < 2; portable++) {
                 const char *what = portable ? "denoiser, int8, portable" : "denoiser, int8";
 
-                lk_cuda_attention_set(c, portable);
+                lk_cuda_attention_set(c, portable ? LK_CUDA_ATTENTION_PORTABLE : LK_CUDA_ATTENTION_BEST);
                 measure_i8(c, what, 7013, 56);
                 measure_i8(c, what, 38010, 56);
                 measure_i8(c, what, 73686, 56);
                 measure_i8(c, what, 73686, 7);
         }
-        lk_cuda_attention_set(c, false);
+        lk_cuda_attention_set(c, LK_CUDA_ATTENTION_BEST);
 }
 
 int main(int argc, char **argv) {
@@ -155,12 +155,12 @@ int main(int argc, char **argv) {
         for (unsigned portable = 0; portable < 2; portable++) {
                 const char *what = portable ? "denoiser, portable" : "denoiser";
 
-                lk_cuda_attention_set(c, portable);
+                lk_cuda_attention_set(c, portable ? LK_CUDA_ATTENTION_PORTABLE : LK_CUDA_ATTENTION_BEST);
                 measure(c, what, LK_BF16, 7013, 56, 56, 128, false);
                 measure(c, what, LK_BF16, 38010, 56, 56, 128, false);
                 measure(c, what, LK_BF16, 73686, 56, 56, 128, false);
         }
-        lk_cuda_attention_set(c, false);
+        lk_cuda_attention_set(c, LK_CUDA_ATTENTION_BEST);
         measure(c, "denoiser, f16", LK_F16, 7013, 56, 56, 128, false);
         measure(c, "text, causal", LK_BF16, 1409, 64, 8, 128, true);
         measure(c, "text, causal", LK_BF16, 8192, 64, 8, 128, true);

@@ -144,7 +144,7 @@ static void run_free(Run *r) {
 
 static void kernel_choose(unsigned i) {
         portable = i > 0;
-        lk_cuda_attention_set(gpu, portable);
+        lk_cuda_attention_set(gpu, portable ? LK_CUDA_ATTENTION_PORTABLE : LK_CUDA_ATTENTION_UNTRIED);
 }
 
 static void assert_same(const Case *c, Side a, const void *x, Side b, const void *y, uint64_t size, const char *what) {
@@ -249,8 +249,8 @@ static uint64_t difference_print(const Case *c, const uint8_t *expected, const u
                 columns[1] = column > columns[1] ? column : columns[1];
         }
         if (n > 0)
-                print_error("%s: %llu of %llu numbers differ, rows %llu to %llu, columns %llu to %llu of heads; the first in row %llu, head %llu, column "
-                            "%llu: %.9g is not %.9g\n",
+                print_error("%s: %llu of %llu numbers differ, rows %llu to %llu, columns %llu to %llu of heads; the first in row %llu, "
+                            "head %llu, column %llu: %.9g is not %.9g\n",
                         what, (unsigned long long) n, (unsigned long long) (c->n_q * width), (unsigned long long) rows[0],
                         (unsigned long long) rows[1], (unsigned long long) columns[0], (unsigned long long) columns[1],
                         (unsigned long long) (first / width), (unsigned long long) (first % width / DIM), (unsigned long long) (first % DIM),
@@ -263,12 +263,13 @@ static void difference_search(const Case *c, const Run *one, const Run *two) {
         for (uint32_t head = 0; head < c->heads; head++)
                 for (uint64_t i = 0; i < 2 * one->tiles; i++) {
                         const uint64_t tile = i / 2, from = i % 2 ? tile : 0;
-                        const uint64_t end = (tile + 1) * LK_I8_KEYS < c->n_k ? (tile + 1) * LK_I8_KEYS : c->n_k, n = end - from * LK_I8_KEYS;
+                        const uint64_t end = (tile + 1) * LK_I8_KEYS, n = (end < c->n_k ? end : c->n_k) - from * LK_I8_KEYS;
                         uint8_t *expected = run_attention(one, some_tiles(one, head, from, n));
                         uint8_t *o = run_attention(two, some_tiles(two, head, from, n));
                         char what[96];
 
-                        snprintf(what, sizeof(what), "  head %u, tiles %llu to %llu", head, (unsigned long long) from, (unsigned long long) tile);
+                        snprintf(what, sizeof(what), "  head %u, tiles %llu to %llu", head, (unsigned long long) from,
+                                (unsigned long long) tile);
                         difference_print(c, expected, o, what);
                         free(expected);
                         free(o);
@@ -298,7 +299,7 @@ static void attention_i8_few_tiles_same_bits(void **state) {
 
                         kernel_choose(kernel);
                         o = run_attention(&two, two.a);
-                        snprintf(what, sizeof(what), "%s kernel, %s, %llu keys, %u heads", portable ? "portable" : "default", kinds[kind],
+                        snprintf(what, sizeof(what), "%s kernel, %s, %llu keys, %u heads", portable ? "portable" : "best", kinds[kind],
                                 (unsigned long long) c.n_k, heads);
                         if (difference_print(&c, expected, o, what) > 0 && failed[kernel]++ < 3)
                                 difference_search(&c, &one, &two);
@@ -310,7 +311,7 @@ static void attention_i8_few_tiles_same_bits(void **state) {
                 free(c.x);
         }
         if (failed[0] + failed[1] > 0)
-                fail_msg("%u cases of the default kernel and %u of the portable one differ, of %zu", failed[0], failed[1],
+                fail_msg("%u cases of the best kernel and %u of the portable one differ, of %zu", failed[0], failed[1],
                         2 * KIND_MAX * ELEMENTSOF(lengths));
 }
 
@@ -521,6 +522,25 @@ static void attention_i8_strides_same_bits(void **state) {
         }
 }
 
+/* The self-test of the best kernel runs at its first use, and finds nothing. */
+static void attention_i8_self_test_finds_nothing(void **state) {
+        char text[1024];
+        Case c;
+        Run r;
+
+        need_device();
+        c = case_new(LK_F32, 3, 5, 1, 0);
+        r = run_new(&c, side(true));
+        run_quantise(&r);
+        lk_cuda_attention_set(gpu, LK_CUDA_ATTENTION_BEST);
+        free(run_attention(&r, r.a));
+        assert_in_range(lk_cuda_describe(gpu, text, sizeof(text)), 1, sizeof(text) - 1);
+        print_message("# %s", text);
+        assert_non_null(strstr(text, "self-test: nothing"));
+        run_free(&r);
+        free(c.x);
+}
+
 #define REFUSED(op, statement)                                                                                                          \
         do {                                                                                                                            \
                 LkQuantiseQueries queries = r.queries;                                                                                  \
@@ -570,6 +590,7 @@ int main(void) {
                 cmocka_unit_test_setup(attention_i8_row_position_same_bits, default_kernel),
                 cmocka_unit_test_setup(attention_i8_long_sequence_same_bits, default_kernel),
                 cmocka_unit_test_setup(attention_i8_strides_same_bits, default_kernel),
+                cmocka_unit_test_setup(attention_i8_self_test_finds_nothing, default_kernel),
                 cmocka_unit_test_setup(attention_i8_bad_argument_is_refused, default_kernel),
         };
 

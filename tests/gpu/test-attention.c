@@ -116,7 +116,7 @@ static LkAttention case_args(const Case *c) {
 /* The kernels that may serve the type and head size: that of the architecture, and the one that every card has. */
 static bool kernel_choose(unsigned i, LkType t, uint32_t dim) {
         portable = i > 0;
-        lk_cuda_attention_set(gpu, portable);
+        lk_cuda_attention_set(gpu, portable ? LK_CUDA_ATTENTION_PORTABLE : LK_CUDA_ATTENTION_BEST);
         return i == 0 || (t == LK_BF16 && dim == 128);
 }
 
