@@ -23,7 +23,7 @@ int lk_cuda_numerics_id(LkContext *c, char *ret, size_t size);
 void lk_cuda_product_set(LkContext *c, bool own_only, uint64_t i8_rows);
 /* Likewise: which kernels attention uses. */
 typedef enum LkCudaAttention {
-        LK_CUDA_ATTENTION_BEST, /* the default: those of the architecture; that of attention_i8 only if it has the bits of the portable one */
+        LK_CUDA_ATTENTION_BEST, /* the default: those of the architecture; attention_i8's only if it has the bits of the portable one */
         LK_CUDA_ATTENTION_PORTABLE,
         LK_CUDA_ATTENTION_UNTRIED, /* those of the architecture in any case */
 } LkCudaAttention;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* Attention over int8 of the CUDA backend, every kernel of it: all integers, scales and results have the CPU's bits; a row's do not
- * depend on where it lies, on the other rows, or on the other heads. What differs in few tiles is searched for and named. Needs a CUDA device; without one every test skips.
- * LATENT_TEST_PART=1 leaves out the longest sequences (for tools that slow everything down). */
+ * depend on where it lies, on the other rows, or on the other heads. What differs in few tiles is searched for and named. Needs a CUDA
+ * device; without one every test skips. LATENT_TEST_PART=1 leaves out the longest sequences (for tools that slow everything down). */
 
 #include <errno.h>
 #include <setjmp.h>
@@ -249,8 +249,8 @@ static uint64_t difference_print(const Case *c, const uint8_t *expected, const u
                 columns[1] = column > columns[1] ? column : columns[1];
         }
         if (n > 0)
-                print_error("%s: %llu of %llu numbers differ, rows %llu to %llu, columns %llu to %llu of heads; the first in row %llu, "
-                            "head %llu, column %llu: %.9g is not %.9g\n",
+                print_error("%s: %llu of %llu numbers differ, rows %llu to %llu, columns %llu to %llu of heads; the first in "
+                            "row %llu, head %llu, column %llu: %.9g is not %.9g\n",
                         what, (unsigned long long) n, (unsigned long long) (c->n_q * width), (unsigned long long) rows[0],
                         (unsigned long long) rows[1], (unsigned long long) columns[0], (unsigned long long) columns[1],
                         (unsigned long long) (first / width), (unsigned long long) (first % width / DIM), (unsigned long long) (first % DIM),
