@@ -31,6 +31,7 @@ typedef struct Scratch {
 
 typedef struct Job {
         const LkAttentionI8 *args;
+        const Threads *threads;
         Scratch *scratch; /* one per thread */
         uint64_t blocks;  /* tasks per head */
         uint64_t tiles;
@@ -151,7 +152,8 @@ static void attention_task(void *userdata, uint64_t task, uint32_t thread) {
                 s->sum[i] = 0;
         }
 
-        for (uint64_t tile = 0; tile < j->tiles; tile++) {
+        /* all keys of a long film are seconds of work for one task */
+        for (uint64_t tile = 0; tile < j->tiles && !threads_stopped(j->threads); tile++) {
                 uint64_t at = head * j->tiles + tile, left = a->keys.n - tile * KEYS;
 
                 turn(a->keys.k + at * KEYS * DIM, DIM, KEYS, DIM, KEYS, s->k);
@@ -183,9 +185,9 @@ int LK_ISA(attention_i8)(LkContext *c, const LkAttentionI8 *a) {
         if (r < 0)
                 return r;
 
+        j.threads = c->threads;
         j.scratch = scratch;
         j.tiles = lk_i8_tiles(a->keys.n);
         j.blocks = a->n_q / BLOCK_ROWS + (a->n_q % BLOCK_ROWS != 0);
-        threads_run(c->threads, j.blocks * a->keys.heads, attention_task, &j);
-        return 0;
+        return threads_run(c->threads, j.blocks * a->keys.heads, attention_task, &j);
 }

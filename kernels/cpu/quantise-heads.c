@@ -88,8 +88,7 @@ int LK_ISA(quantise_queries)(LkContext *c, const LkQuantiseQueries *a) {
         if (!c || !a || !check_quantise_queries(a))
                 return -EINVAL;
 
-        rows_run(c, a->n, (uint64_t) a->heads * LK_I8_DIM, queries_row, a);
-        return 0;
+        return rows_run(c, a->n, (uint64_t) a->heads * LK_I8_DIM, queries_row, a);
 }
 
 static void offset_head(const void *arg, uint64_t head) {
@@ -173,7 +172,6 @@ int LK_ISA(quantise_keys)(LkContext *c, const LkQuantiseKeys *a) {
 
         j.tile = scratch;
         j.tiles = lk_i8_tiles(a->to.n);
-        rows_run(c, a->to.heads, LK_I8_SAMPLES * LK_I8_DIM, offset_head, a);
-        threads_run(c->threads, j.tiles * a->to.heads, keys_task, &j);
-        return 0;
+        r = rows_run(c, a->to.heads, LK_I8_SAMPLES * LK_I8_DIM, offset_head, a);
+        return r < 0 ? r : threads_run(c->threads, j.tiles * a->to.heads, keys_task, &j);
 }

@@ -253,7 +253,8 @@ static uint64_t difference_print(const Case *c, const uint8_t *expected, const u
                             "row %llu, head %llu, column %llu: %.9g is not %.9g\n",
                         what, (unsigned long long) n, (unsigned long long) (c->n_q * width), (unsigned long long) rows[0],
                         (unsigned long long) rows[1], (unsigned long long) columns[0], (unsigned long long) columns[1],
-                        (unsigned long long) (first / width), (unsigned long long) (first % width / DIM), (unsigned long long) (first % DIM),
+                        (unsigned long long) (first / width), (unsigned long long) (first % width / DIM),
+                        (unsigned long long) (first % DIM),
                         get(o, LK_F32, first), get(expected, LK_F32, first));
         return n;
 }

@@ -353,10 +353,10 @@ static void attention_i8_no_number_spoils_what_it_should(void **state) {
 
         for (unsigned i = 0; i < 9 * ISAS; i++) {
                 CLEANUP_FREE uint8_t *before = NULL, *o = NULL;
-                const uint64_t row = 130;
+                const uint64_t row = i % 3 == 0 ? 7 : 130;
                 Data d;
 
-                data_make(260, 260, 2, LK_BF16, 1, &d);
+                data_make(20, 260, 2, LK_BF16, 1, &d);
                 before = run(all_isas[i / 9], 1, &d);
                 put(d.x, LK_BF16, row * d.ld + i % 3 * 2 * DIM + DIM + 7, bad[i / 3 % 3]); /* of head 1 */
                 o = run(all_isas[i / 9], 1, &d);
@@ -401,6 +401,50 @@ static void attention_i8_any_range_same_bits(void **state) {
                         assert_memory_equal(o + r * d.a.o_ld * 2,
                                 whole + ((at + r) * d.a.o_ld + head * DIM) * 2, DIM * 2);
         }
+        data_done(&d);
+}
+
+/* Says no from call `at` on. */
+typedef struct Stop {
+        unsigned at, calls;
+} Stop;
+
+static bool stop_at(void *userdata) {
+        Stop *s = userdata;
+
+        return s->calls++ >= s->at;
+}
+
+/* One task of all keys asks at every tile; the passes before it at theirs. */
+static void attention_i8_stopped_ends_on_the_way(void **state) {
+        const uint64_t tiles = 20;
+        CLEANUP_FREE uint8_t *whole = NULL, *o = NULL;
+        Stop s = {.at = UINT32_MAX};
+        LkContext *c;
+        const LkOps *ops = open_isa(LK_CPU_AUTO, 1, &c);
+        Data d;
+
+        data_make(1, tiles * KEYS, 1, LK_F32, 1, &d);
+        whole = run(LK_CPU_AUTO, 1, &d);
+        d.a.o = o = guarded(d.o_size, LK_F32);
+
+        ops->stop_when(c, stop_at, &s);
+        assert_int_equal(ops->attention_i8(c, &d.a), 0);
+        assert_in_range(s.calls, tiles, tiles + 5);
+        assert_memory_equal(o, whole, DIM * sizeof(float));
+        s = (Stop){.at = 5};
+        assert_int_equal(ops->attention_i8(c, &d.a), -ECANCELED);
+        assert_in_range(s.calls, 6, 10);
+        assert_int_equal(ops->quantise_queries(c, &d.queries), -ECANCELED);
+        assert_int_equal(ops->quantise_keys(c, &d.keys), -ECANCELED);
+        s = (Stop){.at = 5}; /* behind the offsets of the keys */
+        assert_int_equal(ops->quantise_keys(c, &d.keys), -ECANCELED);
+
+        ops->stop_when(c, NULL, NULL);
+        assert_int_equal(ops->quantise_keys(c, &d.keys), 0);
+        assert_int_equal(ops->attention_i8(c, &d.a), 0);
+        assert_memory_equal(o, whole, DIM * sizeof(float));
+        assert_null(ops->context_free(c));
         data_done(&d);
 }
 
@@ -452,12 +496,12 @@ static void attention_i8_against_double_is_accurate(void **state) {
         };
 
         for (unsigned i = 0; i < ELEMENTSOF(cases); i++) {
-                CLEANUP_FREE double *expected = allocate(40 * DIM * sizeof(double));
+                CLEANUP_FREE double *expected = allocate(16 * DIM * sizeof(double));
                 CLEANUP_FREE uint8_t *o = NULL;
                 double error;
                 Data d;
 
-                data_make(40, 3000, 1, LK_BF16, cases[i].size, &d);
+                data_make(16, 1500, 1, LK_BF16, cases[i].size, &d);
                 make_outliers(&d, cases[i].channel, cases[i].common);
                 oracle(&d, expected);
                 o = run(LK_CPU_AUTO, 2, &d);
@@ -522,6 +566,7 @@ int main(void) {
                 cmocka_unit_test(attention_i8_unusual_numbers_follow_rule),
                 cmocka_unit_test(attention_i8_no_number_spoils_what_it_should),
                 cmocka_unit_test(attention_i8_any_range_same_bits),
+                cmocka_unit_test(attention_i8_stopped_ends_on_the_way),
                 cmocka_unit_test(attention_i8_against_double_is_accurate),
                 cmocka_unit_test(attention_i8_bad_argument_is_refused),
         };
