@@ -250,6 +250,90 @@ typedef struct LkSparseAttention {
         const float *coarse; /* [blocks, heads, head_dim]; with gate */
 } LkSparseAttention;
 
+/* Attention by int8 products: an approximation of attention(), with the same bits from every backend and on
+ * every device. Heads have LK_I8_DIM numbers, every query sees every key. Keys are taken in tiles of LK_I8_KEYS
+ * in absolute order; all scales and decisions are of one query row and head, or of one tile, so that any range
+ * of rows and heads can be computed alone. All f32 operations round once and are in the order of the
+ * parentheses; sums of integers are exact.
+ *
+ * Heads as int8: a number of f32 times 127 / m, to the nearest integer, ties to even; m: the largest magnitude
+ * of those that share the scale, at least 1e-30; scale = m * (1 / 127). Where one of them is not finite, the
+ * scale is NaN and the integers are 0: what attention() would spoil is NaN. Queries and keys are rotated first,
+ * which spreads channels that stick out: LkQuantise's rotation in groups of 64, then the numbers a, b at a
+ * distance of 64 become a + b and a - b. That is sqrt(2) too much, which the scale of the scores takes back. */
+#define LK_I8_DIM 128u
+#define LK_I8_KEYS 128u
+#define LK_I8_SAMPLES 128u
+
+static inline uint64_t lk_i8_tiles(uint64_t n_keys) {
+        return n_keys / LK_I8_KEYS + (n_keys % LK_I8_KEYS != 0);
+}
+
+/* Queries: a scale for each row and head. */
+typedef struct LkQuantiseQueries {
+        LkType type; /* LK_F32 or LK_BF16 */
+        uint64_t n;
+        uint32_t heads;
+        const void *x; /* [n, heads, LK_I8_DIM] */
+        uint64_t x_ld;
+        int8_t *q;     /* [n, heads, LK_I8_DIM], 16-byte aligned */
+        uint64_t q_ld; /* a multiple of LK_I8_DIM */
+        float *scale;  /* of row i and head h: scale[i * (q_ld / LK_I8_DIM) + h] */
+} LkQuantiseQueries;
+
+/* Keys and values of whole tiles; all arrays but k_scale are 16-byte aligned; what is missing from the last
+ * tile is 0. In a row of v the keys of each 16 are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, in which
+ * the products of scores leave them. */
+typedef struct LkKeysI8 {
+        uint64_t n; /* keys, > 0 */
+        uint32_t heads;
+        float *offset;  /* [heads, LK_I8_DIM]: what was taken from every key */
+        int8_t *k;      /* [heads, tiles, LK_I8_KEYS, LK_I8_DIM] */
+        float *k_scale; /* [heads, tiles] */
+        int8_t *v;      /* [heads, tiles, LK_I8_DIM, LK_I8_KEYS] */
+        float *v_scale; /* [heads, tiles, LK_I8_DIM] */
+} LkKeysI8;
+
+/* Keys less their offset, which changes no weight, with a scale for each tile; values with one for each tile and
+ * channel.
+ *     offset = ((k[r(0)] + k[r(1)]) + ..) * (1 / LK_I8_SAMPLES), r(i) = i * n / LK_I8_SAMPLES rounded down, from +0 on */
+typedef struct LkQuantiseKeys {
+        LkType type;       /* LK_F32 or LK_BF16 */
+        const void *k, *v; /* [n, heads, LK_I8_DIM] */
+        uint64_t k_ld, v_ld;
+        LkKeysI8 to;
+} LkQuantiseKeys;
+
+/* o[i, h, :] by the integers of quantise_queries() and quantise_keys(). Tile by tile, with m = -inf, l = 0 and
+ * o = 0 before the first:
+ *     s[j] = q . k[j]                               top = the largest s[j]
+ *     u = (q_scale * k_scale) * (scale * 0.5)       t = top * u
+ *     e = exp(-|t - m|), as in attention()
+ *     f, g, m = e, 1, t  if t > m, else  1, e, m
+ *     a = u * (log2(e) / 16)
+ *     w = fma(s[j], a, fma(-top, a, 1)), at most 1, at least 0 (also if it is NaN); the weight is 2^(16 w - 16)
+ *     n = w in 16ths, to the nearest, ties to an odd number of them
+ *     r = w - n
+ *     p[j] = fma(fma(LK_I8_EXP_2, r, LK_I8_EXP_1), r, LK_I8_EXP_0) * 2^(16 n - 16), to the nearest integer,
+ *            ties to even, rounded once: 0 .. 255
+ *     l = fma(sum of p[j], g, l * f)                o = fma((sum of p[j] * v[j]) * v_scale, g, o * f)
+ * A tile's weights are relative to its own largest one, so that none are lost in 8 bits whose tile has small
+ * ones. The result is o / l, rounded to o_type. */
+#define LK_I8_EXP_0 255.113f /* 255 * 2^(16 r): within 1.8e-3 for |r| <= 1/32 */
+#define LK_I8_EXP_1 2870.0679f
+#define LK_I8_EXP_2 15564.641f
+typedef struct LkAttentionI8 {
+        uint64_t n_q;
+        float scale; /* > 0, finite */
+        const int8_t *q;
+        const float *q_scale;
+        uint64_t q_ld; /* as in LkQuantiseQueries */
+        LkKeysI8 keys; /* its heads are those of q and o */
+        LkType o_type; /* LK_F32 or LK_BF16 */
+        void *o;
+        uint64_t o_ld;
+} LkAttentionI8;
+
 /* y = rms(x) * weight, optionally modulated: y = y * (1 + scale[row]) + shift[row].
  * Statistics f32: rstd = 1 / sqrtf(sum(x^2) / n + eps). Rounding points (LK_BF16): x * rstd * weight ->
  * bf16; then fma(h, 1 + scale, shift) in f32 -> bf16. Row i uses modulation row mod_index[i] of `mod`
@@ -530,6 +614,9 @@ typedef struct LkOps {
 
         int (*gemm)(LkContext *c, const LkGemm *a);
         int (*attention)(LkContext *c, const LkAttention *a);
+        int (*quantise_queries)(LkContext *c, const LkQuantiseQueries *a);
+        int (*quantise_keys)(LkContext *c, const LkQuantiseKeys *a);
+        int (*attention_i8)(LkContext *c, const LkAttentionI8 *a);
         int (*norm)(LkContext *c, const LkNorm *a);
         int (*layer_norm)(LkContext *c, const LkLayerNorm *a);
         int (*qk_norm_rope)(LkContext *c, const LkQkNormRope *a);

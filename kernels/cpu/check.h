@@ -3,6 +3,7 @@
 
 /* Cheap checks of op arguments: nothing here touches the arrays. */
 
+#include <float.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -129,6 +130,47 @@ static inline bool check_gemm_i8(const LkGemmI8 *a) {
 
 static inline bool check_dequantise(const LkDequantise *a) {
         return check_matrix(&a->w) && check_rows(a->y, LK_F32, a->w.rows, a->w.cols, a->y_ld);
+}
+
+static inline bool check_queries_i8(
+        const int8_t *q, const float *scale, uint64_t n, uint32_t heads, uint64_t ld) {
+        return (uintptr_t) q % 16 == 0 && ld % LK_I8_DIM == 0 &&
+               check_bytes(q, n, (uint64_t) heads * LK_I8_DIM, ld) &&
+               check_rows(scale, LK_F32, n, heads, ld / LK_I8_DIM);
+}
+
+static inline bool check_keys_i8(const LkKeysI8 *k) {
+        const uint64_t tiles = lk_i8_tiles(k->n), heads = k->heads;
+        uint64_t all, numbers;
+
+        if (k->n == 0 || k->n > PTRDIFF_MAX / LK_I8_SAMPLES || __builtin_mul_overflow(tiles, heads, &all) ||
+                __builtin_mul_overflow(all, LK_I8_DIM * LK_I8_KEYS, &numbers))
+                return false;
+
+        return ((uintptr_t) k->offset | (uintptr_t) k->k | (uintptr_t) k->v | (uintptr_t) k->v_scale) % 16 ==
+                       0 &&
+               check_rows(k->offset, LK_F32, heads, LK_I8_DIM, LK_I8_DIM) &&
+               check_bytes(k->k, 1, numbers, numbers) && check_bytes(k->v, 1, numbers, numbers) &&
+               check_rows(k->k_scale, LK_F32, heads, tiles, tiles) &&
+               check_rows(k->v_scale, LK_F32, all, LK_I8_DIM, LK_I8_DIM);
+}
+
+static inline bool check_quantise_queries(const LkQuantiseQueries *a) {
+        return check_rows(a->x, a->type, a->n, (uint64_t) a->heads * LK_I8_DIM, a->x_ld) &&
+               check_queries_i8(a->q, a->scale, a->n, a->heads, a->q_ld);
+}
+
+static inline bool check_quantise_keys(const LkQuantiseKeys *a) {
+        const uint64_t width = (uint64_t) a->to.heads * LK_I8_DIM;
+
+        return check_keys_i8(&a->to) && check_rows(a->k, a->type, a->to.n, width, a->k_ld) &&
+               check_rows(a->v, a->type, a->to.n, width, a->v_ld);
+}
+
+static inline bool check_attention_i8(const LkAttentionI8 *a) {
+        return a->scale > 0 && a->scale <= FLT_MAX && check_keys_i8(&a->keys) &&
+               check_queries_i8(a->q, a->q_scale, a->n_q, a->keys.heads, a->q_ld) &&
+               check_rows(a->o, a->o_type, a->n_q, (uint64_t) a->keys.heads * LK_I8_DIM, a->o_ld);
 }
 
 static inline bool check_axis(const LkConvAxis *a) {

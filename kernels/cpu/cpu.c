@@ -40,6 +40,9 @@
                 .unpin = context_unpin,                    \
                 .gemm = lk_cpu_gemm_##isa,                 \
                 .attention = lk_cpu_attention_##isa,       \
+                .quantise_queries = lk_cpu_quantise_queries_##isa, \
+                .quantise_keys = lk_cpu_quantise_keys_##isa, \
+                .attention_i8 = lk_cpu_attention_i8_##isa, \
                 .norm = lk_cpu_norm_##isa,                 \
                 .layer_norm = lk_cpu_layer_norm_##isa,     \
                 .qk_norm_rope = lk_cpu_qk_norm_rope_##isa, \

@@ -10,6 +10,9 @@
 #define LK_CPU_DECLARE(isa)                                                                                 \
         int lk_cpu_gemm_##isa(LkContext *c, const LkGemm *a);                                               \
         int lk_cpu_attention_##isa(LkContext *c, const LkAttention *a);                                     \
+        int lk_cpu_quantise_queries_##isa(LkContext *c, const LkQuantiseQueries *a);                        \
+        int lk_cpu_quantise_keys_##isa(LkContext *c, const LkQuantiseKeys *a);                              \
+        int lk_cpu_attention_i8_##isa(LkContext *c, const LkAttentionI8 *a);                                \
         int lk_cpu_norm_##isa(LkContext *c, const LkNorm *a);                                               \
         int lk_cpu_layer_norm_##isa(LkContext *c, const LkLayerNorm *a);                                    \
         int lk_cpu_qk_norm_rope_##isa(LkContext *c, const LkQkNormRope *a);                                 \

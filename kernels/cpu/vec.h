@@ -177,6 +177,10 @@ VEC_INLINE VT vt_fma(VT a, VT b, VT c) {
 VEC_INLINE VT vt_max(VT a, VT b) {
         return _mm512_max_ps(a, b);
 }
+/* the bits as an integer, 23 places to the left: the lowest nine become sign and exponent */
+VEC_INLINE VT vt_raise(VT v) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(v), 23));
+}
 VEC_INLINE VT vt_load_bf16(const void *p) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
 }
@@ -246,6 +250,9 @@ VEC_INLINE VT vt_div(VT a, VT b) {
 VEC_INLINE VT vt_max(VT a, VT b) {
         return _mm256_max_ps(a, b);
 }
+VEC_INLINE VT vt_raise(VT v) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(v), 23));
+}
 VEC_INLINE VT vt_round_bf16(VT v) {
         __m256i u = _mm256_castps_si256(v);
         __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -297,6 +304,9 @@ VEC_INLINE VT vt_div(VT a, VT b) {
 }
 VEC_INLINE VT vt_max(VT a, VT b) {
         return V8_EACH(a.f[i] > b.f[i] ? a.f[i] : b.f[i]);
+}
+VEC_INLINE VT vt_raise(VT v) {
+        return V8_EACH(f32_from_bits(f32_bits(v.f[i]) << 23));
 }
 VEC_INLINE VT vt_round_bf16(VT v) {
         return V8_EACH(f32_from_bf16(bf16_from_f32(v.f[i])));

@@ -121,7 +121,7 @@ extern "C" int lk_cuda_attention(LkContext *c, const LkAttention *a) {
         b.unit = fabsf(a->scale) * 1.4426950408889634f;
         b.negative = a->scale < 0;
 #ifdef LK_CUDA_SM90
-        if (c->arch == 90 && !c->portable) {
+        if (c->arch == 90 && c->attention != LK_CUDA_ATTENTION_PORTABLE) {
                 int r = attention_sm90(c, &b);
 
                 if (r != -EOPNOTSUPP)
@@ -135,6 +135,6 @@ extern "C" int lk_cuda_attention(LkContext *c, const LkAttention *a) {
         return cuda_result(cudaGetLastError());
 }
 
-extern "C" void lk_cuda_attention_set(LkContext *c, bool portable) {
-        c->portable = portable;
+extern "C" void lk_cuda_attention_set(LkContext *c, LkCudaAttention kernels) {
+        c->attention = kernels;
 }

@@ -7,6 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/number.cuh"
 
 typedef struct CudaBlock CudaBlock; /* memory.cu */
@@ -15,7 +16,7 @@ typedef struct CudaStage CudaStage; /* copy.cu */
 struct LkContext {
         int device;
         int arch;      /* 10 times the major plus the minor compute capability */
-        bool portable; /* no kernels of one architecture: lk_cuda_attention_set() */
+        LkCudaAttention attention;
         cudaStream_t stream; /* LK_COMPUTE */
         cudaStream_t copy;   /* LK_COPY, of lower priority */
         cudaEvent_t events[LK_EVENTS_MAX]; /* NULL: never marked */
@@ -90,6 +91,9 @@ int lk_cuda_quantise(LkContext *c, const LkQuantise *a);
 int lk_cuda_layer_norm(LkContext *c, const LkLayerNorm *a);
 int lk_cuda_activate(LkContext *c, const LkActivate *a);
 int lk_cuda_attention(LkContext *c, const LkAttention *a);
+int lk_cuda_quantise_queries(LkContext *c, const LkQuantiseQueries *a);
+int lk_cuda_quantise_keys(LkContext *c, const LkQuantiseKeys *a);
+int lk_cuda_attention_i8(LkContext *c, const LkAttentionI8 *a);
 int lk_cuda_gemm(LkContext *c, const LkGemm *a);
 int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a);
 int lk_cuda_dequantise(LkContext *c, const LkDequantise *a);

@@ -160,6 +160,9 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.pin = cuda_pin;
         ops.unpin = cuda_unpin;
         ops.attention = lk_cuda_attention;
+        ops.quantise_queries = lk_cuda_quantise_queries;
+        ops.quantise_keys = lk_cuda_quantise_keys;
+        ops.attention_i8 = lk_cuda_attention_i8;
         ops.norm = lk_cuda_norm;
         ops.layer_norm = lk_cuda_layer_norm;
         ops.qk_norm_rope = lk_cuda_qk_norm_rope;

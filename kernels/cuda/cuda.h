@@ -21,8 +21,13 @@ int lk_cuda_numerics_id(LkContext *c, char *ret, size_t size);
 
 /* For tests and measurements: products by own kernels only; rows of int32 sums at a time (0: as before). */
 void lk_cuda_product_set(LkContext *c, bool own_only, uint64_t i8_rows);
-/* Likewise: attention by the kernel that every card has. */
-void lk_cuda_attention_set(LkContext *c, bool portable);
+/* Likewise: which kernels attention uses. */
+typedef enum LkCudaAttention {
+        LK_CUDA_ATTENTION_BEST, /* the default: those of the architecture; attention_i8's only if it has the bits of the portable one */
+        LK_CUDA_ATTENTION_PORTABLE,
+        LK_CUDA_ATTENTION_UNTRIED, /* those of the architecture in any case */
+} LkCudaAttention;
+void lk_cuda_attention_set(LkContext *c, LkCudaAttention kernels);
 
 #ifdef __cplusplus
 }

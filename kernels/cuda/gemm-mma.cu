@@ -82,9 +82,7 @@ __device__ static void multiply(float *c, const uint32_t *a, const uint32_t *b) 
 }
 
 __device__ static void multiply(int32_t *c, const uint32_t *a, const uint32_t *b) {
-        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+        multiply_i8(c, a, b[0], b[1]);
 }
 
 template <typename T> __device__ static void compute_stage(uint32_t stage, uint32_t wm, uint32_t wn, T (*acc)[8][4]) {

@@ -16,7 +16,7 @@ struct CudaProduct {
         uint64_t scratch_size;
         uint64_t i8_rows;   /* of int32 at a time, at most */
         bool own_only;      /* no library: for tests and measurements */
-        const char *refused; /* what the self-tests of this context's libraries found wrong; NULL: nothing */
+        const char *refused; /* what the self-tests of this context found wrong; NULL: nothing */
 };
 
 /* The first part of the scratch memory: factors and bias of up to COLUMNS_MAX columns as f32. */
@@ -175,6 +175,10 @@ typedef struct LayerPin {
 int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, const LayerPin **ret);
 /* The same for int8 as a whole: false if the library is not to be used. */
 bool library_i8(LkContext *c);
+/* And for attention over int8 by Hopper's kernel; `refused` says so if it has other bits than the portable one. */
+bool hopper_attention_i8(LkContext *c);
+/* Both kernels on a few numbers in the scratch memory. Whether they have the same bits, or a negative errno. */
+int attention_i8_try(LkContext *c);
 
 int product_new(LkContext *c);
 void product_free(LkContext *c);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What may be believed of the libraries: a layer's algorithm is found once in a process, tried on numbers of its own over cuts of rows and
+/* What may be believed of the libraries, and of a kernel whose bits have been wrong: a layer's algorithm is found once in a process, tried on numbers of its own over cuts of rows and
  * columns, and used only if every cut has the bits of the whole. The list of layers is shared by all contexts under a lock; what is in it
  * never changes and lives as long as the process. */
 
@@ -34,11 +34,11 @@ struct Layer {
         LayerPin pin;
 };
 
-/* A device class's int8 products: 0 untried, 1 good, -1 bad. */
+/* A device class's int8 products by the library, and attention over int8 by Hopper's kernel: 0 untried, 1 good, -1 bad. */
 typedef struct Class Class;
 struct Class {
         Class *next;
-        int arch, i8;
+        int arch, i8, attention_i8;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -323,6 +323,21 @@ bool library_i8(LkContext *c) {
                         p->refused = "cublasLt's int8 sums are not those of the own kernel";
         }
         good = k && k->i8 > 0;
+        (void) pthread_mutex_unlock(&lock);
+        return good;
+}
+
+bool hopper_attention_i8(LkContext *c) {
+        Class *k;
+        bool good;
+
+        (void) pthread_mutex_lock(&lock);
+        k = class_of(c->arch);
+        if (k && k->attention_i8 == 0)
+                k->attention_i8 = attention_i8_try(c) > 0 ? 1 : -1;
+        good = k && k->attention_i8 > 0;
+        if (!good)
+                c->product->refused = "Hopper's attention over int8 has not the bits of the portable kernel";
         (void) pthread_mutex_unlock(&lock);
         return good;
 }

@@ -20,56 +20,11 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
-#include "tests/gpu/backends.h"
+#include "tests/gpu/numbers.h"
 
 #define ELEMENTSOF(x) (sizeof(x) / sizeof((x)[0]))
 
 static bool portable; /* what lk_cuda_attention_set() was told */
-static float normal(void) {
-        float f = 0;
-
-        for (int i = 0; i < 4; i++)
-                f += (float) (next() >> 8) * 0x1p-24f - 0.5f;
-        return f * 1.7320508f;
-}
-
-static void put(void *p, LkType t, uint64_t i, float f) {
-        uint32_t u, sign, exponent;
-
-        memcpy(&u, &f, 4);
-        if (t == LK_F32)
-                memcpy((uint8_t *) p + i * 4, &u, 4);
-        else if (t == LK_BF16)
-                memcpy((uint8_t *) p + i * 2, (uint8_t *) &u + 2, 2);
-        else { /* cut off */
-                sign = u >> 16 & 0x8000u;
-                exponent = u >> 23 & 255u;
-                uint16_t h = (uint16_t) (exponent < 113 ? sign : exponent == 255 ? sign | 0x7c00u | (u & 0x7fffffu ? 0x200u : 0)
-                                                                                 : sign | (exponent - 112) << 10 | (u >> 13 & 0x3ffu));
-
-                memcpy((uint8_t *) p + i * 2, &h, 2);
-        }
-}
-
-static double get(const void *p, LkType t, uint64_t i) {
-        uint32_t u = 0;
-        uint16_t h;
-        float f;
-
-        if (t == LK_F32) {
-                memcpy(&f, (const uint8_t *) p + i * 4, 4);
-                return f;
-        }
-        memcpy(&h, (const uint8_t *) p + i * 2, 2);
-        if (t == LK_BF16) {
-                u = (uint32_t) h << 16;
-                memcpy(&f, &u, 4);
-                return f;
-        }
-        if ((h & 0x7c00) == 0x7c00)
-                return h & 0x3ff ? NAN : h & 0x8000 ? -INFINITY : INFINITY;
-        return (h & 0x8000 ? -1 : 1) * ((h & 0x7c00) == 0 ? ldexp(h & 0x3ff, -24) : ldexp(1024 + (h & 0x3ff), (h >> 10 & 31) - 25));
-}
 
 /* Queries, keys and values of one kind: [rows, heads, dim], `ld` numbers from one row to the next. */
 typedef struct Case {
@@ -161,7 +116,7 @@ static LkAttention case_args(const Case *c) {
 /* The kernels that may serve the type and head size: that of the architecture, and the one that every card has. */
 static bool kernel_choose(unsigned i, LkType t, uint32_t dim) {
         portable = i > 0;
-        lk_cuda_attention_set(gpu, portable);
+        lk_cuda_attention_set(gpu, portable ? LK_CUDA_ATTENTION_PORTABLE : LK_CUDA_ATTENTION_BEST);
         return i == 0 || (t == LK_BF16 && dim == 128);
 }
 
