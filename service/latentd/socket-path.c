@@ -48,8 +48,9 @@ static int probe(const struct sockaddr_un *sa, Fault *f) {
         if (r >= 0 || r == -EAGAIN) /* EAGAIN: more wait already than it has room for */
                 return fault_set(f, -EADDRINUSE, FAULT_IO, "another process listens there: end it, or choose another path");
 
-        return fault_set(f, -EADDRINUSE, FAULT_IO, "whether somebody listens on the socket there cannot be seen (%s): remove it if it is of no use, "
-                "or choose another path", strerror(-r));
+        return fault_set(f, -EADDRINUSE, FAULT_IO,
+                "whether somebody listens on the socket there cannot be seen (%s): remove it if it is of no use, or choose another path",
+                strerror(-r));
 }
 
 /* Something has the name. 0: an abandoned socket of ours had it, and it is gone; all else stays. */
@@ -64,8 +65,9 @@ static int make_way(const struct sockaddr_un *sa, Fault *f) {
                 return fault_set(f, -EADDRINUSE, FAULT_IO, "%s is there, which stays as it is: move it away, or choose another path",
                         kind_of(before.st_mode));
         if (before.st_uid != geteuid())
-                return fault_set(f, -EADDRINUSE, FAULT_IO, "a socket of user %" PRIu32 " is there, which stays as it is: remove it if it is of no "
-                        "use, or choose another path", (uint32_t) before.st_uid);
+                return fault_set(f, -EADDRINUSE, FAULT_IO,
+                        "a socket of user %" PRIu32 " is there, which stays as it is: remove it if it is of no use, or choose another path",
+                        (uint32_t) before.st_uid);
 
         r = probe(sa, f);
         if (r < 0)
