@@ -263,6 +263,35 @@ static void config_read_hostile_files_are_refused(void **state) {
         assert_string_equal(s->fault.name, FAULT_IO);
 }
 
+/* Without an end, or without a writer. */
+static void config_read_devices_and_pipes_are_refused(void **state) {
+        State *s = *state;
+        char path[192];
+
+        assert_int_equal(config_read(s->config, "/dev/zero", true, &s->fault), -ENODEV);
+        assert_string_equal(s->fault.name, FAULT_IO);
+        assert_non_null(strstr(s->fault.text, "/dev/zero cannot be read: it is no regular file"));
+
+        (void) snprintf(path, sizeof(path), "%s.d", s->file);
+        assert_int_equal(mkdir(path, 0755), 0);
+        (void) snprintf(path, sizeof(path), "%s.d/x.conf", s->file);
+        assert_int_equal(mkfifo(path, 0600), 0);
+        s->fault = (Fault){};
+        assert_int_equal(config_read(s->config, s->file, true, &s->fault), -ENODEV);
+        assert_non_null(strstr(s->fault.text, "x.conf"));
+}
+
+static void config_read_drop_in_that_is_the_null_device_is_empty(void **state) {
+        State *s = *state;
+        char path[192];
+
+        (void) snprintf(path, sizeof(path), "%s.d", s->file);
+        assert_int_equal(mkdir(path, 0755), 0);
+        (void) snprintf(path, sizeof(path), "%s.d/x.conf", s->file);
+        assert_int_equal(symlink("/dev/null", path), 0);
+        assert_int_equal(config_read(s->config, s->file, true, &s->fault), 0);
+}
+
 static void config_read_missing_file_is_fine_only_if_optional(void **state) {
         State *s = *state;
 
@@ -380,6 +409,8 @@ int main(void) {
                 TEST(config_read_wrong_line_names_file_line_and_what_is_allowed),
                 TEST(config_read_key_before_section_is_refused),
                 TEST(config_read_hostile_files_are_refused),
+                TEST(config_read_devices_and_pipes_are_refused),
+                TEST(config_read_drop_in_that_is_the_null_device_is_empty),
                 TEST(config_read_missing_file_is_fine_only_if_optional),
                 TEST(config_read_drop_ins_win_in_name_order),
                 TEST(config_read_wrong_drop_in_is_named),
