@@ -530,6 +530,7 @@ static const char *what_is_wrong(int error) {
 static int set_value(
         Config *c, const char *file, unsigned line, const char *name, const char *value, Fault *f) {
         const ConfigKey *key = NULL;
+        Fault numa = {};
         int r;
 
         for (size_t i = 0; i < ELEMENTSOF(keys) && !key; i++)
@@ -539,6 +540,8 @@ static int set_value(
                 return unknown_key(file, line, name, f);
 
         r = key->parse(key, value, c);
+        if (r >= 0 && key->parse == parse_numa_policy && numa_policy_check(&c->numa_policy, &numa) < 0)
+                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: %s=%s", file, line, name, numa.text);
         if (r == -ENOMEM)
                 return fault_set(f, r, FAULT_INTERNAL, "%s:%u: out of memory", file, line);
         if (r < 0)

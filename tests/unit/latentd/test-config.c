@@ -200,6 +200,7 @@ static void config_read_wrong_line_names_file_line_and_what_is_allowed(void **st
                 {"EvictAfterUse=vae", "conditioner, video-vae, audio-vae, denoiser"},
                 {"EvictAfterUse=conditioner lora", "conditioner, video-vae, audio-vae, denoiser"},
                 {"NumaPolicy=bind:", "bind:NODE"},
+                {"NumaPolicy=bind:1023", "NumaPolicy=bind:1023: this machine has no NUMA node 1023"},
                 {"SessionsPerUser=0", "from 1"},
                 {"JobsPerUser=many", "from 1"},
                 {"ArenaBytesPerUser=-1", "100%"},
