@@ -1068,8 +1068,12 @@ void render_release_frames(Render *r, uint64_t up_to) {
                 (void) job_release_frames(r->child, up_to, &f);
 }
 
+bool render_left_latents(const Render *r) {
+        return r->job->state == JOB_FAILED && r->o.keep_latents && r->video.size > 0 && r->audio.size > 0;
+}
+
 int render_result_tensor(const Render *r, uint32_t i, char ret_name[static 32], WireTensor *ret) {
-        bool frames = !render_to_file(&r->o), latents = r->o.keep_latents;
+        bool failed = r->job->state == JOB_FAILED, frames = !render_to_file(&r->o) && !failed, latents = r->o.keep_latents;
         const struct {
                 const char *name;
                 const WireTensor *tensor;
@@ -1079,7 +1083,7 @@ int render_result_tensor(const Render *r, uint32_t i, char ret_name[static 32], 
                 { "sound", &r->sound_tensor, frames },
                 { "video", &r->video, latents },
                 { "audio", &r->audio, latents },
-                { "preview", &r->preview, true },
+                { "preview", &r->preview, !failed },
         };
 
         for (size_t k = 0; k < ELEMENTSOF(all); k++) {
