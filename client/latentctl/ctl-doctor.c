@@ -55,6 +55,8 @@ static size_t count(const Findings *f, Level level) {
 }
 
 static void print_findings(const Findings *f) {
+        size_t problems = count(f, LEVEL_PROBLEM), warnings = count(f, LEVEL_WARNING);
+
         for (size_t i = 0; i < f->n; i++) {
                 const Finding *x = &f->list[i];
 
@@ -62,7 +64,7 @@ static void print_findings(const Findings *f) {
                 if (x->advice[0] != '\0')
                         (void) printf("%-8s %-14s -> %s\n", "", "", x->advice);
         }
-        (void) printf("%zu problems, %zu warnings\n", count(f, LEVEL_PROBLEM), count(f, LEVEL_WARNING));
+        (void) printf("%zu problem%s, %zu warning%s\n", problems, problems == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s");
 }
 
 static void print_findings_json(const Findings *f) {

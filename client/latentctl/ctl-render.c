@@ -354,6 +354,24 @@ static int commit_latents(const CodingJob *j, const Render *x, Output *latents, 
         return r < 0 ? r : output_commit(latents, e);
 }
 
+/* Sampling, which takes longest, was done when it failed: what was asked for of it is in its place. */
+static void save_latents(const CodingJob *j, const Render *x, Output *latents, latent_error *e) {
+        latent_error failed = *e, why = {};
+        latent_tensor t;
+        const void *data;
+
+        if (run_interrupted() || !j->job || latent_job_tensor(j->job, "video", &t, &data, &why) < 0)
+                return;
+
+        if (commit_latents(j, x, latents, &why) < 0)
+                (void) ctl_error(e, failed.code, failed.name, "%.700s The latents were done, but could not be written: %.250s",
+                        failed.text, why.text);
+        else
+                (void) ctl_error(e, failed.code, failed.name,
+                        "%.700s The latents were done: they are in %.200s, and latentctl decode makes frames and sound of them.",
+                        failed.text, x->keep_latents);
+}
+
 static int commit_sheet(const CodingJob *j, Output *sheet, latent_error *e) {
         const latent_value *fault = latent_value_get(latent_job_result(j->job), "sheet-error");
         const char *name = latent_value_as_string(latent_value_at(fault, 0)),
@@ -398,8 +416,11 @@ static int run(CodingJob *j, Render *x, latent_error *e) {
         x->film_fd = film.fd;
         x->sheet_fd = sheet.fd;
         r = coding_retry(j, try_to_start, render_forget, x, e);
-        if (r >= 0)
+        if (r >= 0) {
                 r = wait_for_film(j, x, e);
+                if (r < 0 && x->keep_latents)
+                        save_latents(j, x, &latents, e);
+        }
         return r < 0 ? r : commit(j, x, &film, &latents, &sheet, e);
 }
 

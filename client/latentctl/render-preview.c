@@ -10,36 +10,34 @@
 
 #include "client/latentctl/output.h"
 #include "client/latentctl/report.h"
+#include "service/shared/text-file.h"
 
 #define MAP_NUMBERS 75u
-#define NUMBER_MAX 64
-
-static void close_file(FILE **f) {
-        if (*f)
-                (void) fclose(*f);
-}
+#define MAP_FILE_MAX (64u << 10)
 
 static int read_map(Preview *p, const char *path, latent_error *e) {
-        __attribute__((__cleanup__(close_file))) FILE *f = fopen(path, "re");
-        char word[NUMBER_MAX];
-        size_t n = 0;
+        CLEANUP_FREE char *text = NULL;
+        char *save = NULL, *end;
+        size_t n = 0, size;
+        int r;
 
-        if (!f)
-                return ctl_error(e, -errno, errno == ENOENT ? LATENT_ERROR_NOT_FOUND : LATENT_ERROR_IO,
+        r = text_file_read(path, MAP_FILE_MAX, &text, &size);
+        if (r < 0)
+                return ctl_error(e, r, r == -ENOENT ? LATENT_ERROR_NOT_FOUND : LATENT_ERROR_IO,
                         "%s cannot be read: %s. --preview needs numbers that say how this model's latents "
                         "look: make them with "
                         "fit-latent-rgb, or name them with --preview-map.",
-                        path, strerror(errno));
+                        path, text_file_strerror(r));
+        if (strlen(text) != size)
+                return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_FILE, "%s is no text: there is no number in it.", path);
 
-        while (fscanf(f, "%63s", word) == 1) {
-                char *end;
-
+        for (const char *word = strtok_r(text, " \t\r\n", &save); word; word = strtok_r(NULL, " \t\r\n", &save)) {
                 if (n == MAP_NUMBERS)
                         return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_FILE, "%s: more than %u numbers.",
                                 path, MAP_NUMBERS);
                 p->map[n] = strtod(word, &end);
                 if (*end != '\0' || !isfinite(p->map[n]))
-                        return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_FILE, "%s: \"%s\" is no number.",
+                        return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_FILE, "%s: \"%.64s\" is no number.",
                                 path, word);
                 n++;
         }

@@ -118,6 +118,17 @@ static void job_set_done(latent_job *j, latent_value *result) {
         j->is_news = true;
 }
 
+/* What a job that failed leaves all the same: tensors. Takes result over. */
+static void job_set_left(latent_job *j, latent_value *result) {
+        if (!latent_value_get(result, "tensors")) {
+                latent_value_free(result);
+                return;
+        }
+
+        latent_value_free(j->result);
+        j->result = result;
+}
+
 static void job_set_phase(latent_job *j, const char *phase) {
         (void) snprintf(j->progress.phase, sizeof(j->progress.phase), "%s", phase);
 }
@@ -216,8 +227,10 @@ static void job_on_finished(latent_job *j, sd_bus_message *m) {
                 job_set_done(j, STEAL_PTR(result));
         else if (strcmp(name, LATENT_ERROR_RESTARTED) == 0)
                 job_lose(j);
-        else
+        else {
                 job_set_failed(j, state == LATENT_JOB_CANCELLED ? state : LATENT_JOB_FAILED, name, text);
+                job_set_left(j, STEAL_PTR(result));
+        }
 }
 
 void job_on_signal(latent_client *c, sd_bus_message *m) {
@@ -330,6 +343,8 @@ static int job_refresh(latent_job *j, latent_error *e) {
                         name = latent_value_as_string(latent_value_at(latent_value_get(v, "Error"), 0));
                         text = latent_value_as_string(latent_value_at(latent_value_get(v, "Error"), 1));
                         job_set_failed(j, state, name ? name : "", text ? text : "");
+                        if (job_read_result(j, &result, &own) >= 0) /* else it is the failure that counts */
+                                job_set_left(j, STEAL_PTR(result));
                 }
         }
         j->heard_usec = clock_usec();
@@ -603,7 +618,7 @@ LATENT_PUBLIC int latent_job_preview(
         latent_job *job, latent_tensor *ret_tensor, const void **ret_data, latent_error *error) {
         int r;
 
-        if (job->result)
+        if (job->progress.state == LATENT_JOB_DONE)
                 return latent_job_tensor(job, "preview", ret_tensor, ret_data, error);
 
         if (!job->preview && job->progress.preview > 0 && !job->lost) {

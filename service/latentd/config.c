@@ -14,13 +14,14 @@
 #include "service/latentd/crash-budget.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
+#include "service/shared/text-file.h"
 
 #ifndef LATENTD_LIBEXECDIR
 #define LATENTD_LIBEXECDIR "/usr/local/libexec"
 #endif
 
 /* A configuration is written by hand: whatever is larger is some other file. */
-#define CONFIG_FILE_MAX (UINT64_C(1) << 20)
+#define CONFIG_FILE_MAX ((size_t) 1 << 20)
 
 /* What a key's parser gets. `allowed` ends the sentence "... is wrong, expected ". */
 typedef struct ConfigKey {
@@ -33,7 +34,6 @@ typedef struct ConfigKey {
 } ConfigKey;
 
 DEFINE_CLEANUP(Config *, config_free)
-DEFINE_CLEANUP(FILE *, fclose)
 
 int config_parse_boolean(const char *s) {
         static const char *const yes[] = {"1", "yes", "true", "on"};
@@ -530,6 +530,7 @@ static const char *what_is_wrong(int error) {
 static int set_value(
         Config *c, const char *file, unsigned line, const char *name, const char *value, Fault *f) {
         const ConfigKey *key = NULL;
+        Fault numa = {};
         int r;
 
         for (size_t i = 0; i < ELEMENTSOF(keys) && !key; i++)
@@ -539,6 +540,8 @@ static int set_value(
                 return unknown_key(file, line, name, f);
 
         r = key->parse(key, value, c);
+        if (r >= 0 && key->parse == parse_numa_policy && numa_policy_check(&c->numa_policy, &numa) < 0)
+                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT, "%s:%u: %s=%s", file, line, name, numa.text);
         if (r == -ENOMEM)
                 return fault_set(f, r, FAULT_INTERNAL, "%s:%u: out of memory", file, line);
         if (r < 0)
@@ -587,54 +590,44 @@ static int read_line(Config *c, const char *file, unsigned line, char *text, boo
         return set_value(c, file, line, trim(s), trim(equals + 1), f);
 }
 
-static int read_stream(Config *c, FILE *stream, const char *file, Fault *f) {
-        CLEANUP_FREE char *text = NULL;
-        size_t allocated = 0;
+static int read_lines(Config *c, char *text, size_t size, const char *file, Fault *f) {
+        char *end, *limit = text + size; /* a NUL is there */
         bool in_section = false;
-        uint64_t total = 0;
+        unsigned line = 1;
         int r;
 
-        for (unsigned line = 1;; line++) {
-                ssize_t n;
-
-                errno = 0;
-                n = getline(&text, &allocated, stream);
-                if (n < 0) {
-                        if (!ferror(stream) && errno != ENOMEM)
-                                return 0;
-                        r = errno > 0 ? -errno : -EIO;
-                        return fault_set(f, r, FAULT_IO, "%s cannot be read: %s", file, strerror(-r));
-                }
-
-                total += (uint64_t) n;
-                if (total > CONFIG_FILE_MAX)
-                        return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT,
-                                "%s is larger than 1 MiB: not a configuration file", file);
-                if (strlen(text) != (size_t) n)
+        for (char *at = text; at < limit; at = end + 1, line++) {
+                end = memchr(at, '\n', (size_t) (limit - at));
+                if (!end)
+                        end = limit;
+                *end = '\0';
+                if (at + strlen(at) != end)
                         return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT,
                                 "%s:%u: the line holds a NUL byte", file, line);
-                if (n > 0 && text[n - 1] == '\n')
-                        text[n - 1] = '\0';
 
-                r = read_line(c, file, line, text, &in_section, f);
+                r = read_line(c, file, line, at, &in_section, f);
                 if (r < 0)
                         return r;
         }
+
+        return 0;
 }
 
 static int read_file(Config *c, const char *file, bool optional, Fault *f) {
-        CLEANUP(fclosep) FILE *stream = NULL;
+        CLEANUP_FREE char *text = NULL;
+        size_t size;
+        int r;
 
-        stream = fopen(file, "re");
-        if (!stream) {
-                int r = -errno;
+        r = text_file_read(file, CONFIG_FILE_MAX, &text, &size);
+        if (r == -ENOENT && optional)
+                return 0;
+        if (r == -EFBIG)
+                return fault_set(f, -EBADMSG, FAULT_INVALID_ARGUMENT,
+                        "%s is larger than 1 MiB: not a configuration file", file);
+        if (r < 0)
+                return fault_set(f, r, FAULT_IO, "%s cannot be read: %s", file, text_file_strerror(r));
 
-                if (r == -ENOENT && optional)
-                        return 0;
-                return fault_set(f, r, FAULT_IO, "%s cannot be opened: %s", file, strerror(-r));
-        }
-
-        return read_stream(c, stream, file, f);
+        return read_lines(c, text, size, file, f);
 }
 
 static int is_drop_in(const struct dirent *d) {

@@ -101,7 +101,7 @@ static int append_plan(sd_bus_message *m, const Job *j) {
 }
 
 static int append_coding(sd_bus_message *m, const Job *j) {
-        if (j->kind == JOB_RENDER)
+        if (j->kind == JOB_RENDER && j->state != JOB_FAILED)
                 return render_append_result(m, j->render);
         if (j->kind == JOB_DECODE && j->ready.frames > 0)
                 return sd_bus_message_append(m, "{sv}", "frames", "t", j->ready.frames);

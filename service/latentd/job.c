@@ -311,6 +311,9 @@ bool job_has_room(const Job *j) {
 bool job_has_result(const Job *j) {
         bool frames = j->kind == JOB_DECODE || j->kind == JOB_RENDER;
 
+        if (j->kind == JOB_RENDER && render_left_latents(j->render))
+                return true;
+
         return j->state == JOB_DONE || (frames && j->state < JOB_DONE && (j->frames_ready > 0 || j->preview_step > 0));
 }
 

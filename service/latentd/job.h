@@ -126,7 +126,7 @@ void job_preview_ready(Job *j);
 int job_release_frames(Job *j, uint64_t up_to, Fault *f);
 /* Whether the frames of the next step have room in the ring. */
 bool job_has_room(const Job *j);
-/* Its result can be read: it is done, or one that makes frames whose places are known. */
+/* Its result can be read: it is done, or one that makes frames whose places are known, or a Render that failed behind its latents. */
 bool job_has_result(const Job *j);
 /* The one end of every job: sets the state, drops references, sends Finished, trims the owner's finished
  * jobs to 256. f: NULL if done. Frees a job whose owner is gone: do not touch j after it. */

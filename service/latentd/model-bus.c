@@ -71,6 +71,10 @@ int model_bus_read_options(sd_bus_message *message, Manager *m, bool with_name, 
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                                  "numa \"%.32s\" is unknown; auto, default, interleave or bind:N was expected.", numa);
 
+        r = numa ? numa_policy_check(&o.numa, f) : 0;
+        if (r < 0)
+                return -EINVAL;
+
         if (name[0] == '\0' || strlen(name) >= sizeof(o.name))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The name has %zu bytes; 1 to %zu were expected.",
                                  strlen(name), sizeof(o.name) - 1);

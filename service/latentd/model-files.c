@@ -96,7 +96,7 @@ static int open_by_component(int root, const char *path, int flags) {
                 next = strtok_r(NULL, "/", &save);
                 deeper = openat(fd, part, O_CLOEXEC | O_NOFOLLOW | (next ? O_PATH | O_DIRECTORY : flags));
                 if (deeper < 0)
-                        return -errno;
+                        return errno == ELOOP ? -EMLINK : -errno; /* any link */
                 (void) close(fd);
                 fd = deeper;
         }
@@ -129,8 +129,15 @@ static int open_file(const Root *root, const char *path) {
 
 static int open_failed(const Root *root, const char *path, int error, Fault *f) {
         switch (error) {
-        case -EXDEV:
         case -ELOOP:
+                return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
+                        "%s/%s cannot be opened: too many links lead from one to the next (one back to itself?)", root->path, path);
+        case -EMLINK:
+                return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
+                        "%s/%s is a link, which the service cannot follow here (the system call openat2 is missing): put the file itself "
+                        "there",
+                        root->path, path);
+        case -EXDEV:
                 return fault_set(f, -EACCES, FAULT_ACCESS_DENIED,
                         "%s/%s leads out of its ModelPath= directory through a link", root->path, path);
         case -EACCES:
@@ -268,15 +275,18 @@ static int read_index(const ModelFile *file, const char *path, Names *ret, Fault
 }
 
 static int add_indexed(ModelFiles *m, const Root *root, const char *directory, const char *index, Fault *f) {
+        char path[PATH_MAX];
         Names shards = {};
         int r;
 
-        r = add_named(m, root, directory, index, f);
+        r = join(directory, index, path, sizeof(path));
+        if (r >= 0)
+                r = add_named(m, root, directory, index, f);
         if (r == -ENOENT)
                 r = fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
                         "%s/%s/%s is a link to a file that is not there", root->path, directory, index);
         if (r >= 0)
-                r = read_index(&m->files[m->n_files - 1], index, &shards, f);
+                r = read_index(&m->files[m->n_files - 1], path, &shards, f);
         if (r >= 0)
                 r = add_all(m, root, directory, &shards, index, f);
 

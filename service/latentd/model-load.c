@@ -115,7 +115,12 @@ static void on_worker_model(void *userdata, Model *model, const WireModelReady *
 
         m->checking = false;
         if (f) {
-                model_fail(m, -EIO, f);
+                Fault named = {};
+
+                /* Of what is in the files it does not know whose they are. */
+                if (strcmp(f->name, FAULT_INVALID_MODEL) == 0 || strcmp(f->name, FAULT_INVALID_FILE) == 0)
+                        (void) fault_set(&named, -EIO, f->name, "%.256s: %s", m->name, f->text);
+                model_fail(m, -EIO, named.name[0] != '\0' ? &named : f);
                 return;
         }
 
@@ -227,13 +232,22 @@ bool model_idle_gives_way(Manager *manager, const Model *loading) {
         return (first && model_unload(first, NULL) >= 0) || model_deferred_gives_way(manager, loading);
 }
 
+static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read, const Fault *f);
+
+static int get_region(ModelPart *p, Fault *f) {
+        const Model *m = p->model;
+        char label[MODEL_LABEL_MAX];
+
+        return store_get(m->manager->store, p->fd, model_file_label(m, p->name, label), &m->numa, on_region, p, &p->request, f);
+}
+
 static void on_region(void *userdata, int r, Region *region, uint64_t bytes_read, const Fault *f) {
         ModelPart *p = userdata;
         Model *m = p->model;
 
         p->request = NULL;
         if (r < 0 && strcmp(f->name, FAULT_DOES_NOT_FIT) == 0 && model_idle_gives_way(m->manager, m) &&
-            store_get(m->manager->store, p->fd, p->name, &m->numa, on_region, p, &p->request, NULL) >= 0)
+            get_region(p, NULL) >= 0)
                 return;
 
         if (r < 0) {
@@ -280,9 +294,7 @@ static void get_regions(Model *m) {
 
         waiters_progress(m, "read");
         for (size_t i = 0; i < m->n_parts; i++) {
-                ModelPart *p = &m->parts[i];
-
-                r = store_get(m->manager->store, p->fd, p->name, &m->numa, on_region, p, &p->request, &f);
+                r = get_region(&m->parts[i], &f);
                 if (r < 0) {
                         model_fail(m, r, &f);
                         return;

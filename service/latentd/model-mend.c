@@ -117,6 +117,7 @@ static const char changed[] =
 static void read_again(ModelMend *x, const MendOpen *o, size_t i) {
         Model *m = x->model;
         ModelPart *p = &m->parts[i];
+        char label[MODEL_LABEL_MAX];
         Fault f = {};
         size_t k;
         int r;
@@ -129,7 +130,7 @@ static void read_again(ModelMend *x, const MendOpen *o, size_t i) {
                 return;
         }
 
-        r = store_get(m->manager->store, o->files.files[k].fd, p->name, &m->numa, on_region, &x->parts[i],
+        r = store_get(m->manager->store, o->files.files[k].fd, model_file_label(m, p->name, label), &m->numa, on_region, &x->parts[i],
                 &x->parts[i].request, &f);
         if (r < 0)
                 mend_fail(x, r, f.name[0] != '\0' ? f.name : FAULT_INTERNAL, f.name[0] != '\0' ? f.text : strerror(-r));

@@ -111,6 +111,34 @@ const char *model_partition_of_name(const char *name) {
         return strcasestr(name, "fl2va") ? "fl2va" : "";
 }
 
+/* The others come from folders of their own: of a tokenizer, of a scheduler. */
+static bool is_of_folder(const char *file) {
+        static const char *const ends[] = { ".safetensors", ".safetensors.index.json" };
+        size_t n = strlen(file);
+
+        for (size_t i = 0; i < ELEMENTSOF(ends); i++)
+                if (n > strlen(ends[i]) && strcmp(file + n - strlen(ends[i]), ends[i]) == 0)
+                        return true;
+
+        return strcmp(file, "config.json") == 0;
+}
+
+const char *model_file_label(const Model *m, const char *file, char ret[static MODEL_LABEL_MAX]) {
+        size_t n = strlen(m->name), begin;
+
+        while (n > 0 && m->name[n - 1] == '/')
+                n--;
+        for (begin = n; begin > 0 && m->name[begin - 1] != '/'; begin--)
+                ;
+        n -= begin;
+
+        if (n == 0 || !is_of_folder(file) || (n == strlen(file) && memcmp(m->name + begin, file, n) == 0)) /* a model of one file */
+                (void) snprintf(ret, MODEL_LABEL_MAX, "%s", file);
+        else
+                (void) snprintf(ret, MODEL_LABEL_MAX, "%.*s/%s", n < 256 ? (int) n : 256, m->name + begin, file);
+        return ret;
+}
+
 static int check_limits(Manager *m, const Peer *owner, Fault *f) {
         size_t n = 0, max = owner ? MODELS_PRIVATE_MAX : MODELS_SHARED_MAX;
         Model *model;

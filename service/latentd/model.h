@@ -126,6 +126,10 @@ uint64_t model_resident_bytes(const Model *m);
 /* A hash over what it is made of: names, sizes and checksums of its files, all of which are in memory. The same in every run of the
  * service as long as its files have the same bytes. */
 uint64_t model_identity(const Model *m);
+/* How texts name a file of it: as FOLDER/FILE if it is one of those that several parts of a pipeline have under the same name. The folder
+ * is the end of the model's name. */
+#define MODEL_LABEL_MAX 520
+const char *model_file_label(const Model *m, const char *file, char ret[static MODEL_LABEL_MAX]);
 /* "fl2va" or "ref2va" if the name says so, else "". */
 const char *model_partition_of_name(const char *name);
 

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <systemd/sd-daemon.h>
@@ -16,6 +15,7 @@
 #include "service/latentd/descriptors.h"
 #include "service/latentd/peer.h"
 #include "service/latentd/private-guard.h"
+#include "service/latentd/socket-path.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 
@@ -44,7 +44,7 @@ struct PrivateSocket {
         Manager *manager;
         PrivateSocketRegisterFn register_objects;
         int fd;
-        char *path; /* ours to remove; NULL: the service manager's */
+        SocketPath path; /* ours to remove; none: the service manager's */
         sd_event_source *io;
         TAILQ_HEAD(, Connection) connections;
 };
@@ -282,48 +282,16 @@ static int on_connect(sd_event_source *source, int listen_fd, uint32_t revents, 
         return 0;
 }
 
-/* A socket of an earlier run that was killed is in the way; one that somebody listens on is not ours to take. */
-static int bind_socket(int fd, const struct sockaddr_un *sa) {
-        CLEANUP_CLOSE int probe = -EBADF;
-
-        if (bind(fd, (const struct sockaddr *) sa, sizeof(*sa)) >= 0)
-                return 0;
-        if (errno != EADDRINUSE)
-                return -errno;
-
-        probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (probe < 0)
-                return -errno;
-        if (connect(probe, (const struct sockaddr *) sa, sizeof(*sa)) >= 0 || errno != ECONNREFUSED)
-                return -EADDRINUSE;
-
-        if (unlink(sa->sun_path) < 0 && errno != ENOENT)
-                return -errno;
-
-        return bind(fd, (const struct sockaddr *) sa, sizeof(*sa)) < 0 ? -errno : 0;
-}
-
-static int listen_at(PrivateSocket *s, const char *path) {
-        struct sockaddr_un sa = { .sun_family = AF_UNIX };
+static int listen_at(PrivateSocket *s, const char *path, Fault *f) {
         int r;
-
-        if (strlen(path) >= sizeof(sa.sun_path))
-                return -ENAMETOOLONG;
-        memcpy(sa.sun_path, path, strlen(path));
 
         s->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (s->fd < 0)
                 return -errno;
 
-        r = bind_socket(s->fd, &sa);
+        r = socket_path_bind(s->fd, path, &s->path, f);
         if (r < 0)
                 return r;
-
-        s->path = strdup(path);
-        if (!s->path) {
-                (void) unlink(path);
-                return -ENOMEM;
-        }
 
         /* Who may do what is decided here, where refusals have a text; another user's service is nobody else's matter. */
         if (chmod(path, s->manager->user_mode ? 0600 : 0666) < 0 || listen(s->fd, SOMAXCONN) < 0)
@@ -379,14 +347,14 @@ int private_socket_take_activated(void) {
         return fd < 0 ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 3);
 }
 
-static int open_socket(PrivateSocket *s, bool *ret_wanted) {
+static int open_socket(PrivateSocket *s, bool *ret_wanted, Fault *f) {
         const char *configured = s->manager->config->private_socket;
         CLEANUP_FREE char *path = NULL;
         int r;
 
         *ret_wanted = true;
         if (configured && configured[0] != '\0')
-                return listen_at(s, configured);
+                return listen_at(s, configured, f);
 
         *ret_wanted = !configured;
         if (configured)
@@ -405,12 +373,13 @@ static int open_socket(PrivateSocket *s, bool *ret_wanted) {
                 return 0;
         }
 
-        return listen_at(s, path);
+        return listen_at(s, path, f);
 }
 
 int private_socket_new(Manager *m, PrivateSocketRegisterFn register_objects, PrivateSocket **ret, Fault *f) {
         CLEANUP(private_socket_freep) PrivateSocket *s = NULL;
         const char *configured = m->config->private_socket;
+        Fault why = {};
         bool wanted;
         int r;
 
@@ -423,11 +392,13 @@ int private_socket_new(Manager *m, PrivateSocketRegisterFn register_objects, Pri
         s->fd = -EBADF;
         TAILQ_INIT(&s->connections);
 
-        r = open_socket(s, &wanted);
+        r = open_socket(s, &wanted, &why);
+        if (r < 0 && why.name[0] == '\0')
+                (void) fault_set(&why, r, FAULT_IO, "%s", strerror(-r));
         if (r < 0 && configured)
-                return fault_set(f, r, FAULT_IO, "PrivateSocket=%s: cannot listen there: %s.", configured, strerror(-r));
+                return fault_set(f, r, FAULT_IO, "PrivateSocket=%s: cannot listen there: %s.", configured, why.text);
         if (r < 0)
-                log_notice("There is no private socket: %s", strerror(-r));
+                log_notice("There is no private socket at its default place: %s", why.text);
         if (r < 0 || !wanted) {
                 *ret = NULL;
                 return 0;
@@ -453,10 +424,8 @@ PrivateSocket *private_socket_free(PrivateSocket *s) {
                 (void) connection_free(c);
 
         sd_event_source_disable_unref(s->io);
+        socket_path_remove(&s->path);
         cleanup_closep(&s->fd);
-        if (s->path)
-                (void) unlink(s->path);
-        free(s->path);
         free(s);
         return NULL;
 }

@@ -48,6 +48,8 @@ typedef struct RenderItem {
         WireTensor video, audio; /* latents, once they are made; size 0: none */
 } RenderItem;
 
+typedef struct RenderFiles RenderFiles; /* render-files.c */
+
 struct Render {
         Job *job; /* its own */
         Session *client;
@@ -65,7 +67,9 @@ struct Render {
         bool film_made;           /* all phases are over */
         Model *wanted; /* a deferred one, of this phase: it stays as long as this is set */
         bool loading;  /* the child loads it */
-        bool waiting;  /* for another Render that loads models: they would take each other's memory */
+        bool waiting;  /* for another Render that loads models: they would take each other's memory; or for `files` */
+        RenderFiles *files; /* the files of models that are not read yet are being looked at */
+        Fault files_fault;  /* what was found */
 
         /* how the last hidden job ended */
         JobState child_state;
@@ -141,6 +145,13 @@ bool render_condition_first(Render *r);
 bool render_condition_next(Render *r);
 /* Work of the phase so far, of what is at work, and in all. */
 void render_condition_work(const Render *r, double *ret_done, double *ret_now, double *ret_all);
+
+/* render-files.c */
+
+/* Has the files of all deferred models looked at; next_source tells of the end, files_fault of the outcome. r->files stays NULL if there
+ * are none. */
+int render_files_start(Render *r, Fault *f);
+void render_files_stop(Render *r);
 
 /* render.c */
 void render_on_memory(void *userdata, Session *s, const Fault *f);

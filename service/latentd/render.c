@@ -591,6 +591,17 @@ static int begin_first(Render *r) {
         return 0;
 }
 
+/* The files were looked at, or one that it waits for may be over. */
+static int wait_on(Render *r) {
+        if (r->files_fault.name[0] != '\0') {
+                fail(r, &r->files_fault);
+                return 0;
+        }
+
+        r->waiting = r->files || must_wait(r);
+        return r->waiting ? 0 : begin_first(r);
+}
+
 static int on_next(sd_event_source *source, void *userdata) {
         Render *r = userdata;
         int error;
@@ -612,10 +623,9 @@ static int on_next(sd_event_source *source, void *userdata) {
                 error = STEAL(r->loading, false) ? end_load(r) : go_on(r);
         } else if (STEAL(r->memory_ready, false) || STEAL(r->read_ended, false))
                 error = go_on(r);
-        else if (r->waiting) {
-                r->waiting = must_wait(r);
-                error = r->waiting ? 0 : begin_first(r);
-        } else {
+        else if (r->waiting)
+                error = wait_on(r);
+        else {
                 end_film(r);
                 return 0;
         }
@@ -746,7 +756,13 @@ static int start(Render *r, Fault *f) {
         r->waiting = must_wait(r);
         if (r->o.n_pictures == 0)
                 error = check_memory(r, f);
-        return error < 0 || r->waiting ? error : first(r, f);
+        if (error >= 0 && !r->o.encode_only)
+                error = render_files_start(r, f);
+        if (error < 0)
+                return error;
+
+        r->waiting = r->waiting || r->files;
+        return r->waiting ? 0 : first(r, f);
 }
 
 static int new_job(Session *s, Peer *owner, JobKind kind, const RenderOptions *o, sd_bus_message *plan, Job **ret, Fault *f) {
@@ -822,6 +838,7 @@ int render_plan(Session *s, Peer *owner, const RenderOptions *o, sd_bus_message 
 
 void render_stop(Render *r) {
         drop_child(r);
+        render_files_stop(r);
         r->stage = RENDER_STAGE_END;
         r->media = media_link_free(r->media);
         r->reader = media_link_free(r->reader);
@@ -1051,8 +1068,12 @@ void render_release_frames(Render *r, uint64_t up_to) {
                 (void) job_release_frames(r->child, up_to, &f);
 }
 
+bool render_left_latents(const Render *r) {
+        return r->job->state == JOB_FAILED && r->o.keep_latents && r->video.size > 0 && r->audio.size > 0;
+}
+
 int render_result_tensor(const Render *r, uint32_t i, char ret_name[static 32], WireTensor *ret) {
-        bool frames = !render_to_file(&r->o), latents = r->o.keep_latents;
+        bool failed = r->job->state == JOB_FAILED, frames = !render_to_file(&r->o) && !failed, latents = r->o.keep_latents;
         const struct {
                 const char *name;
                 const WireTensor *tensor;
@@ -1062,7 +1083,7 @@ int render_result_tensor(const Render *r, uint32_t i, char ret_name[static 32], 
                 { "sound", &r->sound_tensor, frames },
                 { "video", &r->video, latents },
                 { "audio", &r->audio, latents },
-                { "preview", &r->preview, true },
+                { "preview", &r->preview, !failed },
         };
 
         for (size_t k = 0; k < ELEMENTSOF(all); k++) {

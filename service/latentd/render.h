@@ -97,6 +97,8 @@ uint64_t render_waits_usec(const Render *r);
 /* From the reader of the film. */
 void render_release_frames(Render *r, uint64_t up_to);
 
+/* It has failed, and the latents that were asked for were done before that: they are its result then, and nothing else. */
+bool render_left_latents(const Render *r);
 /* As job_result_tensor(): frames, sound, and with keep_latents video and audio. */
 int render_result_tensor(const Render *r, uint32_t i, char ret_name[static 32], WireTensor *ret);
 int render_append_result(sd_bus_message *m, const Render *r);

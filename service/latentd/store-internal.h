@@ -24,6 +24,8 @@ struct StoreRequest {
         StoreDone done;
         void *userdata;
         FileIdentity identity;           /* written on the pool, read after that job's done */
+        bool look;                       /* store_look(): that job reads the header, too, and then it ends */
+        Fault fault;                     /* likewise written there */
         bool cancelled;                  /* while that job runs */
         Load *load;                      /* joined */
         StoreCheck *check;               /* of the region that it hit */

@@ -296,8 +296,17 @@ static int identify_work(void *userdata) {
         return file_source_identity(r->store->io, r->fd, &r->identity);
 }
 
+static int look_work(void *userdata) {
+        StoreRequest *r = userdata;
+        FileSource source = {.io = r->store->io, .fd = r->fd};
+        int k;
+
+        k = file_source_identity(r->store->io, r->fd, &r->identity);
+        return k < 0 ? k : file_source_check_content(&source, r->name, r->identity.size, &r->fault);
+}
+
 static void request_failed(StoreRequest *r, int error) {
-        Fault f = {};
+        Fault f = r->fault;
 
         (void) fault_set(&f, error, error == -ENOMEM ? FAULT_INTERNAL : FAULT_IO, "%s: %s", r->name,
                 strerror(-error));
@@ -388,6 +397,8 @@ static void on_identified(void *userdata, int result) {
                 free_request(r);
         else if (result < 0)
                 request_failed(r, result);
+        else if (r->look)
+                store_finish_request(r, 0, NULL, 0, NULL);
         else {
                 result = look_up(s, r);
                 if (result < 0)
@@ -442,7 +453,8 @@ static int check_answers(const Store *s, uint64_t device, const char *name, Faul
                 name, n, major(device), minor(device), (unsigned) (LOADER_STALL_USEC / 1000000));
 }
 
-int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, StoreDone done, void *userdata,
+/* policy: NULL of one that only looks. */
+static int request_new(Store *s, int fd, const char *name, const NumaPolicy *policy, StoreDone done, void *userdata,
         StoreRequest **ret, Fault *f) {
         StoreRequest *r;
         uint64_t device;
@@ -462,7 +474,9 @@ int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, Stor
         if (!r)
                 return -ENOMEM;
 
-        *r = (StoreRequest){.store = s, .policy = *policy, .done = done, .userdata = userdata, .device = device};
+        *r = (StoreRequest){.store = s, .done = done, .userdata = userdata, .device = device, .look = !policy};
+        if (policy)
+                r->policy = *policy;
         r->name = strdup(name);
         r->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
         if (!r->name || r->fd < 0) {
@@ -471,7 +485,7 @@ int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, Stor
                 return fault_set(f, k, FAULT_INTERNAL, "%s: %s", name, strerror(-k));
         }
 
-        k = file_jobs_submit(s->file_jobs, identify_work, on_identify_stuck, on_identified, r);
+        k = file_jobs_submit(s->file_jobs, policy ? identify_work : look_work, on_identify_stuck, on_identified, r);
         if (k < 0) {
                 free_request(r);
                 return k;
@@ -481,6 +495,15 @@ int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, Stor
         s->n_outstanding++;
         *ret = r;
         return 0;
+}
+
+int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, StoreDone done, void *userdata,
+        StoreRequest **ret, Fault *f) {
+        return request_new(s, fd, name, policy, done, userdata, ret, f);
+}
+
+int store_look(Store *s, int fd, const char *name, StoreDone done, void *userdata, StoreRequest **ret, Fault *f) {
+        return request_new(s, fd, name, NULL, done, userdata, ret, f);
 }
 
 StoreRequest *store_request_cancel(StoreRequest *r) {

@@ -40,6 +40,9 @@ void store_adopt(Store *s, FdStore *fds);
 int store_get(Store *s, int fd, const char *name, const NumaPolicy *policy, StoreDone done, void *userdata,
         StoreRequest **ret, Fault *f);
 
+/* Only looks whether the file is one that store_get() would read: identity and header against its size. done gets no region. */
+int store_look(Store *s, int fd, const char *name, StoreDone done, void *userdata, StoreRequest **ret, Fault *f);
+
 /* No done call will come. A load that nobody waits for any more is stopped and its memory freed. NULL is
  * fine. */
 StoreRequest *store_request_cancel(StoreRequest *r);

@@ -108,6 +108,41 @@ int numa_policy_parse(const char *s, NumaPolicy *ret) {
         return 0;
 }
 
+static bool node_set_has(const NodeSet *s, unsigned node) {
+        return s->words[node / BITS] >> node % BITS & 1;
+}
+
+/* "0-1,4" */
+static void node_set_format(const NodeSet *s, char *ret, size_t size) {
+        size_t n = 0;
+
+        ret[0] = '\0';
+        for (unsigned first = 0, last; first < NODES_MAX && n < size; first = last + 1) {
+                last = first;
+                if (!node_set_has(s, first))
+                        continue;
+                while (last + 1 < NODES_MAX && node_set_has(s, last + 1))
+                        last++;
+                n += (size_t) snprintf(ret + n, size - n, first < last ? "%s%u-%u" : "%s%u", n > 0 ? "," : "", first, last);
+        }
+}
+
+int numa_policy_check(const NumaPolicy *p, Fault *f) {
+        char list[128];
+        NodeSet s;
+
+        if (p->kind != NUMA_BIND)
+                return 0;
+
+        usable_nodes(&s);
+        if (p->node >= 0 && p->node < NODES_MAX && node_set_has(&s, (unsigned) p->node))
+                return 0;
+
+        node_set_format(&s, list, sizeof(list));
+        return fault_set(f, -ENOENT, FAULT_INVALID_ARGUMENT,
+                "bind:%d: this machine has no NUMA node %d with memory for the service (nodes: %s)", p->node, p->node, list);
+}
+
 const char *numa_policy_format(const NumaPolicy *p, char buf[static 24]) {
         switch (p->kind) {
         case NUMA_INTERLEAVE:

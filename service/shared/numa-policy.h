@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "service/shared/fault.h"
+
 typedef enum NumaKind {
         NUMA_DEFAULT,    /* leave it to the kernel */
         NUMA_INTERLEAVE, /* over all nodes with memory */
@@ -20,6 +22,10 @@ typedef struct NumaPolicy {
 /* "auto" (interleave if there is more than one node), "interleave", "bind:N", "default". -EINVAL. */
 int numa_policy_parse(const char *s, NumaPolicy *ret);
 const char *numa_policy_format(const NumaPolicy *p, char buf[static 24]);
+
+/* Whether the machine has what it names: InvalidArgument, with the nodes that there are, for a node without memory or one that this process
+ * may not use. */
+int numa_policy_check(const NumaPolicy *p, Fault *f);
 
 /* Applies the policy to a mapping of a memfd before it is populated (the policy sticks to the inode). Returns 0 or a
  * negative errno that the caller shows in the model's properties and otherwise ignores. */

@@ -147,7 +147,8 @@ class Job:
         h.connection.call(h.connection.library.latent_job_release_frames, h.pointer, uint("up_to", up_to))
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of the result: of a job that is done, or "frames" of a decode from its first frame on."""
+        """A tensor of the result: of a job that is done, or "frames" of a decode from its first frame on; "video" and "audio" of a
+        render with keep_latents that failed when they were done."""
         h, tensor, data = self._open(), _structs.latent_tensor(), c_void_p()
         h.connection.call(h.connection.library.latent_job_tensor, h.pointer, name.encode(), tensor, data)
         return Tensor(tensor, data.value, h, is_input=False)

@@ -200,6 +200,7 @@ static void config_read_wrong_line_names_file_line_and_what_is_allowed(void **st
                 {"EvictAfterUse=vae", "conditioner, video-vae, audio-vae, denoiser"},
                 {"EvictAfterUse=conditioner lora", "conditioner, video-vae, audio-vae, denoiser"},
                 {"NumaPolicy=bind:", "bind:NODE"},
+                {"NumaPolicy=bind:1023", "NumaPolicy=bind:1023: this machine has no NUMA node 1023"},
                 {"SessionsPerUser=0", "from 1"},
                 {"JobsPerUser=many", "from 1"},
                 {"ArenaBytesPerUser=-1", "100%"},
@@ -261,6 +262,35 @@ static void config_read_hostile_files_are_refused(void **state) {
         s->fault = (Fault){};
         assert_int_equal(config_read(s->config, s->directory, false, &s->fault), -EISDIR);
         assert_string_equal(s->fault.name, FAULT_IO);
+}
+
+/* Without an end, or without a writer. */
+static void config_read_devices_and_pipes_are_refused(void **state) {
+        State *s = *state;
+        char path[192];
+
+        assert_int_equal(config_read(s->config, "/dev/zero", true, &s->fault), -ENODEV);
+        assert_string_equal(s->fault.name, FAULT_IO);
+        assert_non_null(strstr(s->fault.text, "/dev/zero cannot be read: it is no regular file"));
+
+        (void) snprintf(path, sizeof(path), "%s.d", s->file);
+        assert_int_equal(mkdir(path, 0755), 0);
+        (void) snprintf(path, sizeof(path), "%s.d/x.conf", s->file);
+        assert_int_equal(mkfifo(path, 0600), 0);
+        s->fault = (Fault){};
+        assert_int_equal(config_read(s->config, s->file, true, &s->fault), -ENODEV);
+        assert_non_null(strstr(s->fault.text, "x.conf"));
+}
+
+static void config_read_drop_in_that_is_the_null_device_is_empty(void **state) {
+        State *s = *state;
+        char path[192];
+
+        (void) snprintf(path, sizeof(path), "%s.d", s->file);
+        assert_int_equal(mkdir(path, 0755), 0);
+        (void) snprintf(path, sizeof(path), "%s.d/x.conf", s->file);
+        assert_int_equal(symlink("/dev/null", path), 0);
+        assert_int_equal(config_read(s->config, s->file, true, &s->fault), 0);
 }
 
 static void config_read_missing_file_is_fine_only_if_optional(void **state) {
@@ -380,6 +410,8 @@ int main(void) {
                 TEST(config_read_wrong_line_names_file_line_and_what_is_allowed),
                 TEST(config_read_key_before_section_is_refused),
                 TEST(config_read_hostile_files_are_refused),
+                TEST(config_read_devices_and_pipes_are_refused),
+                TEST(config_read_drop_in_that_is_the_null_device_is_empty),
                 TEST(config_read_missing_file_is_fine_only_if_optional),
                 TEST(config_read_drop_ins_win_in_name_order),
                 TEST(config_read_wrong_drop_in_is_named),

@@ -444,6 +444,15 @@ static void model_files_open_tokenizer_stays_below_the_root(void **state) {
         expect(t, "r/text_encoder", "e.safetensors vocab.json");
 }
 
+/* It does not lead out of anything. */
+static void model_files_open_loop_of_links_is_named(void **state) {
+        Test *t = *state;
+
+        put_link(t, "a/x.safetensors", "y.safetensors");
+        put_link(t, "a/y.safetensors", "x.safetensors");
+        expect_error(t, "x.safetensors", -EACCES, FAULT_ACCESS_DENIED, "too many links");
+}
+
 static void model_files_open_closes_what_it_opened(void **state) {
         Test *t = *state;
         int before = open("/dev/null", O_RDONLY | O_CLOEXEC), after;
@@ -537,6 +546,7 @@ int main(void) {
                 TEST(model_files_open_text_encoder_brings_its_processor),
                 TEST(model_files_open_tokenizer_by_name),
                 TEST(model_files_open_tokenizer_stays_below_the_root),
+                TEST(model_files_open_loop_of_links_is_named),
                 TEST(model_files_open_without_openat2_follows_no_link),
                 cmocka_unit_test(model_partition_of_name_is_the_published_one),
         };

@@ -456,14 +456,25 @@ static void failure_of_a_phase_is_the_job_s(void **state) {
         RenderOptions o = fake_film(22);
 
         f->hook = refuse;
+        o.keep_latents = true;
         for (phase = 0; phase < 4; phase++) {
                 Job *j = fake_render(f, s, &o);
+                WireTensor t;
+                char name[32];
 
                 RUN_UNTIL(f, job_is_finished(j));
                 assert_int_equal(j->state, JOB_FAILED);
                 assert_string_equal(j->fault.name, FAULT_INVALID_TENSOR);
                 assert_non_null(strstr(j->fault.text, names[phase]));
                 assert_non_null(strstr(j->fault.text, "The fake worker says no."));
+                assert_int_equal(job_has_result(j), phase > 1); /* what took longest is not lost */
+                if (job_has_result(j)) {
+                        assert_int_equal(job_result_tensor(j, 0, name, &t), 0);
+                        assert_string_equal(name, "video");
+                        assert_int_equal(job_result_tensor(j, 1, name, &t), 0);
+                        assert_string_equal(name, "audio");
+                        assert_int_equal(job_result_tensor(j, 2, name, &t), -ENOENT);
+                }
                 f->peer->n_finished--; /* as if it was forgotten */
                 j->owner = NULL;
                 f->hook = NULL;

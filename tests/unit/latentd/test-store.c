@@ -492,12 +492,27 @@ static void store_request_progress_ends_at_the_size(void **state) {
         assert_int_equal(a.result, 0);
 }
 
+/* What store_get() says of the content, or nothing where that is not to blame. */
+static void check_look(Test *t, int fd, const char *name, const Answer *got) {
+        bool bad = strcmp(got->fault.name, FAULT_INVALID_FILE) == 0;
+        StoreRequest *r = NULL;
+        Answer a = {};
+        Fault f = {};
+
+        assert_int_equal(store_look(t->store, fd, name, on_done, &a, &r, &f), 0);
+        wait_for(t, &a);
+        assert_null(a.region);
+        assert_int_equal(a.result, bad ? got->result : 0);
+        assert_string_equal(a.fault.text, bad ? got->fault.text : "");
+}
+
 static void expect_refused(Test *t, int fd, const char *name, const char *fault, const char *text) {
         uint64_t rss = shared_memory();
         unsigned fds = count_fds();
         Answer a;
 
         load(t, fd, name, &a);
+        check_look(t, fd, name, &a);
         assert_true(a.result < 0);
         assert_null(a.region);
         if (strcmp(a.fault.name, fault) != 0 || !strstr(a.fault.text, text) || !strstr(a.fault.text, name))
@@ -592,6 +607,27 @@ static void store_get_what_is_no_regular_file_is_refused_at_once(void **state) {
                 assert_null(r);
         }
         assert_int_equal(t->store->n_outstanding, 0);
+}
+
+static void store_look_file_cut_by_a_byte_is_named(void **state) {
+        Test *t = *state;
+        CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", 4096);
+
+        check_look(t, fd, "x.safetensors", &(Answer){});
+        assert_int_equal(ftruncate(fd, 4095), 0);
+        expect_refused(t, fd, "x.safetensors", FAULT_INVALID_FILE, "");
+}
+
+static void store_look_cancelled_says_nothing(void **state) {
+        Test *t = *state;
+        CLEANUP_CLOSE int fd = make_file(t, "x.safetensors", 4096);
+        StoreRequest *r = NULL;
+        Answer a = {};
+
+        assert_int_equal(store_look(t->store, fd, "x.safetensors", on_done, &a, &r, NULL), 0);
+        assert_null(store_request_cancel(r));
+        settle(t);
+        assert_int_equal(a.n, 0);
 }
 
 static void store_get_beyond_the_limit_does_not_fit(void **state) {
@@ -1138,6 +1174,8 @@ int main(void) {
                 TEST(store_get_hostile_header_allocates_nothing),
                 TEST(store_get_empty_and_oversized_files_are_refused),
                 TEST(store_get_what_is_no_regular_file_is_refused_at_once),
+                TEST(store_look_file_cut_by_a_byte_is_named),
+                TEST(store_look_cancelled_says_nothing),
                 TEST(store_get_beyond_the_limit_does_not_fit),
                 TEST(store_get_two_loads_are_never_promised_the_same_memory),
                 TEST(store_get_arenas_count),

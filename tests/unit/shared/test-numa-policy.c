@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <numaif.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -69,6 +70,25 @@ static int first_node(void) {
                 if (nodes[n / (8 * sizeof(unsigned long))] >> n % (8 * sizeof(unsigned long)) & 1)
                         return n;
         return -1;
+}
+
+static void numa_policy_check_names_the_nodes_that_there_are(void **state) {
+        NumaPolicy there = {NUMA_BIND, first_node()};
+        char expect[16];
+        Fault f = {};
+
+        if (there.node < 0)
+                skip();
+        assert_int_equal(numa_policy_check(&there, &f), 0);
+        assert_int_equal(numa_policy_check(&(NumaPolicy){NUMA_INTERLEAVE, 0}, &f), 0);
+        assert_int_equal(numa_policy_check(&(NumaPolicy){NUMA_DEFAULT, 99}, &f), 0);
+        assert_string_equal(f.name, "");
+        assert_int_equal(numa_policy_check(&(NumaPolicy){NUMA_BIND, 1023}, &f), -ENOENT);
+        assert_string_equal(f.name, FAULT_INVALID_ARGUMENT);
+        (void) snprintf(expect, sizeof(expect), "nodes: %d", there.node);
+        assert_non_null(strstr(f.text, expect));
+        assert_int_equal(numa_policy_check(&(NumaPolicy){NUMA_BIND, 1024}, &f), -ENOENT);
+        assert_int_equal(numa_policy_check(&(NumaPolicy){NUMA_BIND, -1}, &f), -ENOENT);
 }
 
 static void numa_policy_apply_bind_seen_by_other_map(void **state) {
@@ -192,6 +212,7 @@ int main(void) {
                 cmocka_unit_test(numa_policy_parse_known_names_round_trip),
                 cmocka_unit_test(numa_policy_parse_auto_follows_nodes),
                 cmocka_unit_test(numa_policy_parse_malformed_refused),
+                cmocka_unit_test(numa_policy_check_names_the_nodes_that_there_are),
                 cmocka_unit_test(numa_node_count_at_least_one),
                 cmocka_unit_test(numa_policy_apply_bind_seen_by_other_map),
                 cmocka_unit_test(numa_policy_apply_impossible_node_reported),
