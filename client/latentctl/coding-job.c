@@ -43,6 +43,19 @@ int coding_check_timeout(const CodingOptions *o, latent_error *e) {
         return 0;
 }
 
+int coding_open_output(const CodingOptions *o, const NamedFile *inputs, size_t n, Output *ret, latent_error *e) {
+        NamedFile files[3 + CODING_INPUTS_MAX] = {
+                {"-o", o->output, .output = true},
+                {"MODEL", o->model, .model = true},
+                {"--tokenizer", o->tokenizer, .model = true},
+        };
+        int r;
+
+        memcpy(files + 3, inputs, n * sizeof(*inputs));
+        r = same_file_check(files, 3 + n, e);
+        return r < 0 ? r : output_open(o->output, ret, e);
+}
+
 static int connect_once(CodingJob *j, latent_error *e) {
         latent_client_options o = j->ctl->bus;
         uint64_t sec = restart_sec(j);

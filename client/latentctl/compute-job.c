@@ -11,6 +11,7 @@
 #include "client/latentctl/report.h"
 #include "client/latentctl/results.h"
 #include "client/latentctl/run.h"
+#include "client/latentctl/same-file.h"
 #include "service/shared/clock.h"
 
 static void compute_done(ComputeJob *j) {
@@ -47,6 +48,16 @@ static int check_options(const ComputeOptions *o, latent_error *e) {
         return 0;
 }
 
+static int check_apart(const ComputeJob *j, latent_error *e) {
+        NamedFile files[3 + STRINGS_MAX] = {
+                {"-o", j->options->output, .output = true},
+                {"IN", j->options->input},
+                {"MODEL", j->options->model, .model = true},
+        };
+
+        return same_file_check(files, 3 + loras_name(&j->loras, files + 3), e);
+}
+
 int compute_open_files(ComputeJob *j, bool is_sample, latent_error *e) {
         int r;
 
@@ -63,6 +74,8 @@ int compute_open_files(ComputeJob *j, bool is_sample, latent_error *e) {
         if (r < 0)
                 return r;
         r = inputs_find(&j->file, is_sample, &j->inputs, e);
+        if (r >= 0)
+                r = check_apart(j, e);
         if (r < 0)
                 return r;
 

@@ -117,7 +117,7 @@ static int check_numbers(Render *x, latent_error *e) {
 /* What is written last would replace another output, or what was read. */
 static int check_apart(const Render *x, latent_error *e) {
         const Pictures *p = &x->pictures;
-        NamedFile files[7 + STRINGS_MAX] = {
+        NamedFile files[9 + 2 * STRINGS_MAX] = {
                 {"-o", x->coding.output, .output = true},
                 {"--contact-sheet", x->contact_sheet, .output = true},
                 {"--keep-latents", x->keep_latents, .output = true},
@@ -125,12 +125,15 @@ static int check_apart(const Render *x, latent_error *e) {
                 {"--preview-map", x->preview.map_path},
                 {"--image", p->image},
                 {"--last-image", p->last_image},
+                {"MODEL", x->coding.model, .model = true},
+                {"--tokenizer", x->coding.tokenizer, .model = true},
         };
-        size_t n = 7;
+        size_t n = 9;
 
         for (uint32_t i = 0; i < p->references.n; i++)
                 files[n++] = (NamedFile){p->references.tags[i] == PICTURES_TAG_SOUND ? "--reference-sound" : "--reference",
                         p->references.items[i]};
+        n += loras_name(&x->loras, files + n);
         return same_file_check(files, n, e);
 }
 
