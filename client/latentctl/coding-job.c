@@ -34,12 +34,6 @@ static uint64_t restart_sec(const CodingJob *j) {
 int coding_check_options(const CodingOptions *o, latent_error *e) {
         if (!o->output)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o OUT.safetensors is missing");
-        return coding_check_timeout(o, e);
-}
-
-int coding_check_timeout(const CodingOptions *o, latent_error *e) {
-        if (o->has_restart && o->restart_sec > RESTART_SEC_MAX)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--restart-timeout must be at most %u", RESTART_SEC_MAX);
         return 0;
 }
 

@@ -19,7 +19,7 @@ typedef struct CodingOptions {
 /* For the table of a verb. o: its CodingOptions. */
 #define CODING_OPTIONS(o)                                            \
         {"output", OPTION_STRING, &(o).output, NULL, 'o'},           \
-        {"restart-timeout", OPTION_UINT, &(o).restart_sec, &(o).has_restart, '\0'}
+        {"restart-timeout", OPTION_UINT, &(o).restart_sec, &(o).has_restart, '\0', .max = RESTART_SEC_MAX}
 
 typedef struct CodingJob {
         const Ctl *ctl;
@@ -41,9 +41,8 @@ typedef struct CodingWork {
         void *userdata;
 } CodingWork;
 
-/* -o is there, the timeout in range. */
+/* -o is there. */
 int coding_check_options(const CodingOptions *o, latent_error *e);
-int coding_check_timeout(const CodingOptions *o, latent_error *e);
 
 /* Opens -o. inputs: whatever else the verb reads, up to CODING_INPUTS_MAX; CTL_ERROR_USAGE if -o is one of them or a file of the model. */
 #define CODING_INPUTS_MAX (STRINGS_MAX + 2)

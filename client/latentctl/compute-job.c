@@ -64,8 +64,6 @@ int compute_open_files(ComputeJob *j, bool is_sample, latent_error *e) {
         r = check_options(j->options, e);
         if (r < 0)
                 return r;
-        if (restart_sec(j) > RESTART_SEC_MAX)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--restart-timeout must be at most %u", RESTART_SEC_MAX);
         r = loras_parse(&j->options->loras, &j->loras, e);
         if (r < 0)
                 return r;
