@@ -94,8 +94,7 @@ static int on_owner_changed(sd_bus_message *m, void *userdata, sd_bus_error *ret
 
         free(c->owner);
         c->owner = new_owner[0] != '\0' ? strdup(new_owner) : NULL; /* no memory: as if it were not back */
-        /* A service that was stopped may be about to be started by who stopped it: not into that. */
-        c->start_usec = new_owner[0] != '\0' ? 0 : clock_usec() + (c->said_goodbye ? START_USEC : 0);
+        c->start_usec = new_owner[0] != '\0' || c->said_goodbye ? 0 : clock_usec(); /* who stopped it starts it, too */
         c->said_goodbye = false;
         if (old_owner[0] != '\0')
                 job_on_service_gone(c, old_owner);
