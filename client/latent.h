@@ -34,7 +34,8 @@
  *   latent_job_wait() loads the model again by the same means, opens the session again with its inputs and sends the job
  *   again; a trajectory goes on from its last finished step, and coding is done again from the start. The result has the
  *   same bits. Pointers into the input arena stay valid. A client of the service's own socket connects there again, in
- *   latent_job_wait() and in any call. Jobs that cannot be taken up (loads, a decode into a ring of frames, models that were
+ *   latent_job_wait() and in any call; one of a message bus asks the bus to start a service that died, every two seconds
+ *   while it waits in latent_job_wait(). Jobs that cannot be taken up (loads, a decode into a ring of frames, models that were
  *   found and not loaded by this client) end with Restarted, and so does a job whose service went away for the eleventh time
  *   without a step of it having been finished in between: it may be the reason. If a file of the model or of an adapter was
  *   replaced or written to since the session was opened or the adapters were set, the job ends with FileChanged, a step too:

@@ -27,6 +27,7 @@ BUS_CONF = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configur
 <busconfig>
   <type>{type}</type>
   <listen>unix:path={path}</listen>
+  <servicedir>{path.parent}</servicedir>
   <auth>EXTERNAL</auth>
   <policy context="default">
     <allow user="*"/>

@@ -22,13 +22,12 @@ log = logging.getLogger("latentd")
 
 POLL_SEC = 0.02          # how often an interrupt is looked for
 CANCEL_SEC = 0.02        # how long an interrupted run waits for the service's word; closing the session cancels as well
-RESTART_SEC = 20         # how long a step waits for a service that went away; then a new connection starts it, where the bus can
 ALIGNMENT = 64
 SHARE_MAX = 1_000_000    # of the service
 ARENA_MIN = 4096         # of the service
 WAITS = {                # phases of a job in which nothing is computed and a user would wonder
     "crash-wait": "the process that computes died too often; the service lets your steps wait for up to a minute (CrashBudget= of latentd.conf(5))",
-    "restart": f"the service is away; waiting {RESTART_SEC} s for it to come back"}
+    "restart": "the service is away; waiting up to a minute for it to come back"}
 T = TypeVar("T")
 Key = tuple[str, int, int, int, int]  # of a file as it is now
 Loras = tuple[object, Callable[[], list[tuple[str, float, object]]]]
@@ -164,7 +163,7 @@ class Service:
         if self._client is None:
             latent = library.latent()
             try:
-                self._client = latent.Client(os.environ.get("LATENTD_ADDRESS") or None, restart_timeout=RESTART_SEC)
+                self._client = latent.Client(os.environ.get("LATENTD_ADDRESS") or None)
             except latent.Error as e:
                 raise RuntimeError(f"latentd: the service cannot be reached: {e}") from e
         return self._client

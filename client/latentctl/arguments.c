@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,6 +82,16 @@ static int add_string(Parser *p, const Option *o, const char *value) {
         return 0;
 }
 
+static int set_uint(Parser *p, const Option *o, const char *value) {
+        uint64_t max = o->max > 0 ? o->max : UINT64_MAX, v;
+
+        if (parse_uint(value, &v) < 0 || v < o->min || v > max)
+                return ctl_error(p->error, -EINVAL, CTL_ERROR_USAGE, "--%s %s: expected a whole number from %" PRIu64 " to %" PRIu64,
+                        o->name, value, o->min, max);
+        *(uint64_t *) o->value = v;
+        return 0;
+}
+
 static int set_option(Parser *p, const Option *o, const char *value) {
         int r = 0;
 
@@ -92,20 +103,19 @@ static int set_option(Parser *p, const Option *o, const char *value) {
                 *(const char **) o->value = value;
                 break;
         case OPTION_UINT:
-                r = parse_uint(value, o->value);
+                r = set_uint(p, o, value);
                 break;
         case OPTION_DOUBLE:
                 r = parse_double(value, o->value);
+                if (r < 0)
+                        (void) ctl_error(p->error, r, CTL_ERROR_USAGE, "--%s: \"%s\" is not a number", o->name, value);
                 break;
         case OPTION_STRINGS:
                 return add_string(p, o, value);
         }
-        if (r < 0)
-                return ctl_error(p->error, r, CTL_ERROR_USAGE, "--%s: \"%s\" is not a %s", o->name, value,
-                        o->type == OPTION_UINT ? "whole number from 0 to 18446744073709551615" : "number");
-        if (o->seen)
+        if (r >= 0 && o->seen)
                 *o->seen = true;
-        return 0;
+        return r;
 }
 
 /* argv[*at] begins with a dash. Takes the value from the next argument where need be. */
@@ -148,6 +158,8 @@ static int take_bus(Parser *p) {
         if (n > 1)
                 return ctl_error(p->error, -EINVAL, CTL_ERROR_USAGE,
                         "only one of --system, --user, --bus-address and --socket is possible");
+        if (p->ctl->bus.address && p->ctl->bus.address[0] == '\0')
+                return usage(p, "a value is missing behind", "--bus-address");
         if (p->system)
                 p->ctl->bus.bus = LATENT_BUS_SYSTEM;
         else if (p->user)

@@ -29,6 +29,7 @@ typedef struct Option {
         bool *seen;  /* may be NULL */
         char letter; /* '\0': none */
         uint8_t tag; /* STRINGS: for options that share a list */
+        uint64_t min, max; /* UINT; max 0: all */
 } Option;
 
 /* Parses argv[1..] against the verb's options and the global ones (c). Operands go to ret_operands,

@@ -34,13 +34,20 @@ static uint64_t restart_sec(const CodingJob *j) {
 int coding_check_options(const CodingOptions *o, latent_error *e) {
         if (!o->output)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o OUT.safetensors is missing");
-        return coding_check_timeout(o, e);
+        return 0;
 }
 
-int coding_check_timeout(const CodingOptions *o, latent_error *e) {
-        if (o->has_restart && o->restart_sec > RESTART_SEC_MAX)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--restart-timeout must be at most %u", RESTART_SEC_MAX);
-        return 0;
+int coding_open_output(const CodingOptions *o, const NamedFile *inputs, size_t n, Output *ret, latent_error *e) {
+        NamedFile files[3 + CODING_INPUTS_MAX] = {
+                {"-o", o->output, .output = true},
+                {"MODEL", o->model, .model = true},
+                {"--tokenizer", o->tokenizer, .model = true},
+        };
+        int r;
+
+        memcpy(files + 3, inputs, n * sizeof(*inputs));
+        r = same_file_check(files, 3 + n, e);
+        return r < 0 ? r : output_open(o->output, ret, e);
 }
 
 static int connect_once(CodingJob *j, latent_error *e) {

@@ -5,6 +5,7 @@
 
 #include "client/latentctl/arguments.h"
 #include "client/latentctl/output.h"
+#include "client/latentctl/same-file.h"
 #include "client/latentctl/tensor-file.h"
 
 typedef struct CodingOptions {
@@ -18,7 +19,7 @@ typedef struct CodingOptions {
 /* For the table of a verb. o: its CodingOptions. */
 #define CODING_OPTIONS(o)                                            \
         {"output", OPTION_STRING, &(o).output, NULL, 'o'},           \
-        {"restart-timeout", OPTION_UINT, &(o).restart_sec, &(o).has_restart, '\0'}
+        {"restart-timeout", OPTION_UINT, &(o).restart_sec, &(o).has_restart, '\0', .max = RESTART_SEC_MAX}
 
 typedef struct CodingJob {
         const Ctl *ctl;
@@ -40,9 +41,12 @@ typedef struct CodingWork {
         void *userdata;
 } CodingWork;
 
-/* -o is there, the timeout in range. */
+/* -o is there. */
 int coding_check_options(const CodingOptions *o, latent_error *e);
-int coding_check_timeout(const CodingOptions *o, latent_error *e);
+
+/* Opens -o. inputs: whatever else the verb reads, up to CODING_INPUTS_MAX; CTL_ERROR_USAGE if -o is one of them or a file of the model. */
+#define CODING_INPUTS_MAX (STRINGS_MAX + 2)
+int coding_open_output(const CodingOptions *o, const NamedFile *inputs, size_t n, Output *ret, latent_error *e);
 
 /* The model that an argument means for this part: of a pipeline its folder, else the model itself. NotFound as usual. */
 int coding_open_model(CodingJob *j, const char *part, latent_error *e);

@@ -11,6 +11,7 @@
 #include "client/latentctl/report.h"
 #include "client/latentctl/results.h"
 #include "client/latentctl/run.h"
+#include "client/latentctl/same-file.h"
 #include "service/shared/clock.h"
 #include "service/shared/sparse.h"
 
@@ -57,14 +58,22 @@ static int check_options(const ComputeOptions *o, latent_error *e) {
         return 0;
 }
 
+static int check_apart(const ComputeJob *j, latent_error *e) {
+        NamedFile files[3 + STRINGS_MAX] = {
+                {"-o", j->options->output, .output = true},
+                {"IN", j->options->input},
+                {"MODEL", j->options->model, .model = true},
+        };
+
+        return same_file_check(files, 3 + loras_name(&j->loras, files + 3), e);
+}
+
 int compute_open_files(ComputeJob *j, bool is_sample, latent_error *e) {
         int r;
 
         r = check_options(j->options, e);
         if (r < 0)
                 return r;
-        if (restart_sec(j) > RESTART_SEC_MAX)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--restart-timeout must be at most %u", RESTART_SEC_MAX);
         r = loras_parse(&j->options->loras, &j->loras, e);
         if (r < 0)
                 return r;
@@ -73,6 +82,8 @@ int compute_open_files(ComputeJob *j, bool is_sample, latent_error *e) {
         if (r < 0)
                 return r;
         r = inputs_find(&j->file, is_sample, &j->inputs, e);
+        if (r >= 0)
+                r = check_apart(j, e);
         if (r < 0)
                 return r;
 

@@ -30,7 +30,7 @@ typedef struct ComputeOptions {
         {"sparse", OPTION_STRING, &(o).sparse, NULL, '\0'},                             \
         {"condition-noise", OPTION_STRING, &(o).condition_noise, NULL, '\0'},           \
         {"seed", OPTION_UINT, &(o).seed, &(o).has_seed, '\0'},                          \
-        {"restart-timeout", OPTION_UINT, &(o).restart_sec, &(o).has_restart, '\0'}
+        {"restart-timeout", OPTION_UINT, &(o).restart_sec, &(o).has_restart, '\0', .max = RESTART_SEC_MAX}
 
 typedef struct ComputeJob {
         const Ctl *ctl;
@@ -45,9 +45,6 @@ typedef struct ComputeJob {
         latent_job *job;
         uint64_t bytes_read; /* of model files */
 } ComputeJob;
-
-#define RESTART_SEC 60u
-#define RESTART_SEC_MAX 86400u
 
 /* How a verb of this kind runs from its command line to its exit status. options: its table; o: with COMPUTE_OPTIONS() in the table. */
 typedef int (*ComputeRun)(ComputeJob *j, void *userdata, latent_error *e);

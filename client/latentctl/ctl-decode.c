@@ -247,7 +247,7 @@ static int run(CodingJob *j, Decode *x, const char *input, latent_error *e) {
         if (!video && !audio)
                 return ctl_error(e, -EINVAL, LATENT_ERROR_INVALID_TENSOR,
                         "%s has no tensor \"video\" (F32 [24, T, H, W]) and no \"audio\" (F32 [32, 2, A]).", input);
-        r = output_open(x->coding.output, &x->output, e);
+        r = coding_open_output(&x->coding, &(const NamedFile){"IN", input}, 1, &x->output, e);
         if (r >= 0)
                 r = coding_single_kind(j, &kind, e);
         if (r < 0)

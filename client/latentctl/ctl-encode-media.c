@@ -132,7 +132,7 @@ static int run(CodingJob *j, EncodeMedia *x, const char *input, latent_error *e)
         if (!frames && (x->posterior || x->has_seed))
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE,
                         "--posterior and --seed are for frames; %s has only \"sound\"", input);
-        r = output_open(x->coding.output, &x->output, e);
+        r = coding_open_output(&x->coding, &(const NamedFile){"IN", input}, 1, &x->output, e);
         if (r >= 0)
                 r = coding_single_kind(j, &kind, e);
         if (r >= 0 && kind == CODING_AUDIO && (x->posterior || x->has_seed))

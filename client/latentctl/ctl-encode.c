@@ -207,6 +207,14 @@ static int encode_start(void *userdata, latent_session *s, latent_job **ret, lat
         return latent_session_encode(s, &o, ret, e);
 }
 
+static int open_output(const Encode *x, Output *ret, latent_error *e) {
+        NamedFile inputs[CODING_INPUTS_MAX] = {{"--image", x->files.image}, {"--last-image", x->files.last_image}};
+
+        for (uint32_t i = 0; i < x->n_pictures; i++)
+                inputs[2 + i] = (NamedFile){x->keyframes.n > 0 ? "--keyframe" : "--reference", x->pictures[i].path};
+        return coding_open_output(&x->coding, inputs, 2 + x->n_pictures, ret, e);
+}
+
 static int run(CodingJob *j, Encode *x, latent_error *e) {
         CLEANUP(output_done) Output output = {.fd = -EBADF};
         CodingWork w = {.part = "text_encoder", .place = encode_place, .plan = encode_plan, .start = encode_start, .userdata = x};
@@ -221,7 +229,7 @@ static int run(CodingJob *j, Encode *x, latent_error *e) {
         if (r >= 0)
                 r = coding_text(x->prompt, &x->text, &x->text_size, e);
         if (r >= 0)
-                r = output_open(x->coding.output, &output, e);
+                r = open_output(x, &output, e);
         if (r < 0)
                 return r;
 

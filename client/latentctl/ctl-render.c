@@ -100,15 +100,11 @@ static int check_numbers(Render *x, latent_error *e) {
                 return usage(e, "--frames and --seconds do not go together");
         if (x->has_seconds) {
                 if (!(x->seconds > 0 && x->seconds * 24 <= CANVAS_FRAMES_MAX))
-                        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--seconds %g: expected more than 0 and at most %.2f", x->seconds,
-                                CANVAS_FRAMES_MAX / 24.0);
+                        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--seconds %g: expected more than 0 and at most %.3f (%u frames)",
+                                x->seconds, CANVAS_FRAMES_MAX / 24.0, CANVAS_FRAMES_MAX);
                 x->frames = (uint64_t) ceil(x->seconds * 24 - 1e-9);
                 x->has_frames = true;
         }
-        if (x->has_frames && (x->frames == 0 || x->frames > CANVAS_FRAMES_MAX))
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--frames %" PRIu64 ": expected 1 to %u", x->frames, CANVAS_FRAMES_MAX);
-        if (x->has_steps && (x->steps == 0 || x->steps > STEPS_MAX))
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--steps %" PRIu64 ": expected 1 to %u", x->steps, STEPS_MAX);
         if (x->has_shift_video && x->shift_video <= 0)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--shift-video %g: expected more than 0", x->shift_video);
         if (x->has_shift_audio && x->shift_audio <= 0)
@@ -119,7 +115,7 @@ static int check_numbers(Render *x, latent_error *e) {
 /* What is written last would replace another output, or what was read. */
 static int check_apart(const Render *x, latent_error *e) {
         const Pictures *p = &x->pictures;
-        NamedFile files[7 + STRINGS_MAX] = {
+        NamedFile files[9 + 2 * STRINGS_MAX] = {
                 {"-o", x->coding.output, .output = true},
                 {"--contact-sheet", x->contact_sheet, .output = true},
                 {"--keep-latents", x->keep_latents, .output = true},
@@ -127,12 +123,15 @@ static int check_apart(const Render *x, latent_error *e) {
                 {"--preview-map", x->preview.map_path},
                 {"--image", p->image},
                 {"--last-image", p->last_image},
+                {"MODEL", x->coding.model, .model = true},
+                {"--tokenizer", x->coding.tokenizer, .model = true},
         };
-        size_t n = 7;
+        size_t n = 9;
 
         for (uint32_t i = 0; i < p->references.n; i++)
                 files[n++] = (NamedFile){p->references.tags[i] == PICTURES_TAG_SOUND ? "--reference-sound" : "--reference",
                         p->references.items[i]};
+        n += loras_name(&x->loras, files + n);
         return same_file_check(files, n, e);
 }
 
@@ -154,9 +153,7 @@ static int check_options(Render *x, latent_error *e) {
         if (!x->prompt)
                 return usage(e, "--prompt TEXT is missing");
 
-        r = coding_check_timeout(&x->coding, e);
-        if (r >= 0 && x->coding.output)
-                r = choose_format(x, e);
+        r = x->coding.output ? choose_format(x, e) : 0;
         if (r >= 0)
                 r = parse_size(x->size, &x->width, &x->height, e);
         if (r >= 0)
@@ -483,8 +480,8 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 {"prompt", OPTION_STRING, &x.prompt, NULL, 'p'},
                 {"size", OPTION_STRING, &x.size, NULL, '\0'},
                 {"seconds", OPTION_DOUBLE, &x.seconds, &x.has_seconds, '\0'},
-                {"frames", OPTION_UINT, &x.frames, &x.has_frames, '\0'},
-                {"steps", OPTION_UINT, &x.steps, &x.has_steps, '\0'},
+                {"frames", OPTION_UINT, &x.frames, &x.has_frames, '\0', .min = 1, .max = CANVAS_FRAMES_MAX},
+                {"steps", OPTION_UINT, &x.steps, &x.has_steps, '\0', .min = 1, .max = STEPS_MAX},
                 {"seed", OPTION_UINT, &x.seed, &x.has_seed, '\0'},
                 {"noise", OPTION_STRING, &x.noise, NULL, '\0'},
                 {"schedule", OPTION_STRING, &x.schedule, NULL, '\0'},
@@ -497,7 +494,7 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 {"plan", OPTION_FLAG, &x.plan, NULL, '\0'},
                 {"keep-latents", OPTION_STRING, &x.keep_latents, NULL, '\0'},
                 {"contact-sheet", OPTION_STRING, &x.contact_sheet, NULL, '\0'},
-                {"preview", OPTION_UINT, &x.preview.steps, &x.preview.has_steps, '\0'},
+                {"preview", OPTION_UINT, &x.preview.steps, &x.preview.has_steps, '\0', .min = 1, .max = STEPS_MAX},
                 {"preview-map", OPTION_STRING, &x.preview.map_path, NULL, '\0'},
                 {"compute", OPTION_STRING, &x.coding.compute, NULL, '\0'},
                 {"tokenizer", OPTION_STRING, &x.coding.tokenizer, NULL, '\0'},

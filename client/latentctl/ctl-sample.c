@@ -17,8 +17,6 @@ typedef struct SampleOptions {
 } SampleOptions;
 
 static int check_options(const SampleOptions *o, latent_error *e) {
-        if (o->has_steps && (o->steps < 1 || o->steps > STEPS_MAX))
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--steps must be 1 to %u", STEPS_MAX);
         if ((o->has_shift_video && o->shift_video <= 0) || (o->has_shift_audio && o->shift_audio <= 0))
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "a shift must be greater than 0");
         return 0;
@@ -123,7 +121,7 @@ int verb_sample(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         SampleOptions o = {};
         const Option options[] = {
                 COMPUTE_OPTIONS(o.compute),
-                {"steps", OPTION_UINT, &o.steps, &o.has_steps, '\0'},
+                {"steps", OPTION_UINT, &o.steps, &o.has_steps, '\0', .min = 1, .max = STEPS_MAX},
                 {"sampler", OPTION_STRING, &o.sampler, NULL, '\0'},
                 {"schedule", OPTION_STRING, &o.schedule, NULL, '\0'},
                 {"shift-video", OPTION_DOUBLE, &o.shift_video, &o.has_shift_video, '\0'},

@@ -29,6 +29,10 @@ enum {
 /* Evaluations of a trajectory. */
 #define STEPS_MAX 1000u
 
+/* Of --restart-timeout. */
+#define RESTART_SEC 60u
+#define RESTART_SEC_MAX 86400u
+
 typedef struct Ctl {
         latent_client_options bus;
         bool json;

@@ -83,6 +83,12 @@ int loras_parse(const StringList *arguments, LoraOptions *ret, latent_error *e) 
         return 0;
 }
 
+size_t loras_name(const LoraOptions *l, NamedFile *ret) {
+        for (uint32_t i = 0; i < l->n; i++)
+                ret[i] = (NamedFile){"--lora", l->items[i].file, .model = true};
+        return l->n;
+}
+
 static const latent_value *applied(const LoraOptions *l) {
         return latent_value_get(latent_job_result(l->merge), "applied");
 }

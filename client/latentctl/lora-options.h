@@ -5,6 +5,7 @@
 
 #include "client/latentctl/arguments.h"
 #include "client/latentctl/json-writer.h"
+#include "client/latentctl/same-file.h"
 
 typedef struct LoraOption {
         char *file;
@@ -23,6 +24,9 @@ typedef struct LoraOptions {
  * not finite or out of range is a usage error. */
 int loras_parse(const StringList *arguments, LoraOptions *ret, latent_error *e);
 void loras_done(LoraOptions *l);
+
+/* Their files for same_file_check(): at most STRINGS_MAX, how many is returned. */
+size_t loras_name(const LoraOptions *l, NamedFile *ret);
 
 /* Loads them, sets them in the session and waits for that; says once which modules are refused. Nothing if there are none. */
 int loras_set(LoraOptions *l, const Ctl *c, latent_client *client, latent_session *session, latent_error *e);

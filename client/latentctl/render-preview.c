@@ -56,8 +56,6 @@ int preview_open(Preview *p, const char *model, const char *output, latent_error
                 return 0;
         if (!p->has_steps)
                 return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--preview-map is for --preview K, which is missing");
-        if (p->steps == 0 || p->steps > STEPS_MAX)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--preview %" PRIu64 ": expected 1 to %u steps", p->steps, STEPS_MAX);
 
         if (asprintf(&beside, "%s/vae/latent_rgb.txt", model) < 0) {
                 beside = NULL;

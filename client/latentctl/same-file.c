@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "client/latentctl/model-file.h"
 #include "client/latentctl/report.h"
 
 #define STEP ".step-"
@@ -61,19 +62,39 @@ static bool same_path(const char *a, const char *b) {
         return strcmp(base_of(a), base_of(b)) == 0 && same_directory(a, b);
 }
 
+/* Nothing of a model is called as pictures of steps are. */
 static bool collide(const NamedFile *a, const NamedFile *b) {
         if (!a->path || !b->path || (!a->output && !b->output))
                 return false;
+        if (a->model || b->model)
+                return !a->stem && !b->stem && model_file_is(a->model ? b->path : a->path, a->model ? a->path : b->path);
         if (a->stem || b->stem)
                 return a->stem != b->stem && is_step_of(a->stem ? b->path : a->path, a->stem ? a->path : b->path);
         return same_path(a->path, b->path);
+}
+
+static int error_model(const NamedFile *output, const NamedFile *model, latent_error *e) {
+        struct stat st;
+
+        if (stat(model->path, &st) >= 0)
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "%s %s is a file of %s %s, which is read", output->option, output->path,
+                        model->option, model->path);
+        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE,
+                "%s %s is there, and latentctl did not write it: it may be a file of %s %s, which only the service can find. "
+                "Name another file",
+                output->option, output->path, model->option, model->path);
+}
+
+static int error_same(const NamedFile *a, const NamedFile *b, latent_error *e) {
+        if (a->model || b->model)
+                return error_model(a->model ? b : a, a->model ? a : b, e);
+        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "%s and %s name the same file, %s", a->option, b->option, (a->stem ? b : a)->path);
 }
 
 int same_file_check(const NamedFile *files, size_t n, latent_error *e) {
         for (size_t i = 0; i < n; i++)
                 for (size_t k = i + 1; k < n; k++)
                         if (collide(files + i, files + k))
-                                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "%s and %s name the same file, %s", files[i].option,
-                                        files[k].option, files[files[i].stem ? k : i].path);
+                                return error_same(files + i, files + k, e);
         return 0;
 }

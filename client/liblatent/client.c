@@ -17,6 +17,7 @@ _Static_assert(sizeof(latent_client_options) == 32, "public layout changed: add 
 #define CLIENT_OPTIONS_SIZE_V1 16u
 #define RESTART_SEC 60u
 #define PING_USEC (10 * CLOCK_USEC_PER_SEC)
+#define START_USEC (2 * CLOCK_USEC_PER_SEC) /* between two requests to the bus to start the service */
 #define PING_AGAIN_USEC (2 * CLOCK_USEC_PER_SEC)
 
 int object_init(Object *o, const char *owner, const char *path) {
@@ -93,9 +94,27 @@ static int on_owner_changed(sd_bus_message *m, void *userdata, sd_bus_error *ret
 
         free(c->owner);
         c->owner = new_owner[0] != '\0' ? strdup(new_owner) : NULL; /* no memory: as if it were not back */
+        c->start_usec = new_owner[0] != '\0' || c->said_goodbye ? 0 : clock_usec(); /* who stopped it starts it, too */
+        c->said_goodbye = false;
         if (old_owner[0] != '\0')
                 job_on_service_gone(c, old_owner);
         return 0;
+}
+
+/* Nobody listens to the answer: a service that starts has its name on the bus, and for one that cannot be started there is no more to do
+ * than to wait. */
+void client_ask_start(latent_client *c) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        uint64_t now = clock_usec();
+
+        if (!c->bus || c->start_usec == 0 || now < c->start_usec)
+                return;
+
+        c->start_usec = now + START_USEC;
+        if (sd_bus_message_new_method_call(c->bus, &m, "org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus",
+                    "StartServiceByName") >= 0 &&
+                sd_bus_message_append(m, "su", BUS_NAME, (uint32_t) 0) >= 0 && sd_bus_message_set_expect_reply(m, false) >= 0)
+                (void) sd_bus_send(c->bus, m, NULL); /* an error shows again in client_dispatch() */
 }
 
 /* Signals to us need no match rule on the bus, but must be listened for before the first call. */

@@ -27,6 +27,8 @@ struct latent_client {
         /* Who has the service's name; NULL: nobody, or it did not change since we came. Of a peer: the connection, by its number;
          * NULL: there is none. */
         char *owner;
+        uint64_t start_usec; /* when the bus may be asked to start the service; 0: it is there, or was stopped */
+        bool said_goodbye;   /* the service ended our jobs before it left: it was stopped, not killed */
         bool no_resume;
         uint64_t restart_usec;
 };
@@ -47,6 +49,9 @@ latent_client *client_unref(latent_client *c);
 bool client_can_return(const latent_client *c);
 /* Connects to the socket again if the connection was lost. Does not wait for a service that is not there. */
 int client_connect_again(latent_client *c, latent_error *e);
+/* For who waits for its return: asks the bus to start the service that died, now and then, without waiting. Where the bus has nothing
+ * to start, or another one is starting it already, that does nothing. */
+void client_ask_start(latent_client *c);
 /* Who sent it, as objects remember it. */
 const char *client_sender(const latent_client *c, sd_bus_message *m);
 

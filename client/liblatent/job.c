@@ -225,9 +225,10 @@ static void job_on_finished(latent_job *j, sd_bus_message *m) {
         state = job_state_from_string(state_name);
         if (state == LATENT_JOB_DONE)
                 job_set_done(j, STEAL_PTR(result));
-        else if (strcmp(name, LATENT_ERROR_RESTARTED) == 0)
+        else if (strcmp(name, LATENT_ERROR_RESTARTED) == 0) {
+                j->client->said_goodbye = true;
                 job_lose(j);
-        else {
+        } else {
                 job_set_failed(j, state == LATENT_JOB_CANCELLED ? state : LATENT_JOB_FAILED, name, text);
                 job_set_left(j, STEAL_PTR(result));
         }

@@ -371,6 +371,7 @@ void recover_go_on(latent_job *j) {
                 return;
         }
 
+        client_ask_start(c);
         r = client_connect_again(c, &e);
         if (r >= 0 && strcmp(s->object.owner, j->object.owner) == 0) {
                 r = -ENOTCONN;

@@ -37,6 +37,17 @@ def _link(fd: int, name: pathlib.Path) -> None:
         os.close(folder)
 
 
+def _may_be_of_a_model(path: pathlib.Path) -> bool:
+    """Weights, settings or word lists, by name or content."""
+    if path.suffix in (".safetensors", ".json", ".txt"):
+        return path.exists()
+    try:
+        with open(path, "rb") as f:
+            return f.read(9)[8:] == b"{"  # behind the size of its header
+    except OSError:
+        return False
+
+
 class FilmFile:
     """A file beside `path`: without a name where the file system can do that, so that nothing is left whatever ends this process."""
 
@@ -46,6 +57,8 @@ class FilmFile:
         self._lock = threading.Lock()
         self._temporary: Optional[pathlib.Path] = None
         self.fd = -1
+        if self.path.is_file() and _may_be_of_a_model(self.path):
+            raise InvalidArgument("InvalidArgument", f"{self.path} is no film and may be a file of the model, which a film does not replace.")
         try:
             self._open()
         except OSError as e:

@@ -265,8 +265,9 @@ class Session:
         output_bytes: int = 0,
     ) -> RenderJob:
         """A film of a prompt, in a session of Client.open_pipeline(): to a file, .mp4, .webm or .mkv (or `format`), which appears, or is
-        replaced, when it is complete: RenderJob.film; without a path "frames" and "sound" in the output arena. seconds: instead of frames (24 a
-        second). With keep_latents also "video" and "audio". What each input is: latent_render_options of client/latent.h.
+        replaced, when it is complete: RenderJob.film (InvalidArgument: what is there may be a model's file); without a path "frames" and
+        "sound" in the output arena. seconds: instead of frames (24 a second). With keep_latents also "video" and "audio". What each input is:
+        latent_render_options of client/latent.h.
 
         >>> import latent
         >>> with latent.Client() as client, client.open_pipeline("demo-model", by_name=True) as s:

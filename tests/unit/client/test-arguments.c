@@ -16,7 +16,7 @@
 
 typedef struct Parsed {
         const char *output, *compute;
-        uint64_t steps;
+        uint64_t steps, some;
         double shift;
         bool keep, has_steps;
         StringList loras;
@@ -30,6 +30,7 @@ static int parse(Parsed *p, int argc, char *argv[]) {
                 {"output", OPTION_STRING, &p->output, NULL, 'o'},
                 {"compute", OPTION_STRING, &p->compute, NULL, '\0'},
                 {"steps", OPTION_UINT, &p->steps, &p->has_steps, '\0'},
+                {"some", OPTION_UINT, &p->some, NULL, '\0', .min = 2, .max = 4},
                 {"shift", OPTION_DOUBLE, &p->shift, NULL, '\0'},
                 {"keep-steps", OPTION_FLAG, &p->keep, NULL, '\0'},
                 {"lora", OPTION_STRINGS, &p->loras, NULL, '\0'},
@@ -115,6 +116,11 @@ static void parse_mistakes_refused(void **state) {
 
                 refuse(PARSE(&p, "m", "--steps", wrong[i]), &p, "whole number");
         }
+        refuse(PARSE(&p, "m", "--some", "1"), &p, "--some 1: expected a whole number from 2 to 4");
+        refuse(PARSE(&p, "m", "--some", "5"), &p, "2 to 4");
+        refuse(PARSE(&p, "m", "--some", "-3"), &p, "2 to 4");
+        refuse(PARSE(&p, "m", "--bus-address="), &p, "a value is missing behind --bus-address");
+        p.ctl = (Ctl){};
         for (size_t i = 0; i < 5; i++) {
                 static char *const wrong[] = {"", "nan", "inf", "1e999", " 1"};
 

@@ -78,6 +78,55 @@ static void check_pictures_of_steps(void **state) {
         check_step("absent/film.step-0001.ppm", false);
 }
 
+#define TENSORS(meta) "{\"__metadata__\":{" meta "},\"x\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}"
+#define RESULT TENSORS("\"numerics\":\"a\",\"rows\":\"1\"")
+
+static void check_model(const char *output, const char *model, const char *says) {
+        const NamedFile files[] = {{"--x", output, .output = true}, {"MODEL", model, .model = true}};
+
+        check(files, 2, says);
+}
+
+static void check_files_of_a_model(void **state) {
+        temporary_write_tensors("m/transformer/a.safetensors", TENSORS(""), 8);
+        temporary_write_tensors("blob", TENSORS(""), 8);
+        temporary_write("m/tokenizer/merges.txt", "x", 1);
+        temporary_write("m/film.mp4", "x", 1);
+        temporary_write("m/vae/config.json", "x", 1);
+        temporary_write_tensors("m/vae/result.safetensors", RESULT, 8);
+        temporary_write_tensors("m/other/a.safetensors", TENSORS(""), 8);
+        assert_int_equal(symlink("../../blob", "m/vae/b.safetensors"), 0);
+        assert_int_equal(symlink("m", "link"), 0);
+        assert_int_equal(link("m/transformer/a.safetensors", "hard"), 0);
+
+        check_model("m/transformer/a.safetensors", "m", "--x m/transformer/a.safetensors is a file of MODEL m");
+        check_model("hard", "link/", "--x hard is a file of MODEL link/");
+        check_model("blob", "m", "is a file of MODEL");
+        check_model("m/vae/b.safetensors", "m/vae", "is a file of MODEL");
+        check_model("m/vae/config.json", "m", "is a file of MODEL");
+        check_model("m/tokenizer/merges.txt", "m/transformer", "is a file of MODEL");
+        check_model("blob", "blob", "is a file of MODEL");
+        check_model("m/vae/result.safetensors", "m/vae/result.safetensors", "is a file of MODEL");
+
+        check_model("m/vae/result.safetensors", "m", NULL);
+        check_model("m/vae/new.safetensors", "m", NULL);
+        check_model("m/film.mp4", "m", NULL);
+        check_model("m/other/a.safetensors", "m", NULL);
+        check_model("m/vae", "m", NULL); /* opening says that it is a directory */
+}
+
+static void check_files_of_a_name(void **state) {
+        temporary_write_tensors("weights", TENSORS(""), 8);
+        temporary_write_tensors("result", RESULT, 8);
+        temporary_write("x.json", "x", 1);
+        temporary_write("x.mp4", "x", 1);
+        check_model("weights", "name", "--x weights is there, and latentctl did not write it: it may be a file of MODEL name");
+        check_model("x.json", "name", "may be a file of MODEL");
+        check_model("result", "name", NULL);
+        check_model("x.mp4", "name", NULL);
+        check_model("new", "name", NULL);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, temporary_setup, temporary_teardown)
 
 int main(void) {
@@ -86,6 +135,8 @@ int main(void) {
                 TEST(check_old_files_by_inode),
                 TEST(check_inputs_against_outputs),
                 TEST(check_pictures_of_steps),
+                TEST(check_files_of_a_model),
+                TEST(check_files_of_a_name),
         };
 
         return cmocka_run_group_tests_name("same-file", tests, NULL, NULL);
