@@ -236,7 +236,8 @@ typedef struct LkRoute {
  * order of the list, in tiles of LK_KEY_TILE of which each stands for a block b of n rows: score s = score[b] + scale
  * * (q . centre) (rounded to f32 each; dot as in LkRoute), probability exp(s - running max) * n, which is then rounded
  * as others are, and v = value[b], rounded to `type`. With `gate`: o = fma(gate, coarse[own block], quotient),
- * rounded once. If all blocks are seen the bits are those of attention. */
+ * rounded once. If all blocks are seen the bits are those of attention (CUDA: of the kernel
+ * for every card, of heads up to 128). */
 typedef struct LkSparseAttention {
         LkAttention a; /* not causal, kv_heads 0; first_row: of q[0], which lies in first_block */
         LkBlocks blocks;

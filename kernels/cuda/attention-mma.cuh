@@ -13,7 +13,9 @@
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/ptx.cuh"
 
+#ifndef WARPS /* sparse-attention-mma.cu has fewer */
 #define WARPS 4
+#endif
 #define THREADS (WARPS * 32)
 #define KEYS LK_KEY_TILE
 
@@ -69,24 +71,24 @@ template <bool WHOLE> static __device__ __forceinline__ void fetch_piece(uint32_
 }
 
 /* ROWS rows of one head to shared memory; zeros behind the last of `left` and behind the last of `pieces`. */
-template <int DIM, int ROWS, bool WHOLE>
-static __device__ __forceinline__ void fetch_rows(uint32_t to, const uint8_t *from, uint64_t ld, uint64_t left, int pieces) {
+template <int DIM, int ROWS, bool WHOLE, class INDEX>
+static __device__ __forceinline__ void fetch_rows(uint32_t to, const uint8_t *from, uint64_t ld, uint64_t left, int pieces, INDEX thread) {
         typedef Tile<DIM> T;
 
         if (T::EXCHANGED) {
-                const int row = (int) threadIdx.x / T::PIECES, piece = (int) threadIdx.x % T::PIECES, step = THREADS / T::PIECES;
+                const INDEX row = thread / T::PIECES, piece = thread % T::PIECES, step = THREADS / T::PIECES;
                 const uint8_t *p = from + row * ld + piece * 16;
 
 #pragma unroll
                 for (int i = 0; i < ROWS / step; i++, p += step * ld) {
-                        bool there = WHOLE || (row + i * step < left && piece < pieces);
+                        bool there = WHOLE || (row + i * step < left && (int) piece < pieces);
 
-                        fetch_piece<WHOLE>(to + T::place(row + i * step, piece), there ? p : from, there);
+                        fetch_piece<WHOLE>(to + T::place((int) (row + i * step), (int) piece), there ? p : from, there);
                 }
         } else {
 #pragma unroll
                 for (int i = 0; i < ROWS * T::PIECES / THREADS; i++) {
-                        const int at = (int) threadIdx.x + i * THREADS, row = at / T::PIECES, piece = at % T::PIECES;
+                        const int at = (int) thread + i * THREADS, row = at / T::PIECES, piece = at % T::PIECES;
                         bool there = WHOLE || (row < left && piece < pieces);
 
                         fetch_piece<WHOLE>(to + T::place(row, piece), there ? from + row * ld + piece * 16 : from, there);
@@ -94,12 +96,13 @@ static __device__ __forceinline__ void fetch_rows(uint32_t to, const uint8_t *fr
         }
 }
 
-template <int DIM, int ROWS>
-static __device__ __forceinline__ void fetch(uint32_t to, const uint8_t *from, uint64_t ld, uint64_t left, int pieces) {
+template <int DIM, int ROWS, class INDEX = int>
+static __device__ __forceinline__ void fetch(
+        uint32_t to, const uint8_t *from, uint64_t ld, uint64_t left, int pieces, INDEX thread = (INDEX) threadIdx.x) {
         if (left >= ROWS && pieces == Tile<DIM>::PIECES)
-                fetch_rows<DIM, ROWS, true>(to, from, ld, left, pieces);
+                fetch_rows<DIM, ROWS, true>(to, from, ld, left, pieces, thread);
         else
-                fetch_rows<DIM, ROWS, false>(to, from, ld, left, pieces);
+                fetch_rows<DIM, ROWS, false>(to, from, ld, left, pieces, thread);
 }
 
 static __device__ __forceinline__ void fetched(void) {
@@ -113,8 +116,9 @@ template <int DIM, int HIGH> struct State {
 };
 
 template <LkType TYPE, int DIM, int HIGH>
-static __device__ __forceinline__ void scores(float (&s)[HIGH][KEYS / 8][4], uint32_t q, uint32_t k) {
-        const int lane = (int) threadIdx.x % 32, mine = (int) threadIdx.x / 32 * HIGH * 16;
+static __device__ __forceinline__ void scores(
+        float (&s)[HIGH][KEYS / 8][4], uint32_t q, uint32_t k, int thread = (int) threadIdx.x) {
+        const int lane = thread % 32, mine = thread / 32 * HIGH * 16;
 
         q += Tile<DIM>::place(mine + lane % 16, lane / 16);
         k += Tile<DIM>::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
@@ -139,8 +143,12 @@ static __device__ __forceinline__ void scores(float (&s)[HIGH][KEYS / 8][4], uin
         }
 }
 
-/* Scores to weights relative to the running maximum, every decision a row's own. `unit`: of a score, to base 2. */
-template <int DIM, int HIGH> static __device__ __forceinline__ void softmax(float (&s)[HIGH][KEYS / 8][4], State<DIM, HIGH> &t, float unit) {
+/* Scores to weights relative to the running maximum, every decision a row's own. `unit`: of a score, to base 2. MANY: column i stands
+ * for many[i] keys. */
+template <int DIM, int HIGH, bool MANY>
+static __device__ __forceinline__ void softmax(float (&s)[HIGH][KEYS / 8][4], State<DIM, HIGH> &t, float unit, const float *many) {
+        const int column = (int) threadIdx.x % 4 * 2;
+
 #pragma unroll
         for (int h = 0; h < HIGH; h++) {
                 float most[2] = {t.top[h][0], t.top[h][1]}, base[2], scale[2];
@@ -162,6 +170,8 @@ template <int DIM, int HIGH> static __device__ __forceinline__ void softmax(floa
                 for (int i = 0; i < KEYS / 2; i++) {
                         float w = exp2_unit(fmaf(s[h][i / 4][i % 4], unit, -base[i / 2 % 2]));
 
+                        if (MANY)
+                                w *= many[i / 4 * 8 + column + i % 2];
                         s[h][i / 4][i % 4] = w;
                         t.sum[h][i / 2 % 2] += w;
                 }
@@ -174,9 +184,14 @@ template <int DIM, int HIGH> static __device__ __forceinline__ void softmax(floa
         }
 }
 
-template <LkType TYPE, int DIM, int HIGH>
-static __device__ __forceinline__ void values(State<DIM, HIGH> &t, const float (&s)[HIGH][KEYS / 8][4], uint32_t v) {
-        v += Tile<DIM>::place((int) threadIdx.x % 16, (int) threadIdx.x % 32 / 16);
+template <LkType TYPE, int HIGH> static __device__ __forceinline__ uint32_t pack_weights(const float (&s)[HIGH][KEYS / 8][4], int h, int i, int j) {
+        return pack<TYPE>(s[h][2 * i + j / 2][j % 2 * 2], s[h][2 * i + j / 2][j % 2 * 2 + 1]);
+}
+
+/* weight(h, i, j): register j of the operand of keys 16 i .. 16 i + 15 for the h-th 16 rows. */
+template <LkType TYPE, int DIM, int HIGH, class WEIGHT>
+static __device__ __forceinline__ void values(State<DIM, HIGH> &t, WEIGHT weight, uint32_t v, int thread = (int) threadIdx.x) {
+        v += Tile<DIM>::place(thread % 16, thread % 32 / 16);
 #pragma unroll
         for (int i = 0; i < KEYS / 16; i++) {
                 uint32_t x[HIGH][4];
@@ -185,7 +200,7 @@ static __device__ __forceinline__ void values(State<DIM, HIGH> &t, const float (
                 for (int h = 0; h < HIGH; h++)
 #pragma unroll
                         for (int j = 0; j < 4; j++)
-                                x[h][j] = pack<TYPE>(s[h][2 * i + j / 2][j % 2 * 2], s[h][2 * i + j / 2][j % 2 * 2 + 1]);
+                                x[h][j] = weight(h, i, j);
 #pragma unroll
                 for (int n = 0; n < DIM / 16; n++) {
                         uint32_t y[4];
@@ -292,8 +307,16 @@ static __device__ __forceinline__ void values_bad(State<DIM, HIGH> &t, const flo
         }
 }
 
-template <LkType TYPE, int DIM, int HIGH>
-static __device__ __forceinline__ void store(State<DIM, HIGH> &t, const Attention &a, uint32_t head, uint64_t first) {
+/* What is stored of a row's quotient: that itself. */
+struct Quotient {
+        __device__ __forceinline__ float operator()(uint64_t, uint32_t, float y) const {
+                return y;
+        }
+};
+
+/* Rows `first` .. end - 1. */
+template <LkType TYPE, int DIM, int HIGH, class FINISH>
+static __device__ __forceinline__ void store(State<DIM, HIGH> &t, const Attention &a, uint32_t head, uint64_t first, uint64_t end, FINISH finish) {
         const int lane = (int) threadIdx.x % 32, mine = (int) threadIdx.x / 32 * HIGH * 16;
         const bool pairs = ((uintptr_t) a.a.o | a.a.o_ld * 2) % 4 == 0;
 
@@ -306,7 +329,7 @@ static __device__ __forceinline__ void store(State<DIM, HIGH> &t, const Attentio
 
                         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
                         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-                        if (row >= a.a.n_q)
+                        if (row >= end)
                                 continue;
 
                         uint8_t *o = (uint8_t *) a.a.o + (row * a.a.o_ld + (uint64_t) head * a.a.head_dim) * 2;
@@ -316,10 +339,11 @@ static __device__ __forceinline__ void store(State<DIM, HIGH> &t, const Attentio
                                 const uint32_t column = (uint32_t) (n * 8 + lane % 4 * 2);
                                 const float low = sum == 0 ? 0 : __fdiv_rn(t.o[h][n][2 * r], sum);
                                 const float high = sum == 0 ? 0 : __fdiv_rn(t.o[h][n][2 * r + 1], sum);
-                                const uint32_t y = pack<TYPE>(low, high);
+                                uint32_t y;
 
                                 if (column >= a.a.head_dim)
                                         continue;
+                                y = pack<TYPE>(finish(row, column, low), finish(row, column + 1, high));
                                 if (pairs) {
                                         *(uint32_t *) (o + column * 2) = y;
                                 } else {
@@ -389,13 +413,13 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_
                 scores<TYPE, DIM, HIGH>(s, q, at);
                 if (tile + 1 == tiles || tile >= partly)
                         mask<HIGH>(s, row_seen<HIGH>(a, first, tile), keys - (uint64_t) tile * KEYS, a.a.causal);
-                softmax<DIM, HIGH>(s, t, a.unit);
+                softmax<DIM, HIGH, false>(s, t, a.unit, NULL);
                 if (tile >= partly && !values_clean<TYPE, DIM>((uint8_t *) raw + (at + T::SIZE - q), bad))
                         values_bad<TYPE, DIM, HIGH>(t, s, bad, (uint8_t *) raw + (at - q), v - KEYS * v_ld, v_ld, row_seen<HIGH>(a, first, tile),
                                 (int) a.a.head_dim);
-                values<TYPE, DIM, HIGH>(t, s, at + T::SIZE);
+                values<TYPE, DIM, HIGH>(t, [&](int h, int i, int j) { return pack_weights<TYPE, HIGH>(s, h, i, j); }, at + T::SIZE);
         }
-        store<TYPE, DIM, HIGH>(t, a, head, first);
+        store<TYPE, DIM, HIGH>(t, a, head, first, a.a.n_q, Quotient());
 }
 
 template <LkType TYPE, int DIM, int HIGH, int STAGES> static int launch(LkContext *c, const Attention *a) {

@@ -12,8 +12,15 @@ typedef struct Attention {
         bool negative;  /* scale is */
 } Attention;
 
+/* Whether the arguments hold what ops.h says; whether rows and heads start at multiples of 16 bytes, which the kernels of mma.sync want. */
+bool attention_valid(const LkAttention *a);
+bool attention_has_pieces(const LkAttention *a);
+Attention attention_call(const LkAttention *a);
+
 /* By mma.sync; any multiple of 8 up to 256 as head size, rows of 16-byte pieces. */
 int attention_bf16(LkContext *c, const Attention *a);
 int attention_f16(LkContext *c, const Attention *a);
+/* Over lists of blocks, bf16, heads up to 128. -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
+int sparse_attention_mma(LkContext *c, const LkSparseAttention *a);
 /* By Hopper's instructions: bf16, heads of 128, every key for every query. -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
 int attention_sm90(LkContext *c, const Attention *a);

@@ -102,4 +102,7 @@ int lk_cuda_group_norm(LkContext *c, const LkGroupNorm *a);
 int lk_cuda_snake(LkContext *c, const LkSnake *a);
 int lk_cuda_alias_free(LkContext *c, const LkAliasFree *a);
 int lk_cuda_average(LkContext *c, const LkAverage *a);
+int lk_cuda_block_means(LkContext *c, const LkBlockMeans *a);
+int lk_cuda_route(LkContext *c, const LkRoute *a);
+int lk_cuda_sparse_attention(LkContext *c, const LkSparseAttention *a);
 }

@@ -111,6 +111,16 @@ template <typename T> static __global__ void fill_kernel(T *p, uint64_t n, float
                 put(p + i, sigma * normal(i, seed));
 }
 
+static __global__ void walk_kernel(
+        __nv_bfloat16 *p, uint64_t rows, uint64_t width, uint32_t knot, float sigma, float noise, uint32_t walk, uint32_t seed) {
+        for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < rows * width; i += (uint64_t) gridDim.x * blockDim.x) {
+                const uint64_t row = i / width, from = row / knot * width + i % width;
+                const float t = (float) (row % knot) / (float) knot;
+
+                put(p + i, sigma * ((1 - t) * normal(from, walk) + t * normal(from + width, walk)) + noise * normal(i, seed));
+        }
+}
+
 static __global__ void bytes_kernel(uint8_t *p, uint64_t n, uint32_t seed) {
         for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < n;
                 i += (uint64_t) gridDim.x * blockDim.x)
@@ -119,6 +129,12 @@ static __global__ void bytes_kernel(uint8_t *p, uint64_t n, uint32_t seed) {
 
 extern "C" void fill_bf16(void *p, uint64_t n, float sigma, uint32_t seed) {
         fill_kernel<<<2048, 256>>>((__nv_bfloat16 *) p, n, sigma, seed);
+        must(cudaGetLastError(), "fill");
+}
+
+extern "C" void fill_walk(
+        void *p, uint64_t rows, uint64_t width, uint32_t knot, float sigma, float noise, uint32_t walk, uint32_t seed) {
+        walk_kernel<<<2048, 256>>>((__nv_bfloat16 *) p, rows, width, knot, sigma, noise, walk, seed);
         must(cudaGetLastError(), "fill");
 }
 

@@ -28,6 +28,9 @@ void device_free(void *p);
 
 /* Normal numbers of standard deviation sigma, the same for the same seed. bf16; e4m3 and s8 saturate. */
 void fill_bf16(void *p, uint64_t n, float sigma, uint32_t seed);
+/* bf16 rows that go straight from one random vector to the next in `knot` rows; the vectors' numbers have the deviation sigma and are the
+ * same for the same `walk`. Each number has noise of its own. */
+void fill_walk(void *p, uint64_t rows, uint64_t width, uint32_t knot, float sigma, float noise, uint32_t walk, uint32_t seed);
 void fill_e4m3(void *p, uint64_t n, float sigma, uint32_t seed);
 void fill_s8(void *p, uint64_t n, float sigma, uint32_t seed);
 /* Bytes of even distribution: as int8 data the worst case for power. */
