@@ -394,7 +394,7 @@ int product_new(LkContext *c) {
         }
         if (r >= 0) {
                 r = lt_new(&p->lt);
-                if (r < 0 && r != -ENOMEM) { /* the library does not know the device */
+                if (r < 0 && r != -ENOMEM && r != -ELIBACC) { /* the library does not know the device */
                         p->lt = NULL;
                         r = 0;
                 }

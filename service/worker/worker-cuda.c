@@ -41,11 +41,13 @@ static int count_devices(int *ret, Fault *f) {
         int driver = 0, runtime = 0;
         cudaError_t e;
 
+        (void) cudaDriverGetVersion(&driver);
+        if (driver > 0)
+                lk_cuda_load_libraries();
         e = cudaGetDeviceCount(ret);
         if (e == cudaSuccess && *ret > 0)
                 return 0;
 
-        (void) cudaDriverGetVersion(&driver);
         (void) cudaRuntimeGetVersion(&runtime);
         if (driver == 0)
                 return no_device(f, "There is no NVIDIA driver (libcuda.so.1): install one of version 580 or newer.");
@@ -123,6 +125,9 @@ static int open_device(Fault *f) {
         else if (r == -ENODEV)
                 (void) snprintf(text, sizeof(text), "this build has no kernels for sm_%d%d (option gpu_arch), or others use it alone",
                         gpu.properties.major, gpu.properties.minor);
+        else if (r == -ELIBACC)
+                (void) snprintf(text, sizeof(text), "cuBLAS of CUDA %d (libcublasLt.so.%d) cannot be loaded: install it", CUDART_VERSION / 1000,
+                        CUDART_VERSION / 1000);
         else
                 (void) snprintf(text, sizeof(text), "%s", strerror(-r));
         return fault_set(f, r, FAULT_NOT_SUPPORTED, "The GPU %s (%s) cannot be used: %s.", gpu.properties.name,
