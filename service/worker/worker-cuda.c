@@ -15,6 +15,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 #include "service/worker/meminfo.h"
+#include "service/worker/timeline.h"
 
 /* The portable kernels want mma.sync of bf16 and cp.async. */
 #define OLDEST_MAJOR 8
@@ -45,6 +46,7 @@ static int count_devices(int *ret, Fault *f) {
         if (driver > 0)
                 lk_cuda_load_libraries();
         e = cudaGetDeviceCount(ret);
+        timeline_note("driver");
         if (e == cudaSuccess && *ret > 0)
                 return 0;
 
@@ -106,12 +108,14 @@ static int open_device(Fault *f) {
         char text[256];
         int r;
 
-        if (cudaSetDevice(gpu.device) == cudaSuccess)
+        r = cudaSetDevice(gpu.device) == cudaSuccess ? 0 : -ENODEV;
+        timeline_note("context");
+        if (r >= 0)
                 r = lk_cuda_ops()->context_new(0, &c);
-        else
-                r = -ENODEV;
+        timeline_note("library");
         if (r >= 0)
                 r = try_kernel(c);
+        timeline_note("kernel");
         if (r >= 0) {
                 (void) lk_cuda_numerics_id(c, gpu.numerics_id, sizeof(gpu.numerics_id));
                 (void) lk_cuda_describe(c, gpu.kernels, sizeof(gpu.kernels));

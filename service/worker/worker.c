@@ -17,6 +17,7 @@
 #include "service/worker/model-table.h"
 #include "service/worker/rank.h"
 #include "service/worker/step.h"
+#include "service/worker/timeline.h"
 
 #define SESSIONS_MAX 8192
 #define JOBS_MAX 4096
@@ -173,6 +174,7 @@ static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
         r = rank_group_new(w->backend->ops, m->welcome.ranks, m->welcome.threads, on_step, w, &w->ranks, f);
         if (r >= 0 && !w->backend->ops->host_weights)
                 rank_group_set_idle(w->ranks, on_idle);
+        timeline_note("welcome");
         return r;
 }
 
@@ -205,6 +207,7 @@ static int on_model_commit(Worker *w, const WireMessage *m, Fault *f) {
                 warn_of_backend(w, &reply.model_ready);
                 link_send(w->link, &reply);
         }
+        timeline_note("model");
         return 0;
 }
 
