@@ -482,15 +482,18 @@ uint64_t residency_rest(Residency *x, RankGroup *g) {
         /* The job that it was made for is gone, and the cache of merged models has let go of it. */
         if (x->base && (x->base->closed || (x->merged && x->merged->n_ref == 1)))
                 residency_clear(x, g);
-        if (!x->planned || x->limits.idle_usec == 0)
+        if (x->limits.idle_usec == 0)
                 return UINT64_MAX;
         end = x->used_usec + x->limits.idle_usec;
         if (clock_usec() < end)
                 return end;
 
-        (void) on_all_ranks(g, release_rank, x);
-        x->planned = false;
+        if (x->planned) {
+                (void) on_all_ranks(g, release_rank, x);
+                x->planned = false;
+                log_info("Gave the device's memory back: no step came for %" PRIu64 " s.", x->limits.idle_usec / 1000000);
+        }
         residency_note(x);
-        log_info("Gave the device's memory back: no step came for %" PRIu64 " s.", x->limits.idle_usec / 1000000);
-        return UINT64_MAX;
+        x->idle++;
+        return x->used_usec + x->limits.idle_usec;
 }
