@@ -16,8 +16,10 @@ extern "C" {
 const LkOps *lk_cuda_ops(void);
 
 /* Has a thread load what contexts need, beside the start of the driver: once that is loaded itself (cudaDriverGetVersion()),
- * since loading is done one after the other. The first context waits for it. */
+ * since loading is done one after the other. The first context waits for it. Once. */
 void lk_cuda_load_libraries(void);
+/* Waits for that thread, if there is one: on the same thread as the call before. */
+void lk_cuda_await_libraries(void);
 
 /* Which kernel does what on this device, in a few lines of words; and what the bits depend on, in one. Both return as snprintf does. */
 int lk_cuda_describe(LkContext *c, char *ret, size_t size);

@@ -16,6 +16,9 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 LtLibrary lt_functions;
 static bool complete;
 
+static pthread_t loader; /* these two are of whoever started it */
+static bool loading;
+
 /* Where every library is looked for, then in the toolkit that this was built with. */
 static void load(void) {
         void *handle = dlopen(SONAME(CUBLAS_VER_MAJOR), RTLD_LAZY | RTLD_LOCAL);
@@ -46,8 +49,11 @@ static void *load_thread(void *userdata) {
 }
 
 void lk_cuda_load_libraries(void) {
-        pthread_t thread;
+        loading = pthread_create(&loader, NULL, load_thread, NULL) == 0;
+}
 
-        if (pthread_create(&thread, NULL, load_thread, NULL) == 0)
-                (void) pthread_detach(thread);
+void lk_cuda_await_libraries(void) {
+        if (loading)
+                (void) pthread_join(loader, NULL);
+        loading = false;
 }

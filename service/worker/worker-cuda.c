@@ -190,6 +190,7 @@ static int start(Fault *f) {
         r = count_devices(&n, f);
         if (r >= 0)
                 r = choose_device(n, f);
+        lk_cuda_await_libraries(); /* a process that is shut in loads nothing any more */
         if (r < 0)
                 return r;
         gpu.ops.numerics_id = gpu.numerics_id;
