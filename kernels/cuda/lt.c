@@ -137,7 +137,8 @@ static int pin_algo(const CudaLt *lt, const LtPin *p, cudaDataType_t y_type, cub
                 lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, y_type, y_type, (int) p->id, ret);
 
         for (size_t i = 1; i < FIELDS && s == CUBLAS_STATUS_SUCCESS; i++)
-                s = lib->cublasLtMatmulAlgoConfigSetAttribute(ret, fields[i].attribute, (const uint8_t *) p + fields[i].offset, fields[i].size);
+                s = lib->cublasLtMatmulAlgoConfigSetAttribute(
+                        ret, fields[i].attribute, (const uint8_t *) p + fields[i].offset, fields[i].size);
         return lt_result(s);
 }
 

@@ -130,8 +130,8 @@ static int open_device(Fault *f) {
                 (void) snprintf(text, sizeof(text), "this build has no kernels for sm_%d%d (option gpu_arch), or others use it alone",
                         gpu.properties.major, gpu.properties.minor);
         else if (r == -ELIBACC)
-                (void) snprintf(text, sizeof(text), "cuBLAS of CUDA %d (libcublasLt.so.%d) cannot be loaded: install it", CUDART_VERSION / 1000,
-                        CUDART_VERSION / 1000);
+                (void) snprintf(text, sizeof(text), "cuBLAS of CUDA %d (libcublasLt.so.%d) cannot be loaded: install it",
+                        CUDART_VERSION / 1000, CUDART_VERSION / 1000);
         else
                 (void) snprintf(text, sizeof(text), "%s", strerror(-r));
         return fault_set(f, r, FAULT_NOT_SUPPORTED, "The GPU %s (%s) cannot be used: %s.", gpu.properties.name,
