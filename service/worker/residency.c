@@ -26,7 +26,7 @@ static const uint32_t pieces[] = {24576, 16384, 8192, 4096, 2048, 1024};
 
 /* Who touches memory before it is registered, and from how many bytes on. */
 #define TOUCH_THREADS 4
-#define TOUCH_FROM (UINT64_C(8) << 20)
+#define TOUCH_FROM (UINT64_C(1) << 20)
 
 /* Of the memory that is planned with: what allocations are rounded up by. */
 #define SLACK 64
