@@ -12,8 +12,14 @@ extern "C" {
 /* Counts up with every change of the kernels' bits. */
 #define LK_CUDA_KERNELS 1
 
-/* The static op table. context_new takes the calling thread's current device; -ENODEV without one. */
+/* The static op table. context_new takes the calling thread's current device; -ENODEV without one, -ELIBACC without cublasLt. */
 const LkOps *lk_cuda_ops(void);
+
+/* Has a thread load what contexts need, beside the start of the driver: once that is loaded itself (cudaDriverGetVersion()),
+ * since loading is done one after the other. The first context waits for it. Once. */
+void lk_cuda_load_libraries(void);
+/* Waits for that thread, if there is one: on the same thread as the call before. */
+void lk_cuda_await_libraries(void);
 
 /* Which kernel does what on this device, in a few lines of words; and what the bits depend on, in one. Both return as snprintf does. */
 int lk_cuda_describe(LkContext *c, char *ret, size_t size);

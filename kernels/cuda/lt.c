@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cublasLt.h>
-
+#include "kernels/cuda/lt-library.h"
 #include "service/shared/cleanup.h"
 
 /* Always given: the fast int8 kernels want a few bytes, and a query without any gets an older family at 0.66 to 0.82 of their rate. */
@@ -20,6 +19,8 @@
 typedef struct Shape {
         uint64_t m, n, k, x_ld, y_ld;
 } Shape;
+
+static const LtLibrary *const lib = &lt_functions; /* while there is a CudaLt they are loaded */
 
 struct CudaLt {
         cublasLtHandle_t handle;
@@ -55,13 +56,13 @@ static int lt_result(cublasStatus_t s) {
 
 static void problem_done(Problem *p) {
         if (p->w)
-                (void) cublasLtMatrixLayoutDestroy(p->w);
+                (void) lib->cublasLtMatrixLayoutDestroy(p->w);
         if (p->x)
-                (void) cublasLtMatrixLayoutDestroy(p->x);
+                (void) lib->cublasLtMatrixLayoutDestroy(p->x);
         if (p->y)
-                (void) cublasLtMatrixLayoutDestroy(p->y);
+                (void) lib->cublasLtMatrixLayoutDestroy(p->y);
         if (p->op)
-                (void) cublasLtMatmulDescDestroy(p->op);
+                (void) lib->cublasLtMatmulDescDestroy(p->op);
 }
 
 static cudaDataType_t y_type_of(const Problem *p, LkType t) {
@@ -73,15 +74,15 @@ static int problem_init(Problem *p, bool integer, const LtProduct *a) {
         cublasStatus_t s;
 
         *p = (Problem){.integer = integer};
-        s = cublasLtMatmulDescCreate(&p->op, integer ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F, integer ? CUDA_R_32I : CUDA_R_32F);
+        s = lib->cublasLtMatmulDescCreate(&p->op, integer ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F, integer ? CUDA_R_32I : CUDA_R_32F);
         if (s == CUBLAS_STATUS_SUCCESS)
-                s = cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed));
+                s = lib->cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed));
         if (s == CUBLAS_STATUS_SUCCESS)
-                s = cublasLtMatrixLayoutCreate(&p->w, integer ? CUDA_R_8I : CUDA_R_16BF, a->k, a->n, (int64_t) a->k);
+                s = lib->cublasLtMatrixLayoutCreate(&p->w, integer ? CUDA_R_8I : CUDA_R_16BF, a->k, a->n, (int64_t) a->k);
         if (s == CUBLAS_STATUS_SUCCESS)
-                s = cublasLtMatrixLayoutCreate(&p->x, integer ? CUDA_R_8I : CUDA_R_16BF, a->k, a->m, (int64_t) a->x_ld);
+                s = lib->cublasLtMatrixLayoutCreate(&p->x, integer ? CUDA_R_8I : CUDA_R_16BF, a->k, a->m, (int64_t) a->x_ld);
         if (s == CUBLAS_STATUS_SUCCESS)
-                s = cublasLtMatrixLayoutCreate(&p->y, y_type_of(p, a->y_type), a->n, a->m, (int64_t) a->y_ld);
+                s = lib->cublasLtMatrixLayoutCreate(&p->y, y_type_of(p, a->y_type), a->n, a->m, (int64_t) a->y_ld);
         return lt_result(s);
 }
 
@@ -91,13 +92,13 @@ static int propose(const CudaLt *lt, const Problem *p, int max, cublasLtMatmulHe
         cublasLtMatmulPreference_t wish;
         int n = 0;
 
-        if (cublasLtMatmulPreferenceCreate(&wish) != CUBLAS_STATUS_SUCCESS)
+        if (lib->cublasLtMatmulPreferenceCreate(&wish) != CUBLAS_STATUS_SUCCESS)
                 return 0;
-        if (cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &space, sizeof(space)) !=
+        if (lib->cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &space, sizeof(space)) !=
                         CUBLAS_STATUS_SUCCESS ||
-                cublasLtMatmulAlgoGetHeuristic(lt->handle, p->op, p->w, p->x, p->y, p->y, wish, max, ret, &n) != CUBLAS_STATUS_SUCCESS)
+                lib->cublasLtMatmulAlgoGetHeuristic(lt->handle, p->op, p->w, p->x, p->y, p->y, wish, max, ret, &n) != CUBLAS_STATUS_SUCCESS)
                 n = 0;
-        (void) cublasLtMatmulPreferenceDestroy(wish);
+        (void) lib->cublasLtMatmulPreferenceDestroy(wish);
         return n;
 }
 
@@ -124,7 +125,7 @@ static bool pin_read(const cublasLtMatmulAlgo_t *a, LtPin *ret) {
         size_t written;
 
         for (size_t i = 0; i < FIELDS; i++)
-                if (cublasLtMatmulAlgoConfigGetAttribute(
+                if (lib->cublasLtMatmulAlgoConfigGetAttribute(
                             a, fields[i].attribute, (uint8_t *) &p + fields[i].offset, fields[i].size, &written) != CUBLAS_STATUS_SUCCESS)
                         return false;
         *ret = p;
@@ -132,11 +133,12 @@ static bool pin_read(const cublasLtMatmulAlgo_t *a, LtPin *ret) {
 }
 
 static int pin_algo(const CudaLt *lt, const LtPin *p, cudaDataType_t y_type, cublasLtMatmulAlgo_t *ret) {
-        cublasStatus_t s = cublasLtMatmulAlgoInit(
+        cublasStatus_t s = lib->cublasLtMatmulAlgoInit(
                 lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, y_type, y_type, (int) p->id, ret);
 
         for (size_t i = 1; i < FIELDS && s == CUBLAS_STATUS_SUCCESS; i++)
-                s = cublasLtMatmulAlgoConfigSetAttribute(ret, fields[i].attribute, (const uint8_t *) p + fields[i].offset, fields[i].size);
+                s = lib->cublasLtMatmulAlgoConfigSetAttribute(
+                        ret, fields[i].attribute, (const uint8_t *) p + fields[i].offset, fields[i].size);
         return lt_result(s);
 }
 
@@ -145,17 +147,21 @@ static int launch(const CudaLt *lt, cudaStream_t stream, const Problem *p, const
         static const int32_t i[2] = {1, 0};
         const void *one = p->integer ? (const void *) i : f, *zero = p->integer ? (const void *) (i + 1) : f + 1;
 
-        return lt_result(cublasLtMatmul(
+        return lt_result(lib->cublasLtMatmul(
                 lt->handle, p->op, one, a->w, p->w, a->x, p->x, zero, a->y, p->y, a->y, p->y, algo, lt->workspace, WORKSPACE, stream));
 }
 
 int lt_new(CudaLt **ret) {
-        CudaLt *lt = calloc(1, sizeof(*lt));
+        CudaLt *lt;
         int r;
 
+        r = lt_library_load();
+        if (r < 0)
+                return r;
+        lt = calloc(1, sizeof(*lt));
         if (!lt)
                 return -ENOMEM;
-        r = lt_result(cublasLtCreate(&lt->handle));
+        r = lt_result(lib->cublasLtCreate(&lt->handle));
         if (r >= 0 && cudaMalloc(&lt->workspace, WORKSPACE) != cudaSuccess) {
                 (void) cudaGetLastError();
                 r = -ENOMEM;
@@ -172,7 +178,7 @@ CudaLt *lt_free(CudaLt *lt) {
         if (!lt)
                 return NULL;
         if (lt->handle)
-                (void) cublasLtDestroy(lt->handle);
+                (void) lib->cublasLtDestroy(lt->handle);
         if (cudaFree(lt->workspace) != cudaSuccess)
                 (void) cudaGetLastError();
         free(lt);
@@ -180,7 +186,7 @@ CudaLt *lt_free(CudaLt *lt) {
 }
 
 size_t lt_version(void) {
-        return cublasLtGetVersion();
+        return lib->cublasLtGetVersion ? lib->cublasLtGetVersion() : 0;
 }
 
 int lt_ask(CudaLt *lt, uint64_t m, uint64_t n, uint64_t k, LkType y_type, LtPin *ret) {
@@ -216,7 +222,7 @@ int lt_run(CudaLt *lt, cudaStream_t stream, const LtPin *pin, const LtProduct *a
         r = problem_init(&p, false, a);
         if (r >= 0)
                 r = pin_algo(lt, pin, y_type_of(&p, a->y_type), &algo);
-        if (r >= 0 && (cublasLtMatmulAlgoCheck(lt->handle, p.op, p.w, p.x, p.y, p.y, &algo, &answer) != CUBLAS_STATUS_SUCCESS ||
+        if (r >= 0 && (lib->cublasLtMatmulAlgoCheck(lt->handle, p.op, p.w, p.x, p.y, p.y, &algo, &answer) != CUBLAS_STATUS_SUCCESS ||
                               answer.state != CUBLAS_STATUS_SUCCESS || answer.workspaceSize > WORKSPACE))
                 r = -EOPNOTSUPP;
         if (r >= 0)

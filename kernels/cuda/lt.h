@@ -35,9 +35,10 @@ typedef struct LtProduct {
         uint64_t y_ld;
 } LtProduct;
 
+/* -ELIBACC: the library cannot be loaded. */
 int lt_new(CudaLt **ret);
 CudaLt *lt_free(CudaLt *lt); /* accepts NULL, returns NULL */
-size_t lt_version(void);
+size_t lt_version(void); /* 0: not loaded */
 
 /* The library's first proposal for a bf16 product that keeps one chain of sums. -EOPNOTSUPP: it has none. */
 int lt_ask(CudaLt *lt, uint64_t m, uint64_t n, uint64_t k, LkType y_type, LtPin *ret);

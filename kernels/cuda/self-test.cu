@@ -69,74 +69,116 @@ static int to_host(LkContext *c, void *host, const void *device, uint64_t size) 
         return r < 0 ? r : cuda_result(cudaStreamSynchronize(c->stream));
 }
 
+/* What was seen, on the device: the first step of a new worker waits for a dozen layers' trials, and outputs that came to the host to be compared
+ * were most of their time. */
+typedef struct Verdict {
+        unsigned long long differ; /* numbers of parts that are not the whole's */
+        double distance, length;   /* squares */
+} Verdict;
+
 typedef struct Trial {
         LkContext *c;
         uint64_t k, cols;
         LkType y_type;
-        uint8_t *x, *w, *y; /* y has room for a row more */
-        uint8_t *whole, *part; /* on the host */
+        uint8_t *x, *w, *whole, *y; /* y has room for 16 bytes more */
+        Verdict *verdict;
 } Trial;
 
 typedef struct Cut {
         uint64_t row, rows, col, cols;
 } Cut;
 
-/* A part by a pin to `host`, dense. */
-static int trial_run(const Trial *t, const LtPin *pin, const Cut *cut, uint8_t *host) {
-        uint64_t size = lk_type_size(t->y_type);
-        /* Sixteen bytes off: what is promised of y, not more. */
-        uint8_t *y = cut->row > 0 ? t->y + 16 : t->y;
-        const LtProduct product = { cut->rows, cut->cols, t->k, t->x + cut->row * t->k * 2, t->k, t->w + cut->col * t->k * 2, y, t->y_type,
-                cut->cols };
-        int r = lt_run(t->c->product->lt, t->c->stream, pin, &product);
+template <typename T>
+__global__ static void compare_kernel(const T *part, const T *whole, uint64_t rows, uint64_t cols, uint64_t whole_ld, Verdict *v) {
+        unsigned long long n = 0;
 
-        return r < 0 ? r : to_host(t->c, host, y, cut->rows * cut->cols * size);
+        for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < rows * cols; i += (uint64_t) gridDim.x * blockDim.x)
+                n += part[i] != whole[i / cols * whole_ld + i % cols];
+        if (n > 0)
+                atomicAdd(&v->differ, n);
 }
 
-/* 1: the bits of the whole, 0: others. */
-static int trial_cut(const Trial *t, const LtPin *pin, const Cut *cut) {
-        uint64_t size = lk_type_size(t->y_type);
-        int r = trial_run(t, pin, cut, t->part);
-
-        if (r < 0)
-                return r == -EOPNOTSUPP ? 0 : r;
-        for (uint64_t i = 0; i < cut->rows; i++)
-                if (memcmp(t->part + i * cut->cols * size, t->whole + ((cut->row + i) * t->cols + cut->col) * size, cut->cols * size) != 0)
-                        return 0;
-        return 1;
+template <typename T> __device__ static float number_of(T bits);
+template <> __device__ float number_of(uint32_t bits) {
+        return __uint_as_float(bits);
+}
+template <> __device__ float number_of(uint16_t bits) {
+        return __uint_as_float((uint32_t) bits << 16);
 }
 
-static float number_of(const uint8_t *p, LkType type, uint64_t i) {
-        uint32_t u = 0;
-        float f;
-
-        memcpy(type == LK_F32 ? (uint8_t *) &u : (uint8_t *) &u + 2, p + i * lk_type_size(type), lk_type_size(type));
-        memcpy(&f, &u, sizeof(f));
-        return f;
-}
-
-/* 1: the whole is what the own kernel gives but for rounding. */
-static int trial_right(const Trial *t) {
-        const MmaProduct product = { TEST_ROWS, t->x, t->k, dense_matrix(t->w, LK_BF16, t->cols, t->k), NULL, { NULL, NULL }, t->y, t->y_type,
-                t->cols };
+/* In no order: it is held against a bound that nothing comes near to. */
+template <typename T> __global__ static void distance_kernel(const T *y, const T *right, uint64_t n, Verdict *v) {
         double distance = 0, length = 0;
-        int r;
 
-        r = product_mma(t->c->stream, &product);
-        if (r >= 0)
-                r = to_host(t->c, t->part, t->y, TEST_ROWS * t->cols * lk_type_size(t->y_type));
-        if (r < 0)
-                return r;
-        for (uint64_t i = 0; i < TEST_ROWS * t->cols; i++) {
-                double a = number_of(t->whole, t->y_type, i), b = number_of(t->part, t->y_type, i);
+        for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (uint64_t) gridDim.x * blockDim.x) {
+                double a = number_of<T>(y[i]), b = number_of<T>(right[i]);
 
                 distance += (a - b) * (a - b);
                 length += b * b;
         }
-        return sqrt(distance) <= TEST_ERROR * sqrt(length);
+        for (int step = 16; step > 0; step /= 2) {
+                distance += __shfl_down_sync(0xffffffffu, distance, step);
+                length += __shfl_down_sync(0xffffffffu, length, step);
+        }
+        if (threadIdx.x % 32 == 0) {
+                atomicAdd(&v->distance, distance);
+                atomicAdd(&v->length, length);
+        }
 }
 
-/* Every cut by the large pin; the small one beside it. */
+/* A part by a pin to `y`, dense. */
+static int trial_run(const Trial *t, const LtPin *pin, const Cut *cut, uint8_t *y) {
+        const LtProduct product = { cut->rows, cut->cols, t->k, t->x + cut->row * t->k * 2, t->k, t->w + cut->col * t->k * 2, y, t->y_type,
+                cut->cols };
+
+        return lt_run(t->c->product->lt, t->c->stream, pin, &product);
+}
+
+/* The same, and the verdict counts what is not the whole's. */
+static int trial_cut(const Trial *t, const LtPin *pin, const Cut *cut) {
+        uint64_t at = cut->row * t->cols + cut->col;
+        /* Sixteen bytes off: what is promised of y, not more. */
+        uint8_t *y = cut->row > 0 ? t->y + 16 : t->y;
+        int r = trial_run(t, pin, cut, y);
+
+        if (r < 0)
+                return r;
+        if (t->y_type == LK_F32)
+                compare_kernel<<<256, 256, 0, t->c->stream>>>((const uint32_t *) y, (const uint32_t *) t->whole + at, cut->rows, cut->cols, t->cols,
+                        t->verdict);
+        else
+                compare_kernel<<<256, 256, 0, t->c->stream>>>((const uint16_t *) y, (const uint16_t *) t->whole + at, cut->rows, cut->cols, t->cols,
+                        t->verdict);
+        return cuda_result(cudaGetLastError());
+}
+
+/* The verdict has how far the whole is from what the own kernel gives. */
+static int trial_distance(const Trial *t) {
+        const MmaProduct product = { TEST_ROWS, t->x, t->k, dense_matrix(t->w, LK_BF16, t->cols, t->k), NULL, { NULL, NULL }, t->y, t->y_type,
+                t->cols };
+        int r = product_mma(t->c->stream, &product);
+
+        if (r < 0)
+                return r;
+        if (t->y_type == LK_F32)
+                distance_kernel<<<128, 256, 0, t->c->stream>>>((const uint32_t *) t->whole, (const uint32_t *) t->y, TEST_ROWS * t->cols, t->verdict);
+        else
+                distance_kernel<<<128, 256, 0, t->c->stream>>>((const uint16_t *) t->whole, (const uint16_t *) t->y, TEST_ROWS * t->cols, t->verdict);
+        return cuda_result(cudaGetLastError());
+}
+
+static int verdict_clear(const Trial *t) {
+        return cuda_result(cudaMemsetAsync(t->verdict, 0, sizeof(*t->verdict), t->c->stream));
+}
+
+/* 1: every part has the bits of the whole. */
+static int verdict_read(const Trial *t, Verdict *ret) {
+        int r = to_host(t->c, ret, t->verdict, sizeof(*ret));
+
+        return r < 0 ? r : ret->differ == 0;
+}
+
+/* Every cut by the large pin; the small one beside it. 0: not to be used. */
 static int trial_pins(const Trial *t, LayerPin *pin) {
         const uint64_t n = t->cols, half = n / 2 / 8 * 8;
         const Cut whole = { 0, TEST_ROWS, 0, n };
@@ -148,23 +190,34 @@ static int trial_pins(const Trial *t, LayerPin *pin) {
                 { 0, TEST_ROWS, half, n - half },
                 { 129, 127, half, n - half },
         };
+        Verdict v;
         int r;
 
-        r = trial_run(t, &pin->large, &whole, t->whole);
+        r = verdict_clear(t);
         if (r >= 0)
-                r = trial_right(t);
-        for (size_t i = 0; r > 0 && i < sizeof(cuts) / sizeof(*cuts); i++)
+                r = trial_run(t, &pin->large, &whole, t->whole);
+        if (r >= 0)
+                r = trial_distance(t);
+        for (size_t i = 0; r >= 0 && i < sizeof(cuts) / sizeof(*cuts); i++)
                 r = trial_cut(t, &pin->large, cuts + i);
+        if (r >= 0)
+                r = verdict_read(t, &v);
+        if (r > 0)
+                r = sqrt(v.distance) <= TEST_ERROR * sqrt(v.length);
         if (r <= 0)
                 return r == -EOPNOTSUPP ? 0 : r;
 
         if (pin->few) {
-                r = trial_cut(t, &pin->small, &whole);
-                for (size_t i = 0; r > 0 && i < 3; i++)
+                r = verdict_clear(t);
+                if (r >= 0)
+                        r = trial_cut(t, &pin->small, &whole);
+                for (size_t i = 0; r >= 0 && i < 3; i++)
                         r = trial_cut(t, &pin->small, cuts + i);
+                if (r >= 0)
+                        r = verdict_read(t, &v);
                 pin->few = r > 0;
         }
-        return r < 0 ? r : 1;
+        return r < 0 && r != -EOPNOTSUPP ? r : 1;
 }
 
 /* Asks and tries; pin->own says what came of it. */
@@ -188,18 +241,16 @@ static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, Laye
         size = TEST_ROWS * t.cols * lk_type_size(y_type);
         t.x = (uint8_t *) scratch_take(&s, TEST_ROWS * k * 2);
         t.w = (uint8_t *) scratch_take(&s, t.cols * k * 2);
+        t.whole = (uint8_t *) scratch_take(&s, size);
         t.y = (uint8_t *) scratch_take(&s, size + 16);
-        if (t.cols < 16 || !t.x || !t.w || !t.y)
+        t.verdict = (Verdict *) scratch_take(&s, sizeof(*t.verdict));
+        if (t.cols < 16 || !t.x || !t.w || !t.whole || !t.y || !t.verdict)
                 return 0;
-        t.whole = (uint8_t *) malloc(size);
-        t.part = (uint8_t *) malloc(size);
-        r = t.whole && t.part ? fill(c, t.x, TEST_ROWS * k, 1, true) : -ENOMEM;
+        r = fill(c, t.x, TEST_ROWS * k, 1, true);
         if (r >= 0)
                 r = fill(c, t.w, t.cols * k, 2, true);
         if (r >= 0)
                 r = trial_pins(&t, pin);
-        free(t.whole);
-        free(t.part);
         if (r < 0)
                 return r;
         pin->own = r == 0;
@@ -358,7 +409,7 @@ int product_new(LkContext *c) {
         }
         if (r >= 0) {
                 r = lt_new(&p->lt);
-                if (r < 0 && r != -ENOMEM) { /* the library does not know the device */
+                if (r < 0 && r != -ENOMEM && r != -ELIBACC) { /* the library does not know the device */
                         p->lt = NULL;
                         r = 0;
                 }

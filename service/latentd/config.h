@@ -58,7 +58,7 @@ typedef struct Config {
         uint64_t cache_ram_reserve; /* CacheRamReserve=, bytes or percent of MemTotal; default 10% */
         uint64_t vram_reserve;      /* VramReserve=: bytes of each device that others shall find free; default 1G */
         uint64_t vram_limit;        /* VramLimit=: bytes of each device that a worker may take; 0: all */
-        uint32_t vram_idle_sec;     /* VramIdleSec=: a worker without steps gives its device memory back; default 300, 0: never */
+        uint32_t vram_idle_sec;     /* VramIdleSec=: a worker with devices and without steps ends; default 300, 0: never */
         uint64_t encode_cache_max;  /* EncodeCacheMax=: bytes of Encode's results that a worker keeps; default 256M, 0: none */
         uint32_t evict_after_use;   /* EvictAfterUse=: CONFIG_PART_*, default: none */
         Tristate lock_memory;       /* LockMemory=yes|no|auto */

@@ -474,6 +474,18 @@ static void on_welcome_ack(WorkerLink *w, const WireMessage *m) {
         queue_dispatch(w->manager->queue);
 }
 
+/* A worker that lies idle ends: a driver's context, modules and libraries take a GiB of each device, which come back in no other
+ * way. If there is work that makes no steps for now it says so again later. */
+static void on_memory(WorkerLink *w, const WireMemory *m) {
+        bool idle = m->idle != w->memory.idle;
+
+        w->manager->merged_bytes = m->merged_bytes;
+        w->memory = *m;
+        manager_used_changed(w->manager);
+        if (idle && worker_link_release(w) == 0)
+                log_info("The worker is ended: no step came for %" PRIu32 " s (VramIdleSec=).", w->manager->config->vram_idle_sec);
+}
+
 static void on_work_message(WorkerLink *w, const WireMessage *m) {
         Queue *q = w->manager->queue;
 
@@ -505,9 +517,7 @@ static void on_work_message(WorkerLink *w, const WireMessage *m) {
                         worker_link_drop(w, "broke the protocol: it says that it holds more memory than there is");
                         break;
                 }
-                w->manager->merged_bytes = m->memory.merged_bytes;
-                w->memory = m->memory;
-                manager_used_changed(w->manager);
+                on_memory(w, &m->memory);
                 break;
 
         case WIRE_STEP_DONE:

@@ -220,10 +220,6 @@ static void normalise(WireMessage *m) {
                 m->step_done.reserved = 0;
                 break;
 
-        case WIRE_MEMORY:
-                m->memory.reserved = 0;
-                break;
-
         case WIRE_LORA_NOTES:
                 for (size_t i = 0; i < WIRE_LORA_NOTES_MAX; i++) {
                         TERMINATE(m->lora_notes.notes[i].name);

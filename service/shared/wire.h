@@ -499,7 +499,9 @@ typedef struct WireMemory {
         uint64_t merged_bytes; /* of all merged matrices, in use or kept */
         uint64_t device_model; /* whose weights are in device memory, 0: none */
         uint64_t device_bytes; /* of device memory that they take, over all ranks */
-        uint32_t device_blocks, reserved; /* of the model that stay there, on the rank that has most of them */
+        uint32_t device_blocks; /* of the model that stay there, on the rank that has most of them */
+        uint32_t idle;          /* how many times welcome.vram_idle_usec has passed without a step: what a worker that waits still takes
+                                   of its devices comes back when its process ends */
         uint64_t registered_bytes; /* of host memory, with the devices */
 } WireMemory;
 

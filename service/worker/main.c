@@ -17,6 +17,7 @@
 #include "service/shared/reaper.h"
 #include "service/shared/slice.h"
 #include "service/worker/seccomp.h"
+#include "service/worker/timeline.h"
 #include "service/worker/worker.h"
 
 static int help(const Backend *b) {
@@ -117,6 +118,7 @@ static int serve(const Backend *b, Fault *f) {
                 return fault_set(
                         f, r, FAULT_INTERNAL, "The reaper thread cannot be started: %s.", strerror(-r));
 
+        timeline_note("shut in");
         return worker_run(f);
 }
 
@@ -125,6 +127,7 @@ int main(int argc, char **argv) {
         Fault f = {};
         int r;
 
+        timeline_begin();
         b = backend_get(&f);
         if (!b) {
                 fprintf(stderr, "%s: %s\n", program_invocation_short_name, f.text);

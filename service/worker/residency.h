@@ -51,12 +51,12 @@ typedef struct Residency {
         uint32_t piece_rows;  /* H3Rank */
         uint64_t regrow_usec; /* after a shrink: when it is planned anew; 0: as planned */
         uint64_t regrow_delay_usec;
-        uint64_t used_usec;   /* when a step began or ended last */
+        uint64_t used_usec;   /* when a step began or ended last, at first: when the worker began; or an idle time ended */
         bool warned;          /* that memory cannot be registered */
 
         /* for the broker; any thread */
         _Atomic uint64_t device_model, device_bytes, registered_bytes;
-        _Atomic uint32_t device_blocks;
+        _Atomic uint32_t device_blocks, idle; /* idle: times that limits.idle_usec passed without a step */
 } Residency;
 
 typedef struct ResidencyUse {
@@ -92,7 +92,8 @@ bool residency_again(Residency *x, RankGroup *g, const Job *j, int r, Fault *f);
 /* Lets go of the model. */
 void residency_clear(Residency *x, RankGroup *g);
 
-/* There is nothing to do: lets go of what was closed, or lies idle. When to ask again (CLOCK_MONOTONIC). */
+/* There is nothing to do: lets go of what was closed, or lies idle, and counts idle times. When to ask again
+ * (CLOCK_MONOTONIC). */
 uint64_t residency_rest(Residency *x, RankGroup *g);
 
 /* After steps: counts anew what the broker is told. */

@@ -7,6 +7,7 @@
 
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
+#include "service/worker/timeline.h"
 
 /* A block is expected to take rows x bytes of its weights at this pace at least; a rank that is waited for
  * may take PATIENCE times that. Less than the broker allows (latentd/worker-feed.c), so that it hears which
@@ -46,6 +47,7 @@ static void on_first(void *userdata) {
         const Part *part = userdata;
         const SplitStep *s = part->split->step;
 
+        timeline_note("rows");
         *s->first_usec = s->ops->stamp && s->ops->stamp(part->context) < 0 ? 0 : clock_usec();
 }
 

@@ -11,6 +11,7 @@
 #include "service/worker/job-private.h"
 #include "service/worker/step-model.h"
 #include "service/worker/step-table.h"
+#include "service/worker/timeline.h"
 
 #define PROGRESS_INTERVAL_USEC UINT64_C(20000)
 /* Of a split that was not made yet, about as the broker does it. */
@@ -261,18 +262,23 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3Ste
 
         job_step_input(j, step, &in);
         in.rope = rope_cache_get(&s->rope, &job_model(j)->config, j->layout, j->compute);
+        timeline_note("rope");
         r = refine_text(s, g, j, &in.refined_text, f);
         if (r < 0)
                 return r;
 
+        timeline_note("text");
         r = step_choose_table(s, g, j, step, &in, &table, f);
         if (r < 0)
                 return r;
+        timeline_note("table");
         in.mod_table = table ? table->h3 : NULL;
         run.pass = table ? H3_PASS_STEP_TABLE : H3_PASS_STEP;
 
         r = split_run(g, &split, &ret->exchanged_bytes, f);
         in.mod_table = NULL;
+        if (r >= 0)
+                timeline_end(ret->first_usec);
         *ret_in = in;
         return r;
 }
@@ -285,6 +291,7 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInp
         r = residency_prepare(&s->residency, s->backend, g, &use, f);
         if (r < 0)
                 return r;
+        timeline_note("memory");
         do
                 r = try_compute(s, g, j, step, ret_in, ret, f);
         while (residency_again(&s->residency, g, j, r, f));
@@ -342,6 +349,7 @@ int step_run(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret
                 return r;
 
         *ret = (StepResult){};
+        timeline_note("job");
         if (j->coder) {
                 r = coder_step(s, g, j, step, ret, f);
                 ret->usec = clock_usec() - begin;

@@ -15,6 +15,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 #include "service/worker/meminfo.h"
+#include "service/worker/timeline.h"
 
 /* The portable kernels want mma.sync of bf16 and cp.async. */
 #define OLDEST_MAJOR 8
@@ -41,11 +42,14 @@ static int count_devices(int *ret, Fault *f) {
         int driver = 0, runtime = 0;
         cudaError_t e;
 
+        (void) cudaDriverGetVersion(&driver);
+        if (driver > 0)
+                lk_cuda_load_libraries();
         e = cudaGetDeviceCount(ret);
+        timeline_note("driver");
         if (e == cudaSuccess && *ret > 0)
                 return 0;
 
-        (void) cudaDriverGetVersion(&driver);
         (void) cudaRuntimeGetVersion(&runtime);
         if (driver == 0)
                 return no_device(f, "There is no NVIDIA driver (libcuda.so.1): install one of version 580 or newer.");
@@ -104,12 +108,14 @@ static int open_device(Fault *f) {
         char text[256];
         int r;
 
-        if (cudaSetDevice(gpu.device) == cudaSuccess)
+        r = cudaSetDevice(gpu.device) == cudaSuccess ? 0 : -ENODEV;
+        timeline_note("context");
+        if (r >= 0)
                 r = lk_cuda_ops()->context_new(0, &c);
-        else
-                r = -ENODEV;
+        timeline_note("library");
         if (r >= 0)
                 r = try_kernel(c);
+        timeline_note("kernel");
         if (r >= 0) {
                 (void) lk_cuda_numerics_id(c, gpu.numerics_id, sizeof(gpu.numerics_id));
                 (void) lk_cuda_describe(c, gpu.kernels, sizeof(gpu.kernels));
@@ -123,6 +129,9 @@ static int open_device(Fault *f) {
         else if (r == -ENODEV)
                 (void) snprintf(text, sizeof(text), "this build has no kernels for sm_%d%d (option gpu_arch), or others use it alone",
                         gpu.properties.major, gpu.properties.minor);
+        else if (r == -ELIBACC)
+                (void) snprintf(text, sizeof(text), "cuBLAS of CUDA %d (libcublasLt.so.%d) cannot be loaded: install it",
+                        CUDART_VERSION / 1000, CUDART_VERSION / 1000);
         else
                 (void) snprintf(text, sizeof(text), "%s", strerror(-r));
         return fault_set(f, r, FAULT_NOT_SUPPORTED, "The GPU %s (%s) cannot be used: %s.", gpu.properties.name,
@@ -181,6 +190,7 @@ static int start(Fault *f) {
         r = count_devices(&n, f);
         if (r >= 0)
                 r = choose_device(n, f);
+        lk_cuda_await_libraries(); /* a process that is shut in loads nothing any more */
         if (r < 0)
                 return r;
         gpu.ops.numerics_id = gpu.numerics_id;

@@ -17,6 +17,7 @@
 #include "service/worker/model-table.h"
 #include "service/worker/rank.h"
 #include "service/worker/step.h"
+#include "service/worker/timeline.h"
 
 #define SESSIONS_MAX 8192
 #define JOBS_MAX 4096
@@ -58,6 +59,7 @@ static void report_memory(Worker *w) {
         m.memory.device_model = x->device_model;
         m.memory.device_bytes = x->device_bytes;
         m.memory.device_blocks = x->device_blocks;
+        m.memory.idle = x->idle;
         m.memory.registered_bytes = x->registered_bytes;
 
         (void) pthread_mutex_lock(&w->memory_lock);
@@ -104,7 +106,7 @@ static void end_without_device(Worker *w, const Job *j, uint32_t step) {
         reaper_kill_process();
 }
 
-/* Likewise: what nobody needs leaves the devices. */
+/* On the steps' thread: what nobody needs leaves the devices. */
 static uint64_t on_idle(void *userdata, RankGroup *g) {
         Worker *w = userdata;
         uint64_t next = residency_rest(&w->steps.residency, g);
@@ -171,9 +173,13 @@ static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
                 .limit = m->welcome.vram_limit,
                 .idle_usec = m->welcome.vram_idle_usec,
         };
+        w->steps.residency.used_usec = clock_usec();
         r = rank_group_new(w->backend->ops, m->welcome.ranks, m->welcome.threads, on_step, w, &w->ranks, f);
-        if (r >= 0 && !w->backend->ops->host_weights)
+        if (r >= 0 && !w->backend->ops->host_weights) {
                 rank_group_set_idle(w->ranks, on_idle);
+                rank_group_poke(w->ranks); /* also a worker that no step comes to is idle some day */
+        }
+        timeline_note("welcome");
         return r;
 }
 
@@ -206,6 +212,7 @@ static int on_model_commit(Worker *w, const WireMessage *m, Fault *f) {
                 warn_of_backend(w, &reply.model_ready);
                 link_send(w->link, &reply);
         }
+        timeline_note("model");
         return 0;
 }
 

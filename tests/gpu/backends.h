@@ -7,8 +7,10 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -22,6 +24,11 @@ static uint64_t seed = 42;
 static inline uint32_t next(void) {
         seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
         return (uint32_t) (seed >> 32);
+}
+
+/* LATENT_TEST_PART=1: fewer and smaller cases, for tools that slow everything down (`sanitize`). */
+static inline bool is_part(void) {
+        return getenv("LATENT_TEST_PART") != NULL;
 }
 
 static inline void need_device(void) {

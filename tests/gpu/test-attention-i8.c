@@ -436,7 +436,7 @@ static void attention_i8_row_position_same_bits(void **state) {
                 Case c;
                 Run r;
 
-                if (lengths[i] > 1409 && getenv("LATENT_TEST_PART"))
+                if (lengths[i] > 1409 && is_part())
                         continue;
                 c = case_new(i == 3 ? LK_F32 : LK_BF16, lengths[i], lengths[i], 1, 0);
                 r = run_new(&c, side(true));
@@ -458,7 +458,7 @@ static void attention_i8_row_position_same_bits(void **state) {
 
 /* The longest sequence of the model: all kernels on every row, the CPU on some. */
 static void attention_i8_long_sequence_same_bits(void **state) {
-        const uint64_t rows = getenv("LATENT_TEST_PART") ? 3000 : 73686, part = 130, at = rows - part;
+        const uint64_t rows = is_part() ? 3000 : 73686, part = 130, at = rows - part;
         uint8_t *o[2], *expected;
         Run one, two;
         Case c;

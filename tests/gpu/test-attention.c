@@ -350,7 +350,7 @@ static void check_position(Case *c) {
 static void attention_row_position_same_bits(void **state) {
         static const uint64_t lengths[] = { 1, 127, 128, 129, 1025, 1409, 7013, 73686 };
         static const uint32_t dims[] = { 128, 64, 72, 256, 36 };
-        const bool part = getenv("LATENT_TEST_PART") != NULL;
+        const bool part = is_part();
 
         need_device();
         for (unsigned i = 0; i < 2 * ELEMENTSOF(dims) * ELEMENTSOF(lengths); i++) {

@@ -16,6 +16,8 @@
 #include <cmocka.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/lt-library.h"
+#include "kernels/cuda/lt.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "tests/gpu/backends.h"
@@ -32,6 +34,16 @@ static int setup(void **state) {
 static void fill(uint8_t *p, uint64_t n, uint32_t seed) {
         for (uint64_t i = 0; i < n; i++)
                 p[i] = (uint8_t) ((i * 2654435761u + seed * 40503u) >> 11);
+}
+
+/* No device is needed for that. */
+static void library_loads_beside_and_is_complete(void **state) {
+        lk_cuda_load_libraries();
+        assert_int_equal(lt_library_load(), 0);
+        lk_cuda_await_libraries();
+        lk_cuda_await_libraries();
+        assert_true(lt_functions.cublasLtGetVersion() >= 10000u * CUBLAS_VER_MAJOR);
+        assert_int_equal(lt_version(), lt_functions.cublasLtGetVersion());
 }
 
 static void memory_is_kept_and_given_back(void **state) {
@@ -325,6 +337,7 @@ static void stamp_says_when_it_was_reached(void **state) {
 
 int main(void) {
         const struct CMUnitTest tests[] = {
+                cmocka_unit_test(library_loads_beside_and_is_complete),
                 cmocka_unit_test(memory_is_kept_and_given_back),
                 cmocka_unit_test(memory_that_is_not_there_is_enomem),
                 cmocka_unit_test(upload_is_done_with_the_hosts_memory),

@@ -714,6 +714,42 @@ static void release_ends_only_an_idle_worker(void **state) {
         assert_int_equal(f->n_starts, 2);
 }
 
+static void say_idle(Fake *f, uint32_t times) {
+        WireMessage m;
+
+        wire_init(&m, WIRE_MEMORY, f->epoch, 0, 0);
+        m.memory.idle = times;
+        fake_send(f, &m);
+}
+
+static void memory_of_an_idle_worker_ends_it(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        Job *j;
+
+        f->hook = hold_first_step;
+        j = fake_submit(f, s, WIRE_JOB_STEP, 1, 0);
+        RUN_UNTIL(f, f->count[WIRE_STEP] == 1);
+        say_idle(f, 1); /* crossed with the step on its way */
+        run_for(f, 20000);
+        assert_int_equal(f->count[WIRE_DIE], 0);
+        fake_compute(f, fake_job(f, j->id), 0);
+        fake_step_done(f, j->id, 0);
+        RUN_UNTIL(f, job_is_finished(j));
+
+        say_idle(f, 1); /* nothing new */
+        run_for(f, 20000);
+        assert_int_equal(f->count[WIRE_DIE], 0);
+        say_idle(f, 2);
+        RUN_UNTIL(f, f->m->worker->state == LINK_IDLE);
+        assert_int_equal(f->count[WIRE_DIE], 1);
+        assert_int_equal(f->m->worker->failures, 0);
+        assert_string_equal(f->m->state_reason, "");
+        assert_int_equal(f->n_starts, 1);
+        assert_works(f, s);
+        assert_int_equal(f->n_starts, 2);
+}
+
 static void plan_fits_ranks_of_worker_and_session(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
@@ -886,6 +922,7 @@ int main(int argc, char **argv) {
                 TEST(open_model_deaths_are_counted_for_its_user),
                 TEST(forget_model_while_it_opens_closes_it_later),
                 TEST(release_ends_only_an_idle_worker),
+                TEST(memory_of_an_idle_worker_ends_it),
                 TEST(plan_fits_ranks_of_worker_and_session),
                 TEST(spawn_child_is_shut_in),
                 TEST(spawn_child_that_exits_degrades),

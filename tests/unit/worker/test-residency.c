@@ -463,10 +463,25 @@ static void rest_idle_model_is_let_go(void **state) {
         assert_true(next > clock_usec() + UINT64_C(3500000000) && next < clock_usec() + UINT64_C(3700000000));
         assert_true(device_sim.used > 0);
 
+        assert_int_equal(b->runner.residency.idle, 0);
         b->runner.residency.limits.idle_usec = 1;
-        assert_int_equal(residency_rest(&b->runner.residency, b->ranks), UINT64_MAX);
+        assert_true(residency_rest(&b->runner.residency, b->ranks) <= clock_usec() + 1);
         assert_int_equal(device_sim.used, 0);
         assert_int_equal(b->runner.residency.device_bytes, 0);
+        assert_int_equal(b->runner.residency.idle, 1);
+
+        /* Counted again after as long, not before. */
+        b->runner.residency.limits.idle_usec = UINT64_C(3600000000);
+        next = residency_rest(&b->runner.residency, b->ranks);
+        assert_true(next > clock_usec() + UINT64_C(3500000000) && next < clock_usec() + UINT64_C(3700000000));
+        assert_int_equal(b->runner.residency.idle, 1);
+        b->runner.residency.limits.idle_usec = 1;
+        (void) usleep(10);
+        (void) residency_rest(&b->runner.residency, b->ranks);
+        assert_int_equal(b->runner.residency.idle, 2);
+        b->runner.residency.limits.idle_usec = 0; /* never */
+        assert_int_equal(residency_rest(&b->runner.residency, b->ranks), UINT64_MAX);
+        assert_int_equal(b->runner.residency.idle, 2);
 
         run_to_end(b, j);
         assert_same(j, want);
@@ -493,8 +508,9 @@ static void rest_long_step_is_not_idle(void **state) {
         b->runner.residency.limits.idle_usec = 30000;
         assert_int_equal(try_step(b, j, &f), 0);
         used = device_sim.used;
-        assert_true(residency_rest(&b->runner.residency, b->ranks) != UINT64_MAX);
+        assert_true(residency_rest(&b->runner.residency, b->ranks) > clock_usec());
         assert_int_equal(device_sim.used, used);
+        assert_int_equal(b->runner.residency.idle, 0);
         (void) job_unref(j);
         bench_free(b);
 }
