@@ -9,12 +9,12 @@
  *   f    = exp(m - u)
  *   b[g] = p[16g + i] + p[16g + 8 + i]  for g = 0..3, in each lane i = 0..7
  *   l    = fma(l, f, (b[0] + b[1]) + (b[2] + b[3]))
- *   o    = o * f, then for ascending j fma(p[j], v[j], o)    p rounded to bf16 here with LK_BF16
+ *   o    = o * f, then for ascending j fma(p[j], v[j], o)    p rounded to bf16 or f16 here with these types
  *
  * and after the last tile o / (tree of l), rounded once. A row with every score at -inf gets zeros. Keys
  * missing from the last tile count as s = -inf in l and are not visited in o. Every decision is per row: a
  * causal row's last key is its own, and it does not see the tiles behind that. A
- * task is one head and a block of query rows; its panels live in the thread's part of the scratch memory. */
+ * task is one head and a block of query rows of a sequence; its panels live in the thread's part of the scratch memory. */
 
 #include <errno.h>
 
@@ -47,6 +47,10 @@ typedef struct AttentionJob {
         uint32_t padded;           /* head_dim in whole tiles */
         uint32_t group;            /* query heads that share a key head */
 } AttentionJob;
+
+static uint64_t attention_sequences(const LkAttention *a) {
+        return a->sequences > 0 ? a->sequences : 1;
+}
 
 static const void *head_row(const LkAttention *a, const void *p, uint64_t row, uint64_t ld, uint32_t head) {
         return (const uint8_t *) p + (row * ld + (uint64_t) head * a->head_dim) * lk_type_size(a->type);
@@ -120,8 +124,8 @@ static void softmax_row(float *p, float base, float factor, float *sum, LkType t
         t[0] = v8_add(v8_add(t[0], t[1]), v8_add(t[2], t[3]));
         v8_store(sum, v8_fma(v8_load(sum), v8_set1(factor), t[0]));
 
-        for (uint32_t i = 0; type == LK_BF16 && i < LK_KEY_TILE; i += VT_N)
-                vt_store(p + i, vt_round_bf16(vt_load(p + i)));
+        for (uint32_t i = 0; type != LK_F32 && i < LK_KEY_TILE; i += VT_N)
+                vt_store(p + i, type == LK_BF16 ? vt_round_bf16(vt_load(p + i)) : vt_round_f16(vt_load(p + i)));
 }
 
 /* How many of the n_keys keys from `key` on a query row sees. */
@@ -256,7 +260,7 @@ static void attention_task(void *userdata, uint64_t task, uint32_t thread) {
 }
 
 static int check_attention(const LkAttention *a) {
-        uint64_t n, keys, end;
+        uint64_t n, keys, end, queries, seen, sequences;
 
         if (!a || a->head_dim == 0 || a->head_dim % 4 != 0 || a->head_dim > HEAD_DIM_MAX || a->n_k == 0)
                 return -EINVAL;
@@ -267,17 +271,21 @@ static int check_attention(const LkAttention *a) {
 
         n = (uint64_t) a->heads * a->head_dim;
         keys = a->kv_heads > 0 ? (uint64_t) a->kv_heads * a->head_dim : n;
-        if (!check_rows(a->q, a->type, a->n_q, n, a->q_ld) ||
-                !check_rows(a->k, a->type, a->n_k, keys, a->k_ld) ||
-                !check_rows(a->v, a->type, a->n_k, keys, a->v_ld) ||
-                !check_rows(a->o, a->type, a->n_q, n, a->o_ld))
+        sequences = attention_sequences(a);
+        if (__builtin_mul_overflow(a->n_q, sequences, &queries) || __builtin_mul_overflow(a->n_k, sequences, &seen))
+                return -EINVAL;
+        if (!check_any_rows(a->q, a->type, queries, n, a->q_ld) ||
+                !check_any_rows(a->k, a->type, seen, keys, a->k_ld) ||
+                !check_any_rows(a->v, a->type, seen, keys, a->v_ld) ||
+                !check_any_rows(a->o, a->type, queries, n, a->o_ld))
                 return -EINVAL;
 
         return 0;
 }
 
 int LK_ISA(attention)(LkContext *c, const LkAttention *a) {
-        AttentionJob j = {.attention = a};
+        LkAttention one;
+        AttentionJob j = {.attention = &one};
         void *scratch;
         int r;
 
@@ -294,11 +302,21 @@ int LK_ISA(attention)(LkContext *c, const LkAttention *a) {
         if (r < 0)
                 return r;
 
+        one = *a;
         j.threads = c->threads;
         j.scratch = scratch;
         j.group = a->kv_heads > 0 ? a->heads / a->kv_heads : 1;
         j.blocks = a->n_q / BLOCK_ROWS + (a->n_q % BLOCK_ROWS != 0);
         j.padded = (a->head_dim + TILE_COLS - 1) / TILE_COLS * TILE_COLS;
 
-        return threads_run(c->threads, j.blocks * a->heads, attention_task, &j);
+        for (uint64_t i = 0; r >= 0 && i < attention_sequences(a); i++) {
+                if (i > 0) {
+                        one.q = rows_at(one.q, a->type, a->n_q, a->q_ld);
+                        one.k = rows_at(one.k, a->type, a->n_k, a->k_ld);
+                        one.v = rows_at(one.v, a->type, a->n_k, a->v_ld);
+                        one.o = rows_at_mutable(one.o, a->type, a->n_q, a->o_ld);
+                }
+                r = threads_run(c->threads, j.blocks * a->heads, attention_task, &j);
+        }
+        return r;
 }

@@ -55,6 +55,7 @@
                 .snake = lk_cpu_snake_##isa,               \
                 .alias_free = lk_cpu_alias_free_##isa,     \
                 .average = lk_cpu_average_##isa,           \
+                .unpatch = lk_cpu_unpatch_##isa,           \
         }
 /* clang-format on */
 

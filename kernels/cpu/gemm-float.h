@@ -9,6 +9,12 @@
 #include "kernels/cpu/quant.h"
 #include "kernels/cpu/rows.h"
 
+/* n: a multiple of TILE_COLS. */
+static inline void gemm_round_f16(float *p, uint64_t n) {
+        for (uint64_t i = 0; i < n; i += VT_N)
+                vt_store(p + i, vt_round_f16(vt_load(p + i)));
+}
+
 static inline void gemm_pack_w(const GemmJob *j, uint64_t panel) {
         const LkGemm *g = j->args;
         const void *rows[TILE_COLS] = {};
@@ -26,9 +32,14 @@ static inline void gemm_pack_w(const GemmJob *j, uint64_t panel) {
 
         pack_rows(rows, n, quantised ? LK_F32 : g->w.type, j->k, TILE_COLS,
                 j->b + panel * BLOCK_K * TILE_COLS);
+        if (g->x_type == LK_F16 && g->w.type != LK_F16)
+                gemm_round_f16(j->b + panel * BLOCK_K * TILE_COLS, j->k * TILE_COLS);
 
-        for (uint32_t i = 0; g->bias.data && j->first && i < n; i++)
-                j->bias[panel * TILE_COLS + i] = number_get(g->bias.data, g->bias.type, first + i);
+        for (uint32_t i = 0; g->bias.data && j->first && i < n; i++) {
+                float bias = number_get(g->bias.data, g->bias.type, first + i);
+
+                j->bias[panel * TILE_COLS + i] = g->x_type == LK_F16 ? f32_from_f16(f16_from_f32(bias)) : bias;
+        }
 }
 
 VEC_INLINE void gemm_emit(
@@ -70,6 +81,8 @@ static inline void gemm_float_tile(const GemmJob *j, uint64_t pm, uint64_t pn) {
                 return;
         if (g->y_type == LK_F32)
                 gemm_emit(j, t.c, pm * TILE_ROWS, pn * TILE_COLS, h, LK_F32);
+        else if (g->y_type == LK_F16)
+                gemm_emit(j, t.c, pm * TILE_ROWS, pn * TILE_COLS, h, LK_F16);
         else
                 gemm_emit(j, t.c, pm * TILE_ROWS, pn * TILE_COLS, h, LK_BF16);
 }

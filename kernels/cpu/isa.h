@@ -24,7 +24,8 @@
         int lk_cpu_group_norm_##isa(LkContext *c, const LkGroupNorm *a);                                    \
         int lk_cpu_snake_##isa(LkContext *c, const LkSnake *a);                                             \
         int lk_cpu_alias_free_##isa(LkContext *c, const LkAliasFree *a);                                    \
-        int lk_cpu_average_##isa(LkContext *c, const LkAverage *a);
+        int lk_cpu_average_##isa(LkContext *c, const LkAverage *a);                                         \
+        int lk_cpu_unpatch_##isa(LkContext *c, const LkUnpatch *a);
 
 LK_CPU_DECLARE(scalar)
 LK_CPU_DECLARE(v3)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention: which kernel, and the plain one, which takes every shape and has the bits of kernels/cpu/attention.c (f32, bf16). */
+/* Attention: which kernel, and the plain one, which takes every shape and has the bits of kernels/cpu/attention.c. */
 
 #include "kernels/cuda/attention.cuh"
 
@@ -16,31 +16,18 @@ __device__ static inline uint64_t keys_seen(const LkAttention &a, uint64_t row) 
         return a.causal ? a.first_row + row + 1 : a.n_k;
 }
 
-__device__ static inline float number_round_to(float f, LkType type) {
-        if (type != LK_F16)
-                return number_round(f, type);
-        asm("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(f) : "f"(f));
-        return f;
-}
-
-__device__ static inline void number_put_as(void *p, LkType type, uint64_t i, float f) {
-        if (type != LK_F16)
-                number_put(p, type, i, f);
-        else
-                asm volatile("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; st.global.b16 [%0], h; }" ::"l"((uint16_t *) p + i), "f"(f) : "memory");
-}
-
 /* A block for a query row of a head: a thread for each key of a tile, then for each of a thread's dims. */
 __global__ static void __launch_bounds__(THREADS) attention_plain(const __grid_constant__ Attention b) {
         __shared__ float q[HEAD_DIM_MAX], s[LK_KEY_TILE], sum[8];
         const LkAttention &a = b.a;
-        const uint64_t row = blockIdx.x, end = keys_seen(a, row);
+        const uint64_t row = blockIdx.x, end = keys_seen(a, row), at = blockIdx.z * a.n_q + row;
         const uint32_t head = blockIdx.y, kv_head = head / b.group, thread = threadIdx.x;
-        const void *k = row_at(a.k, a.type, kv_head, a.head_dim), *v = row_at(a.v, a.type, kv_head, a.head_dim);
+        const void *k = row_at(row_at(a.k, a.type, blockIdx.z * a.n_k, a.k_ld), a.type, kv_head, a.head_dim);
+        const void *v = row_at(row_at(a.v, a.type, blockIdx.z * a.n_k, a.v_ld), a.type, kv_head, a.head_dim);
         float o[HEAD_DIM_MAX / THREADS] = {}, top = -INFINITY, total;
 
         for (uint32_t d = thread; d < a.head_dim; d += THREADS)
-                q[d] = number_get(row_at(row_at(a.q, a.type, row, a.q_ld), a.type, head, a.head_dim), a.type, d);
+                q[d] = number_get(row_at(row_at(a.q, a.type, at, a.q_ld), a.type, head, a.head_dim), a.type, d);
         if (thread < 8)
                 sum[thread] = 0;
 
@@ -86,7 +73,7 @@ __global__ static void __launch_bounds__(THREADS) attention_plain(const __grid_c
                 __fadd_rn(__fadd_rn(sum[1], sum[5]), __fadd_rn(sum[3], sum[7])));
         for (uint32_t i = 0; i < HEAD_DIM_MAX / THREADS; i++)
                 if (thread + i * THREADS < a.head_dim)
-                        number_put_as(row_at_mutable(row_at_mutable(a.o, a.type, row, a.o_ld), a.type, head, a.head_dim), a.type,
+                        number_put_as(row_at_mutable(row_at_mutable(a.o, a.type, at, a.o_ld), a.type, head, a.head_dim), a.type,
                                 thread + i * THREADS, total == 0 ? 0 : __fdiv_rn(o[i], total));
 }
 
@@ -106,7 +93,7 @@ static bool attention_valid(const LkAttention *a) {
                 return false;
         return a->n_q == 0 || a->heads == 0 ||
                (a->q && a->k && a->v && a->o && a->q_ld >= n && a->o_ld >= n && a->k_ld >= keys && a->v_ld >= keys && a->n_q <= GRID_X_MAX &&
-                       a->heads <= GRID_Y_MAX);
+                       a->heads <= GRID_Y_MAX && a->sequences <= GRID_Y_MAX);
 }
 
 extern "C" int lk_cuda_attention(LkContext *c, const LkAttention *a) {
@@ -120,6 +107,7 @@ extern "C" int lk_cuda_attention(LkContext *c, const LkAttention *a) {
         b.group = a->kv_heads > 0 ? a->heads / a->kv_heads : 1;
         b.unit = fabsf(a->scale) * 1.4426950408889634f;
         b.negative = a->scale < 0;
+        b.sequences = a->sequences > 0 ? (unsigned) a->sequences : 1;
 #ifdef LK_CUDA_SM90
         if (c->arch == 90 && !c->portable) {
                 int r = attention_sm90(c, &b);
@@ -131,7 +119,7 @@ extern "C" int lk_cuda_attention(LkContext *c, const LkAttention *a) {
         if (has_pieces(a))
                 return a->type == LK_BF16 ? attention_bf16(c, &b) : attention_f16(c, &b);
 
-        attention_plain<<<dim3((unsigned) a->n_q, a->heads), THREADS, 0, c->stream>>>(b);
+        attention_plain<<<dim3((unsigned) a->n_q, a->heads, b.sequences), THREADS, 0, c->stream>>>(b);
         return cuda_result(cudaGetLastError());
 }
 

@@ -10,10 +10,11 @@ typedef struct Attention {
         uint32_t group; /* query heads that share a key head */
         float unit;     /* |scale| * log2(e) */
         bool negative;  /* scale is */
+        unsigned sequences; /* at least 1 */
 } Attention;
 
 /* By mma.sync; any multiple of 8 up to 256 as head size, rows of 16-byte pieces. */
 int attention_bf16(LkContext *c, const Attention *a);
 int attention_f16(LkContext *c, const Attention *a);
-/* By Hopper's instructions: bf16, heads of 128, every key for every query. -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
+/* By Hopper's instructions: bf16, heads of 128, every key for every query, one sequence. -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
 int attention_sm90(LkContext *c, const Attention *a);

@@ -98,4 +98,5 @@ int lk_cuda_group_norm(LkContext *c, const LkGroupNorm *a);
 int lk_cuda_snake(LkContext *c, const LkSnake *a);
 int lk_cuda_alias_free(LkContext *c, const LkAliasFree *a);
 int lk_cuda_average(LkContext *c, const LkAverage *a);
+int lk_cuda_unpatch(LkContext *c, const LkUnpatch *a);
 }

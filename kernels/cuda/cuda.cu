@@ -176,6 +176,9 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.snake = lk_cuda_snake;
         ops.alias_free = lk_cuda_alias_free;
         ops.average = lk_cuda_average;
+        ops.unpatch = lk_cuda_unpatch;
+        ops.half = true;
+        ops.batch = 8;
         for (int t = LK_F32; t < LK_TYPE_MAX; t++)
                 ops.weights[t] = t <= LK_I8 ? LK_NATIVE : LK_EXPANDED;
         return &ops;

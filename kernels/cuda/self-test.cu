@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cuda_fp16.h>
+
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/product.cuh"
 
@@ -31,6 +33,7 @@ struct Layer {
         int arch;
         uint64_t k, rows;
         LkType y_type;
+        bool biased;
         LayerPin pin;
 };
 
@@ -45,21 +48,21 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Layer *layers;
 static Class *classes;
 
-__global__ static void fill_kernel(uint8_t *p, uint64_t n, uint32_t seed, bool bf16) {
+__global__ static void fill_kernel(uint8_t *p, uint64_t n, uint32_t seed, LkType type) {
         for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (uint64_t) gridDim.x * blockDim.x) {
                 uint64_t x = (i + 1) * UINT64_C(0x9e3779b97f4a7c15) + seed * UINT64_C(0xbf58476d1ce4e5b9);
 
                 x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
                 x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-                if (bf16)
-                        ((uint16_t *) p)[i] = bf16_from_f32((float) (int32_t) (x >> 32) * 0x1p-31f);
+                if (type != LK_I8)
+                        number_put_as(p, type, i, (float) (int32_t) (x >> 32) * 0x1p-31f);
                 else
                         p[i] = (uint8_t) (x >> 32);
         }
 }
 
-static int fill(LkContext *c, void *p, uint64_t n, uint32_t seed, bool bf16) {
-        fill_kernel<<<1024, 256, 0, c->stream>>>((uint8_t *) p, n, seed, bf16);
+static int fill(LkContext *c, void *p, uint64_t n, uint32_t seed, LkType type) {
+        fill_kernel<<<1024, 256, 0, c->stream>>>((uint8_t *) p, n, seed, type);
         return cuda_result(cudaGetLastError());
 }
 
@@ -72,7 +75,8 @@ static int to_host(LkContext *c, void *host, const void *device, uint64_t size) 
 typedef struct Trial {
         LkContext *c;
         uint64_t k, cols;
-        LkType y_type;
+        LkType type, y_type; /* of x and w; of y */
+        Columns columns;     /* the bias, or nothing */
         uint8_t *x, *w, *y; /* y has room for a row more */
         uint8_t *whole, *part; /* on the host */
 } Trial;
@@ -86,8 +90,9 @@ static int trial_run(const Trial *t, const LtPin *pin, const Cut *cut, uint8_t *
         uint64_t size = lk_type_size(t->y_type);
         /* Sixteen bytes off: what is promised of y, not more. */
         uint8_t *y = cut->row > 0 ? t->y + 16 : t->y;
-        const LtProduct product = { cut->rows, cut->cols, t->k, t->x + cut->row * t->k * 2, t->k, t->w + cut->col * t->k * 2, y, t->y_type,
-                cut->cols };
+        const uint16_t *bias = (const uint16_t *) t->columns.half_bias;
+        const LtProduct product = { cut->rows, cut->cols, t->k, t->type, t->x + cut->row * t->k * 2, t->k, t->w + cut->col * t->k * 2, y,
+                t->y_type, cut->cols, bias ? bias + cut->col : NULL };
         int r = lt_run(t->c->product->lt, t->c->stream, pin, &product);
 
         return r < 0 ? r : to_host(t->c, host, y, cut->rows * cut->cols * size);
@@ -109,7 +114,12 @@ static int trial_cut(const Trial *t, const LtPin *pin, const Cut *cut) {
 static float number_of(const uint8_t *p, LkType type, uint64_t i) {
         uint32_t u = 0;
         float f;
+        uint16_t h;
 
+        if (type == LK_F16) {
+                memcpy(&h, p + i * 2, sizeof(h));
+                return __half2float(__ushort_as_half(h));
+        }
         memcpy(type == LK_F32 ? (uint8_t *) &u : (uint8_t *) &u + 2, p + i * lk_type_size(type), lk_type_size(type));
         memcpy(&f, &u, sizeof(f));
         return f;
@@ -117,7 +127,7 @@ static float number_of(const uint8_t *p, LkType type, uint64_t i) {
 
 /* 1: the whole is what the own kernel gives but for rounding. */
 static int trial_right(const Trial *t) {
-        const MmaProduct product = { TEST_ROWS, t->x, t->k, dense_matrix(t->w, LK_BF16, t->cols, t->k), NULL, { NULL, NULL }, t->y, t->y_type,
+        const MmaProduct product = { TEST_ROWS, t->x, t->k, dense_matrix(t->w, t->type, t->cols, t->k), NULL, t->columns, t->y, t->y_type,
                 t->cols };
         double distance = 0, length = 0;
         int r;
@@ -167,22 +177,36 @@ static int trial_pins(const Trial *t, LayerPin *pin) {
         return r < 0 ? r : 1;
 }
 
+/* Numbers about as large as sums; y is not in use yet. */
+static int trial_bias(Trial *t) {
+        const LkMatrix w = dense_matrix(t->w, t->type, t->cols, t->k);
+        const LkVector bias = { t->y, t->type, t->cols };
+        int r = fill(t->c, t->y, t->cols, 3, t->type);
+
+        return r < 0 ? r : expand_columns(t->c->product, t->c->stream, &w, &bias, true, &t->columns);
+}
+
 /* Asks and tries; pin->own says what came of it. */
-static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, LayerPin *pin) {
+static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, bool biased, LayerPin *pin) {
         CudaProduct *p = c->product;
         Scratch s = scratch_begin(p);
         Trial t = {};
         uint64_t size, wide = rows > k ? rows : k;
+        LkType type = y_type == LK_F16 ? LK_F16 : LK_BF16;
+        LtProduct whole = { at_most(REFERENCE_ROWS, LAUNCH_MAX / wide / 128 * 128), rows, k, type, NULL, k, NULL, NULL, y_type, rows,
+                biased ? p->scratch : NULL };
         int r;
 
         pin->own = true;
-        r = lt_ask(p->lt, at_most(REFERENCE_ROWS, LAUNCH_MAX / wide / 128 * 128), rows, k, y_type, &pin->large);
+        r = lt_ask(p->lt, &whole, &pin->large);
         if (r < 0)
                 return r == -EOPNOTSUPP ? 0 : r;
-        pin->few = lt_ask(p->lt, REFERENCE_FEW, rows, k, y_type, &pin->small) >= 0 && memcmp(&pin->small, &pin->large, sizeof(pin->large)) != 0;
+        whole.m = REFERENCE_FEW;
+        pin->few = lt_ask(p->lt, &whole, &pin->small) >= 0 && memcmp(&pin->small, &pin->large, sizeof(pin->large)) != 0;
 
         t.c = c;
         t.k = k;
+        t.type = type;
         t.y_type = y_type;
         t.cols = at_most(at_most(rows, TEST_COLUMNS), s.left / 2 / (k * 2)) / 8 * 8;
         size = TEST_ROWS * t.cols * lk_type_size(y_type);
@@ -193,9 +217,11 @@ static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, Laye
                 return 0;
         t.whole = (uint8_t *) malloc(size);
         t.part = (uint8_t *) malloc(size);
-        r = t.whole && t.part ? fill(c, t.x, TEST_ROWS * k, 1, true) : -ENOMEM;
+        r = t.whole && t.part ? fill(c, t.x, TEST_ROWS * k, 1, type) : -ENOMEM;
         if (r >= 0)
-                r = fill(c, t.w, t.cols * k, 2, true);
+                r = fill(c, t.w, t.cols * k, 2, type);
+        if (r >= 0 && biased)
+                r = trial_bias(&t);
         if (r >= 0)
                 r = trial_pins(&t, pin);
         free(t.whole);
@@ -209,7 +235,7 @@ static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, Laye
 }
 
 /* Under the lock. */
-static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, const Layer **ret) {
+static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, bool biased, const Layer **ret) {
         Layer *l = (Layer *) calloc(1, sizeof(*l));
         int r;
 
@@ -219,7 +245,8 @@ static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, con
         l->k = k;
         l->rows = rows;
         l->y_type = y_type;
-        r = pin_find(c, k, rows, y_type, &l->pin);
+        l->biased = biased;
+        r = pin_find(c, k, rows, y_type, biased, &l->pin);
         if (r < 0) {
                 free(l);
                 return r;
@@ -230,7 +257,7 @@ static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, con
         return 0;
 }
 
-int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, const LayerPin **ret) {
+int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, bool biased, const LayerPin **ret) {
         static const LayerPin own = { true, false, {}, {} };
         const CudaProduct *p = c->product;
         const Layer *l;
@@ -242,10 +269,10 @@ int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, cons
         }
         (void) pthread_mutex_lock(&lock);
         for (l = layers; l; l = l->next)
-                if (l->arch == c->arch && l->k == k && l->rows == layer_rows && l->y_type == y_type)
+                if (l->arch == c->arch && l->k == k && l->rows == layer_rows && l->y_type == y_type && l->biased == biased)
                         break;
         if (!l)
-                r = layer_new(c, k, layer_rows, y_type, &l);
+                r = layer_new(c, k, layer_rows, y_type, biased, &l);
         (void) pthread_mutex_unlock(&lock);
         if (r >= 0)
                 *ret = &l->pin;
@@ -276,7 +303,7 @@ static int try_i8(LkContext *c) {
         float *y = (float *) scratch_take(&s, m * n * 4), *ones = (float *) scratch_take(&s, most * 4),
               *host = (float *) malloc(2 * m * n * 4);
         int32_t *sums = (int32_t *) scratch_take(&s, m * n * 4);
-        const LtProduct product = { m, n, k, x, k, w, sums, LK_F32, n };
+        const LtProduct product = { m, n, k, LK_I8, x, k, w, sums, LK_F32, n, NULL };
         const Emit emit = { m, n, sums, EMIT_I32, n, ones, { ones, NULL }, y, LK_F32, n };
         const MmaProduct own = { m, x, k, dense_matrix(w, LK_I8, n, k), ones, { ones, NULL }, y, LK_F32, n };
         int r;
@@ -285,9 +312,9 @@ static int try_i8(LkContext *c) {
                 free(host);
                 return -ENOMEM;
         }
-        r = fill(c, x, m * k, 3, false);
+        r = fill(c, x, m * k, 3, LK_I8);
         if (r >= 0)
-                r = fill(c, w, n * k, 4, false);
+                r = fill(c, w, n * k, 4, LK_I8);
         for (uint64_t i = 0; i < most; i++)
                 host[i] = 1;
         if (r >= 0)
@@ -395,7 +422,7 @@ extern "C" int lk_cuda_describe(LkContext *c, char *ret, size_t size) {
                 (void) snprintf(library, sizeof(library), "cublasLt %zu.%zu.%zu", lt / 10000, lt / 100 % 100, lt % 100);
         return snprintf(ret, size,
                 "sm_%d\n"
-                "linears, bf16: %s, one algorithm for each layer (%u known, %u of them own mma.sync)\n"
+                "linears, bf16 and f16: %s, one algorithm for each layer (%u known, %u of them own mma.sync)\n"
                 "linears, fp8 and fp4: their numbers as bf16, then as bf16\n"
                 "linears, int8: %s, int32 sums, own last pass\n"
                 "linears, others: own fma, the CPU's bits\n"

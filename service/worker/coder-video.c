@@ -54,6 +54,8 @@ static int take_latents(Job *j, const WireJobOpen *w, VideoWork *x, Fault *f) {
                 .type = ST_F32,
                 .n_dims = 4,
                 .shape = {h3_video_vae_config(x->vae)->latent_channels}};
+        const LkOps *ops = j->model->ops;
+        LkType type = LK_F32;
         int r;
 
         /* sizes before bytes: what no plan takes is not copied either */
@@ -61,6 +63,10 @@ static int take_latents(Job *j, const WireJobOpen *w, VideoWork *x, Fault *f) {
         if (r >= 0)
                 r = h3_video_decode_plan(x->vae, w->video.shape[1], w->video.shape[2], w->video.shape[3],
                         H3_VIDEO_TILING, &x->plan, f);
+        if (r >= 0 && ops->half && j->compute != H3_COMPUTE_F32)
+                type = LK_F16;
+        if (r >= 0)
+                r = h3_video_decode_plan_as(x->vae, type, ops->batch, &x->plan, f);
         if (r >= 0)
                 r = tensor_copy(&w->video, &rule, &j->arenas->input, (void **) &x->z, f);
         if (r < 0)
@@ -169,20 +175,19 @@ static float *tile_place(const VideoWork *x, uint32_t chunk, uint32_t tile) {
         return x->raw[chunk % x->n_raw] + (uint64_t) tile * (x->plan.memory.tile / sizeof(float));
 }
 
-/* What a tile says must be finite: what is blended of finite numbers is, too. */
-static int make_tile(void *userdata, const TilePlace *at, Fault *f) {
+/* What tiles say must be finite: what is blended of finite numbers is, too. */
+static int make_tiles(void *userdata, const TilePlace *at, Fault *f) {
         VideoWork *x = userdata;
         const H3StepHooks hooks = {.on_block = on_block, .userdata = x->job};
         const H3Rank rank = {.index = at->rank, .ops = x->runner->backend->ops, .context = at->context, .weights = at->weights};
         float *out = tile_place(x, at->chunk, at->tile);
         int r;
 
-        r = h3_video_decode_tile(
-                &rank, x->vae, &x->plan, x->z, at->chunk, at->tile, at->memory, &hooks, out, f);
+        r = h3_video_decode_batch(
+                &rank, x->vae, &x->plan, x->z, at->chunk, at->tile, at->n, at->memory, &hooks, out, f);
         if (r < 0)
                 return r;
-        return tensor_check_finite(
-                "pixels of the VAE", ST_F32, out, 1, (uint64_t[]){x->plan.memory.tile / sizeof(float)}, f);
+        return tensor_check_finite("pixels of the VAE", ST_F32, out, 1, (uint64_t[]){at->n * (x->plan.memory.tile / sizeof(float))}, f);
 }
 
 /* Once, and again after memory was missing. */
@@ -203,9 +208,10 @@ static int start(Job *j, VideoWork *x) {
         if (!ok)
                 return -ENOMEM;
 
-        tile_pool_init(&x->pool, x->plan.chunks, tiles, make_tile, x);
+        tile_pool_init(&x->pool, x->plan.chunks, tiles, make_tiles, x);
         x->pool.memory = m->device;
-        x->pool.row_bytes = (double) x->plan.chunk_tokens * (x->plan.rows.size / H3_VIDEO_RATIO) *
+        x->pool.batch = x->plan.batch;
+        x->pool.row_bytes = (double) x->plan.batch * (double) x->plan.chunk_tokens * (x->plan.rows.size / H3_VIDEO_RATIO) *
                             (x->plan.cols.size / H3_VIDEO_RATIO) *
                             (double) h3_video_vae_weight_bytes(x->vae);
         x->has_pool = true;

@@ -6,7 +6,9 @@
  *
  * A chunk's tiles seldom are a multiple of the ranks. A rank that finds the chunk's tiles all taken while
  * others still work takes one of the next chunk's (one: so all come to their end at about the same time),
- * which is done then when its step comes. Hence two chunks' places, by chunk % 2. */
+ * which is done then when its step comes. Hence two chunks' places, by chunk % 2.
+ *
+ * Small tiles are taken several at a time where a device wants them so; as many takes as make the ranks' shares even. */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,10 +24,10 @@ typedef struct TilePlace {
         LkContext *context;
         H3Weights *weights; /* of H3Rank */
         void *memory;       /* of the rank's device */
-        uint32_t chunk, tile;
+        uint32_t chunk, tile, n; /* tiles [tile, tile + n) */
 } TilePlace;
 
-/* Makes one tile, on the rank's thread. f is filled on failure. */
+/* Makes tiles of one chunk, on the rank's thread. f is filled on failure. */
 typedef int (*TileFunc)(void *userdata, const TilePlace *at, Fault *f);
 
 struct TilePool {
@@ -33,8 +35,9 @@ struct TilePool {
         TileFunc func;
         void *userdata;
         /* set by the owner before the first run */
+        uint32_t batch;   /* tiles that are made together, at most; 0: 1 */
         uint64_t memory;  /* device bytes that a rank works in; 0: none */
-        double row_bytes; /* of a tile: rows times bytes of weights; how long it may take, once another rank
+        double row_bytes; /* of a batch: rows times bytes of weights; how long it may take, once another rank
                              has nothing to do any more (split_deadline()) */
         bool quiet;       /* no PROGRESS */
         uint32_t blocks_before, blocks_after; /* of the step, beside these tiles: for PROGRESS */
@@ -44,7 +47,7 @@ struct TilePool {
         /* of the step that runs */
         Job *job;
         StepRunner *runner;
-        uint32_t chunk;
+        uint32_t chunk, together; /* together: tiles that are taken at a time */
         uint64_t deadline_usec;
         atomic_uint next, next_ahead, done;
         atomic_bool failed;
