@@ -59,14 +59,19 @@ static double weight(const LkGemm *g, uint64_t row, uint64_t k) {
                 w->type, k);
 }
 
+/* As it meets rows of x. */
+static float met(const LkGemm *g, double d) {
+        return (float) (g->x_type == LK_F16 ? round_type(d, LK_F16) : d);
+}
+
 static float rule(const LkGemm *g, uint64_t i, uint64_t j) {
         float sum = 0;
 
         for (uint64_t k = 0; k < g->w.cols; k++)
-                sum = fmaf((float) get(g->x, g->x_type, i * g->x_ld + k), (float) weight(g, j, k), sum);
+                sum = fmaf((float) get(g->x, g->x_type, i * g->x_ld + k), met(g, weight(g, j, k)), sum);
 
         if (g->bias.data)
-                sum += (float) get(g->bias.data, g->bias.type, j);
+                sum += met(g, get(g->bias.data, g->bias.type, j));
 
         return sum;
 }
@@ -170,6 +175,21 @@ static void gemm_many_blocks_follow_rule(void **state) {
 
         for (unsigned i = 0; i < ELEMENTSOF(cases); i++)
                 check_case(&cases[i]);
+}
+
+/* Both rows in f16: weights and bias are rounded to it first. */
+static void gemm_f16_follows_rule(void **state) {
+        static const Case sizes[] = {{.m = 1, .n = 1, .k = 1}, {.m = 13, .n = 96, .k = 160}, {.m = 407, .n = 17, .k = 800},
+                {.m = 7, .n = 48, .k = 33, .block_rows = 16, .offset = 1}, {.m = 3, .n = 8500, .k = 40}};
+
+        for (unsigned i = 0; i < 3 * ELEMENTSOF(sizes); i++) {
+                Case c = sizes[i / 3];
+
+                c.x = c.y = LK_F16;
+                c.w = types[i % 3];
+                c.bias = i % 2 ? types[(i + 1) % 3] : 0;
+                check_case(&c);
+        }
 }
 
 static void gemm_unaligned_weights_follow_rule(void **state) {
@@ -368,6 +388,7 @@ int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(gemm_sizes_follow_rule),
                 cmocka_unit_test(gemm_many_blocks_follow_rule),
+                cmocka_unit_test(gemm_f16_follows_rule),
                 cmocka_unit_test(gemm_unaligned_weights_follow_rule),
                 cmocka_unit_test(gemm_block_view_follows_rule),
                 cmocka_unit_test(gemm_against_double_is_accurate),
