@@ -198,20 +198,21 @@ static void gather_latents(const Decode *d, const float *z, uint32_t chunk, uint
 /* Coordinates run from -1 to 1 over the tile and the chunk, middles of the tokens. f64, rounded once. */
 static void make_rope(const Decode *d, float *cos, float *sin) {
         uint64_t freqs = d->c->rope_freqs, width = 3 * freqs;
-        const uint64_t counts[] = {d->t, d->h, d->w};
+        const uint64_t counts[] = {d->t, d->h, d->w}, steps[] = {d->h * d->w, d->w, 1};
         double log_theta = fmath_log(d->c->rope_theta);
 
-        for (uint64_t i = 0; i < d->rows; i++) {
-                const uint64_t at[] = {i / (d->h * d->w), i / d->w % d->h, i % d->w};
+        for (uint64_t k = 0; k < width; k++) {
+                uint64_t axis = k / freqs, step = steps[axis], count = counts[axis];
+                double freq = fmath_exp(-(double) (k % freqs) / (double) freqs * log_theta);
 
-                for (uint64_t k = 0; k < width; k++) {
-                        uint64_t axis = k / freqs;
-                        double position = 2 * ((double) at[axis] + 0.5) / (double) counts[axis] - 1;
-                        double freq = fmath_exp(-(double) (k % freqs) / (double) freqs * log_theta);
+                /* an angle where its first row is; rows that share the coordinate have it from there */
+                for (uint64_t i = 0; i < d->rows; i++) {
+                        uint64_t first = i < d->tokens ? i / step % count * step : d->tokens;
+                        double position = 2 * ((double) (i / step % count) + 0.5) / (double) count - 1;
                         double angle = i < d->tokens ? TAU * position * freq : 0;
 
-                        cos[i * width + k] = (float) fmath_cos(angle);
-                        sin[i * width + k] = (float) fmath_sin(angle);
+                        cos[i * width + k] = i > first ? cos[first * width + k] : (float) fmath_cos(angle);
+                        sin[i * width + k] = i > first ? sin[first * width + k] : (float) fmath_sin(angle);
                 }
         }
 }

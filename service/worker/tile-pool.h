@@ -50,6 +50,7 @@ struct TilePool {
         uint32_t chunk, together; /* together: tiles that are taken at a time */
         uint64_t deadline_usec;
         atomic_uint next, next_ahead, done;
+        bool only_ahead; /* it is tile_pool_ahead() */
         atomic_bool failed;
         pthread_mutex_t lock; /* of fault and error */
         int error;
@@ -64,3 +65,7 @@ void tile_pool_done(TilePool *p);
  * the first error, with f: then nothing of this and the next chunk counts. */
 int tile_pool_run(
         TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t ranks, Fault *f);
+
+/* Behind tile_pool_run() of a chunk, while the host is busy with what that made: every rank makes tiles of the next chunk once. A
+ * failure is forgotten with them: it comes again in the chunk's own step. */
+void tile_pool_ahead(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t ranks);
