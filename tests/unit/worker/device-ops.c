@@ -618,6 +618,7 @@ const LkOps *device_ops(void) {
         cpu = lk_cpu_ops(LK_CPU_AUTO);
         table = *cpu;
         table.host_weights = false;
+        table.half = true;
         table.batch = 3;
         table.memory_new = memory_new;
         table.memory_free = memory_free;
