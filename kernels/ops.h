@@ -102,7 +102,8 @@ typedef struct LkMatrix {
 
 /* y[m, n] = x[m, k] . w[n, k]^T + bias[n].  n = w.rows, k = w.cols. x and y may differ in type. A quantised
  * w is expanded as LkQuant says; then the rule of gemm holds. LK_F16: of both x and y; w (expanded) and bias are
- * rounded to f16 first, in_scale is absent. */
+ * rounded to f16 first, in_scale is absent. LK_BF16 of both x and y, a rotated w without in_scale: w (expanded) is
+ * rounded to bf16 first, as a file in bf16 would have it. */
 typedef struct LkGemm {
         uint64_t m;
         const void *x;

@@ -9,10 +9,17 @@
 #include "kernels/cpu/quant.h"
 #include "kernels/cpu/rows.h"
 
+/* What w's numbers are rounded to before they meet x; LK_F32: nothing. */
+static inline LkType gemm_met_type(const LkGemm *g) {
+        if (g->x_type == LK_F16)
+                return g->w.type == LK_F16 ? LK_F32 : LK_F16;
+        return g->x_type == LK_BF16 && g->y_type == LK_BF16 && g->w.quant.rotation > 0 && !g->w.quant.in_scale.data ? LK_BF16 : LK_F32;
+}
+
 /* n: a multiple of TILE_COLS. */
-static inline void gemm_round_f16(float *p, uint64_t n) {
-        for (uint64_t i = 0; i < n; i += VT_N)
-                vt_store(p + i, vt_round_f16(vt_load(p + i)));
+static inline void gemm_round(float *p, uint64_t n, LkType type) {
+        for (uint64_t i = 0; type != LK_F32 && i < n; i += VT_N)
+                vt_store(p + i, vt_round(vt_load(p + i), type));
 }
 
 static inline void gemm_pack_w(const GemmJob *j, uint64_t panel) {
@@ -32,8 +39,7 @@ static inline void gemm_pack_w(const GemmJob *j, uint64_t panel) {
 
         pack_rows(rows, n, quantised ? LK_F32 : g->w.type, j->k, TILE_COLS,
                 j->b + panel * BLOCK_K * TILE_COLS);
-        if (g->x_type == LK_F16 && g->w.type != LK_F16)
-                gemm_round_f16(j->b + panel * BLOCK_K * TILE_COLS, j->k * TILE_COLS);
+        gemm_round(j->b + panel * BLOCK_K * TILE_COLS, j->k * TILE_COLS, gemm_met_type(g));
 
         for (uint32_t i = 0; g->bias.data && j->first && i < n; i++) {
                 float bias = number_get(g->bias.data, g->bias.type, first + i);

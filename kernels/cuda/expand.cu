@@ -80,23 +80,15 @@ __device__ static void rotate_stage(float *v, uint32_t n, uint32_t stride) {
         __syncthreads();
 }
 
-__device__ static inline void put(float *y, float f) {
-        *y = f;
-}
-
-__device__ static inline void put(uint16_t *y, float f) {
-        *y = f16_from_f32(f);
-}
-
-/* Rows of f32, or rounded to f16; zeros behind w's last row. */
-template <typename Y> __global__ static void __launch_bounds__(THREADS) numbers_kernel(LkMatrix w, Y *y, uint64_t y_ld, uint32_t chunks) {
+/* Rows of f32, or rounded to another type; zeros behind w's last row. */
+template <LkType TYPE> __global__ static void __launch_bounds__(THREADS) numbers_kernel(LkMatrix w, void *to, uint64_t y_ld, uint32_t chunks) {
         __shared__ float v[CHUNK];
         uint64_t r = blockIdx.x / chunks, k0 = (uint64_t) (blockIdx.x % chunks) * CHUNK;
         uint32_t n = (uint32_t) (w.cols - k0 < CHUNK ? w.cols - k0 : CHUNK);
 
         if (r >= w.rows) {
                 for (uint32_t i = threadIdx.x; i < n; i += THREADS)
-                        put(y + r * y_ld + k0 + i, 0);
+                        number_put_as(to, TYPE, r * y_ld + k0 + i, 0);
                 return;
         }
 
@@ -117,21 +109,21 @@ template <typename Y> __global__ static void __launch_bounds__(THREADS) numbers_
                         f = __fmul_rn(f, __fmul_rn(scale, block_scale(w.quant, tensor_row(w, r), (k0 + i) / 16)));
                 else if (w.type >= LK_I8)
                         f = __fmul_rn(f, scale);
-                put(y + r * y_ld + k0 + i, f);
+                number_put_as(to, TYPE, r * y_ld + k0 + i, f);
         }
 }
 
-template <typename Y> static int numbers(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, Y *y, uint64_t y_ld) {
+template <LkType TYPE> static int numbers(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y, uint64_t y_ld) {
         uint64_t chunks = (w->cols + CHUNK - 1) / CHUNK;
 
         if (padded_rows > GRID_X_MAX / chunks)
                 return -EINVAL;
-        numbers_kernel<Y><<<(unsigned) (padded_rows * chunks), THREADS, 0, stream>>>(*w, y, y_ld, (uint32_t) chunks);
+        numbers_kernel<TYPE><<<(unsigned) (padded_rows * chunks), THREADS, 0, stream>>>(*w, y, y_ld, (uint32_t) chunks);
         return cuda_result(cudaGetLastError());
 }
 
 int expand_f32(cudaStream_t stream, const LkMatrix *w, float *y, uint64_t y_ld) {
-        return numbers(stream, w, w->rows, y, y_ld);
+        return numbers<LK_F32>(stream, w, w->rows, y, y_ld);
 }
 
 /* Eight numbers a thread, to bf16; of f16 as they are. The product of a number and its block's scale has seven bits at most. */
@@ -172,19 +164,21 @@ static int sixteen(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows,
 }
 
 int expand_bf16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
-        return w->type == LK_F16 ? -EINVAL : sixteen(stream, w, padded_rows, y);
+        if (w->type == LK_F16)
+                return -EINVAL;
+        return w->quant.rotation > 0 ? numbers<LK_BF16>(stream, w, padded_rows, y, w->cols) : sixteen(stream, w, padded_rows, y);
 }
 
 int expand_f16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
-        return w->type == LK_F16 ? sixteen(stream, w, padded_rows, y) : numbers(stream, w, padded_rows, (uint16_t *) y, w->cols);
+        return w->type == LK_F16 ? sixteen(stream, w, padded_rows, y) : numbers<LK_F16>(stream, w, padded_rows, y, w->cols);
 }
 
-__global__ static void columns_kernel(LkMatrix w, LkVector bias, float *scale, float *sum) {
+__global__ static void columns_kernel(LkMatrix w, LkVector bias, bool scaled, float *scale, float *sum) {
         uint64_t i = (uint64_t) blockIdx.x * THREADS + threadIdx.x;
 
         if (i >= w.rows)
                 return;
-        if (w.type >= LK_I8)
+        if (scaled)
                 scale[i] = row_scale(w, i);
         if (bias.data)
                 sum[i] = weight_get(bias.data, bias.type, i);
@@ -215,9 +209,8 @@ static int half_columns(cudaStream_t stream, float *sum, const LkVector *bias, u
         return r;
 }
 
-int expand_columns(const CudaProduct *p, cudaStream_t stream, const LkMatrix *w, const LkVector *bias, bool half, Columns *ret) {
+int expand_columns(const CudaProduct *p, cudaStream_t stream, const LkMatrix *w, const LkVector *bias, bool scaled, bool half, Columns *ret) {
         float *scale = (float *) p->scratch, *sum = scale + COLUMNS_MAX;
-        bool scaled = w->type >= LK_I8;
         int r = 0;
 
         if (w->rows > COLUMNS_MAX)
@@ -225,7 +218,7 @@ int expand_columns(const CudaProduct *p, cudaStream_t stream, const LkMatrix *w,
         if (half)
                 return half_columns(stream, sum, bias, (uint16_t *) scale, ret);
         if (scaled || bias->data) {
-                columns_kernel<<<(unsigned) ((w->rows + THREADS - 1) / THREADS), THREADS, 0, stream>>>(*w, *bias, scale, sum);
+                columns_kernel<<<(unsigned) ((w->rows + THREADS - 1) / THREADS), THREADS, 0, stream>>>(*w, *bias, scaled, scale, sum);
                 r = cuda_result(cudaGetLastError());
         }
         if (r >= 0) {

@@ -31,7 +31,7 @@ static int columns_piece(LkContext *c, const LkGemmI8 *a, bool library) {
         Columns columns;
         int r;
 
-        r = expand_columns(p, c->stream, &a->w, &a->bias, false, &columns);
+        r = expand_columns(p, c->stream, &a->w, &a->bias, true, false, &columns);
         if (r < 0)
                 return r;
         rows = rows / PIECE_ROWS * PIECE_ROWS;

@@ -126,7 +126,7 @@ static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, 
         piece.y = (uint8_t *) g->y + begin * 2;
         piece.scratch = scratch_begin(p);
         piece.w = w;
-        r = expand_columns(p, c->stream, &w, &bias, g->x_type == LK_F16, &piece.columns);
+        r = expand_columns(p, c->stream, &w, &bias, is_scaled(&w), g->x_type == LK_F16, &piece.columns);
         if (r >= 0 && expands) {
                 uint64_t rows = pin->own ? n : round_up(n, 8);
                 void *to = scratch_take(&piece.scratch, rows * w.cols * 2);
@@ -145,14 +145,14 @@ static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, 
 static int gemm_multiply(LkContext *c, const LkGemm *g) {
         uint64_t k = g->w.cols, layer_rows = g->w.layer_rows > 0 ? g->w.layer_rows : g->w.rows, step;
         const LayerPin *pin;
-        bool half = g->x_type == LK_F16, scaled = g->w.type >= LK_I8, expands;
+        bool half = g->x_type == LK_F16, scaled = is_scaled(&g->w), expands;
         int r;
 
         r = layer_pin(c, k, layer_rows, half ? LK_F16 : scaled || g->bias.data ? LK_F32 : LK_BF16, half && g->bias.data, &pin);
         if (r < 0)
                 return r;
 
-        expands = (half ? g->w.type != LK_F16 : scaled) || (!pin->own && (!is_dense(&g->w) || !is_aligned(g->w.data, 0) || g->w.rows % 8 != 0));
+        expands = (half ? g->w.type != LK_F16 : g->w.type >= LK_I8) || (!pin->own && (!is_dense(&g->w) || !is_aligned(g->w.data, 0) || g->w.rows % 8 != 0));
         step = expands ? piece_columns(&g->w, scratch_begin(c->product).left / 2, k * 2) : at_most(g->w.rows, PIECE_COLUMNS);
         if (!expands && g->w.block_rows < g->w.rows && step < g->w.rows)
                 step = step / g->w.block_rows * g->w.block_rows;
@@ -194,16 +194,15 @@ static int gemm_f32(LkContext *c, const LkGemm *g) {
         return r;
 }
 
-/* What bf16 can hold, at least without the scale of its row. */
+/* What bf16 can hold, at least without the scale of its row, or is rounded to it. */
 static bool fits_bf16(const LkMatrix *w) {
         switch (w->type) {
         case LK_BF16:
         case LK_F8_E4M3:
         case LK_F8_E5M2:
         case LK_NVFP4:
-                return true;
         case LK_I8:
-                return w->quant.rotation == 0;
+                return true;
         default:
                 return false;
         }

@@ -156,15 +156,20 @@ int product_emit(cudaStream_t stream, const Emit *a);
 /* LkGemm with w in LK_F32, LK_BF16 or LK_F16 and the CPU's bits; `in_scale` of any type of w. */
 int product_f32(cudaStream_t stream, const LkGemm *a);
 
-/* w as dense rows of bf16, rows up to padded_rows as zeros. Of a quantised one the numbers without their row's scale, which is exact
- * but for LK_I8 with a rotation. */
+/* Whether a floating product's columns get the scales of w's rows behind the sum. What was rotated is no number of the file any more: its scale
+ * is in it before it is rounded. */
+static inline bool is_scaled(const LkMatrix *w) {
+        return w->type >= LK_I8 && w->quant.rotation == 0;
+}
+
+/* w as dense rows of bf16, rows up to padded_rows as zeros. Of a scaled one the numbers without their row's scale, which is exact. */
 int expand_bf16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y);
 /* The same of f16, scales included, rounded. */
 int expand_f16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y);
 /* The same as f32, scales included (dequantise). */
 int expand_f32(cudaStream_t stream, const LkMatrix *w, float *y, uint64_t y_ld);
-/* Scales of w's rows (if quantised) and bias to the scratch memory. half: of an f16 product, the bias only. */
-int expand_columns(const CudaProduct *p, cudaStream_t stream, const LkMatrix *w, const LkVector *bias, bool half, Columns *ret);
+/* Scales of w's rows (if `scaled`) and bias to the scratch memory. half: of an f16 product, the bias only. */
+int expand_columns(const CudaProduct *p, cudaStream_t stream, const LkMatrix *w, const LkVector *bias, bool scaled, bool half, Columns *ret);
 
 /* How a layer's bf16 or f16 product is made. */
 typedef struct LayerPin {

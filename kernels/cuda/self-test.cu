@@ -183,7 +183,7 @@ static int trial_bias(Trial *t) {
         const LkVector bias = { t->y, t->type, t->cols };
         int r = fill(t->c, t->y, t->cols, 3, t->type);
 
-        return r < 0 ? r : expand_columns(t->c->product, t->c->stream, &w, &bias, true, &t->columns);
+        return r < 0 ? r : expand_columns(t->c->product, t->c->stream, &w, &bias, false, true, &t->columns);
 }
 
 /* Asks and tries; pin->own says what came of it. */
