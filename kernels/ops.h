@@ -165,8 +165,9 @@ typedef struct LkGemmI8 {
  * maximum and sum are f32; with LK_BF16 or LK_F16 the probabilities exp(s - running max) are rounded to that
  * before they meet v (the sum takes the unrounded ones), accumulation is f32, the quotient is rounded once.
  * sequences: so many of n_q queries and n_k keys each lie behind each other, row after row, and do not see one
- * another; as so many calls, bit for bit. head_dim is a multiple of 4, at most 256. causal: query i sees keys 0 .. first_row + i, bit for bit as if
- * there were no others (first_row + n_q <= n_k), so that any range of the queries can be computed alone. */
+ * another; as so many calls, bit for bit. head_dim is a multiple of 4, at most 256. causal: query i
+ * sees keys 0 .. first_row + i, bit for bit as if there were no others (first_row + n_q <= n_k), so that any range of
+ * the queries can be computed alone. */
 typedef struct LkAttention {
         LkType type;
         uint64_t n_q, n_k;

@@ -251,7 +251,8 @@ static void check_tiles(VideoWork *x, uint32_t i, uint32_t n) {
         int r = 0;
 
         for (uint32_t tile = i; r >= 0 && x->error == 0 && tile < h3_video_decode_tiles(&x->plan); tile += n)
-                r = tensor_check_finite("pixels of the VAE", ST_F32, x->tiles[tile], 1, (uint64_t[]){x->plan.memory.tile / sizeof(float)}, &f);
+                r = tensor_check_finite("pixels of the VAE", ST_F32, x->tiles[tile], 1,
+                        (uint64_t[]){x->plan.memory.tile / sizeof(float)}, &f);
         if (r < 0)
                 fail(x, r, &f);
 }

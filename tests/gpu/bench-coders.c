@@ -107,7 +107,8 @@ static VideoLayer video_layer(LkType type) {
                 scale[i] = 0.1f;
         return (VideoLayer){.norm1 = vector(LK_F16, HIDDEN, 1, 0.1f, "norm1"), .norm2 = vector(LK_F16, HIDDEN, 1, 0.1f, "norm2"),
                 .q = linear(type, HIDDEN, HIDDEN, "q"), .k = linear(type, HIDDEN, HIDDEN, "k"), .v = linear(type, HIDDEN, HIDDEN, "v"),
-                .out = linear(type, HIDDEN, HIDDEN, "out"), .gate = linear(type, FFN, HIDDEN, "gate"), .up = linear(type, FFN, HIDDEN, "up"),
+                .out = linear(type, HIDDEN, HIDDEN, "out"), .gate = linear(type, FFN, HIDDEN, "gate"),
+                .up = linear(type, FFN, HIDDEN, "up"),
                 .down = linear(type, HIDDEN, FFN, "down"), .scale1 = scale, .scale2 = scale};
 }
 
@@ -119,8 +120,8 @@ static H3VideoVae *video_model(LkType type) {
         all[0] = video_layer(type);
         for (uint32_t i = 1; i < LAYERS; i++)
                 all[i] = all[0];
-        *m = (H3VideoVae){.config = {.latent_channels = 24, .has_decoder = true, .layers = LAYERS, .heads = 32, .head_dim = 64, .hidden = HIDDEN,
-                                  .ffn = FFN, .registers = 4, .rope_freqs = 8, .eps = 1e-5f, .rope_theta = 100},
+        *m = (H3VideoVae){.config = {.latent_channels = 24, .has_decoder = true, .layers = LAYERS, .heads = 32, .head_dim = 64,
+                                  .hidden = HIDDEN, .ffn = FFN, .registers = 4, .rope_freqs = 8, .eps = 1e-5f, .rope_theta = 100},
                 .layers = all,
                 .post_quant = linear(LK_F16, 24, 24, "post_quant"),
                 .embed = linear(LK_F16, HIDDEN, 24, "embed"),
@@ -242,7 +243,8 @@ static void part(const char *what, BenchRun run, const void *args, double times,
 
 static void part_gemm(const char *what, const VideoLinear *l, LkType type, void *x, void *y, double times) {
         const uint64_t m = TOGETHER * TILE_ROWS;
-        const LkGemm a = {.m = m, .x = x, .x_type = type, .x_ld = l->w.cols, .w = l->w, .bias = l->bias, .y = y, .y_type = type, .y_ld = l->w.rows};
+        const LkGemm a = {.m = m, .x = x, .x_type = type, .x_ld = l->w.cols, .w = l->w, .bias = l->bias, .y = y, .y_type = type,
+                .y_ld = l->w.rows};
 
         part(what, run_gemm, &a, times, 2.0 * (double) m * (double) l->w.rows * (double) l->w.cols, 0, y);
 }
@@ -260,14 +262,19 @@ static void bench_parts(void) {
         const LkVector ones = vector(LK_F32, 64, 1, 0, "ones");
         const LkResidual add = {.type = LK_F32, .m = m, .n = HIDDEN, .x = x, .x_ld = HIDDEN, .y = h, .y_type = LK_F16, .y_ld = HIDDEN,
                 .mod = scale, .mod_ld = HIDDEN, .mod_index = zeros};
-        LkNorm norm = {.type = LK_F32, .m = m, .n = HIDDEN, .x = x, .x_ld = HIDDEN, .weight = l.norm1, .eps = 1e-5f, .y = y, .y_type = LK_F16,
+        LkNorm norm = {.type = LK_F32, .m = m, .n = HIDDEN, .x = x, .x_ld = HIDDEN, .weight = l.norm1, .eps = 1e-5f, .y = y,
+                .y_type = LK_F16,
                 .y_ld = HIDDEN};
-        const LkAttention attention = {.type = LK_F16, .n_q = TILE_ROWS, .n_k = TILE_ROWS, .sequences = TOGETHER, .heads = 32, .head_dim = 64,
+        const LkAttention attention = {.type = LK_F16, .n_q = TILE_ROWS, .n_k = TILE_ROWS, .sequences = TOGETHER, .heads = 32,
+                .head_dim = 64,
                 .scale = 0.125f, .q = q, .k = k, .v = h, .o = y, .q_ld = HIDDEN, .k_ld = HIDDEN, .v_ld = HIDDEN, .o_ld = HIDDEN};
-        const LkQkNormRope rope = {.type = LK_F16, .m = m, .heads = 32, .head_dim = 64, .x = q, .x_ld = HIDDEN, .weight = ones, .eps = 1e-5f,
+        const LkQkNormRope rope = {.type = LK_F16, .m = m, .heads = 32, .head_dim = 64, .x = q, .x_ld = HIDDEN, .weight = ones,
+                .eps = 1e-5f,
                 .cos = x, .sin = x, .rope_dims = 24, .period = TILE_ROWS};
-        const LkSwiglu swiglu = {.type = LK_F16, .m = m, .n = FFN, .gate = gate, .up = up, .y = up, .gate_ld = FFN, .up_ld = FFN, .y_ld = FFN};
-        const LkLayerNorm last = {.type = LK_F32, .m = m, .n = HIDDEN, .x = x, .x_ld = HIDDEN, .weight = l.norm1, .bias = l.norm2, .eps = 1e-5f,
+        const LkSwiglu swiglu = {.type = LK_F16, .m = m, .n = FFN, .gate = gate, .up = up, .y = up, .gate_ld = FFN, .up_ld = FFN,
+                .y_ld = FFN};
+        const LkLayerNorm last = {.type = LK_F32, .m = m, .n = HIDDEN, .x = x, .x_ld = HIDDEN, .weight = l.norm1, .bias = l.norm2,
+                .eps = 1e-5f,
                 .y = y, .y_ld = HIDDEN};
         const LkUnpatch unpatch = {.t = 7, .h = 16, .w = 16, .patch = {4, 16, 16}, .channels = 3, .x = pixels, .x_ld = 3072, .y = frames};
 
@@ -293,7 +300,8 @@ static void bench_parts(void) {
 
 static void bench_host(void) {
         static const char *const names[] = {"u8", "f32"};
-        H3VideoVae m = {.config = {.has_decoder = true, .layers = 0, .latent_channels = 24, .hidden = 64, .ffn = 64, .head_dim = 64, .rope_freqs = 8}};
+        H3VideoVae m = {.config = {.has_decoder = true, .layers = 0, .latent_channels = 24, .hidden = 64, .ffn = 64, .head_dim = 64,
+                .rope_freqs = 8}};
         H3VideoDecodePlan p = film_plan(&m, 1);
         float *raw = must_malloc(p.memory.chunk), *before = calloc(1, p.memory.tail), *after = must_malloc(p.memory.tail);
         void *frames = must_malloc(UINT64_C(17) * 16 * HEIGHT * 16 * WIDTH * 12);
@@ -341,13 +349,15 @@ static H3TextModel text_model(LkType type) {
         static uint16_t table[16 * 5120], positions[2304 * 1152];
         H3TextModel m = {.config = {.layers = 50, .hidden = 5120, .heads = 64, .kv_heads = 8, .head_dim = 128, .ffn = 25600, .vocab = 16,
                                  .sections = {24, 20, 20}, .tokens_max = 262144, .eps = 1e-6f, .theta = 5e6f,
-                                 .vision = {.depth = 27, .hidden = 1152, .heads = 16, .head_dim = 72, .ffn = 4304, .merged = 4608, .patch = 1536,
+                                 .vision = {.depth = 27, .hidden = 1152, .heads = 16, .head_dim = 72, .ffn = 4304, .merged = 4608,
+                                 .patch = 1536,
                                          .grid = 48, .n_deepstack = 3, .deepstack = {8, 16, 24}, .eps = 1e-6f, .theta = 10000}},
                 .layers = layers,
                 .blocks = blocks,
                 .patch = tower_linear(1152, 1536, "patch"),
                 .positions = {positions, LK_BF16, 2304 * 1152},
-                .embed = {.data = table, .type = LK_BF16, .rows = 16, .cols = 5120, .row_stride = 10240, .block_rows = 16, .block_stride = 163840},
+                .embed = {.data = table, .type = LK_BF16, .rows = 16, .cols = 5120, .row_stride = 10240, .block_rows = 16,
+                .block_stride = 163840},
                 .merger = {tower_norm(1152), tower_linear(4608, 4608, "fc1"), tower_linear(5120, 4608, "fc2")}};
 
         layers[0] = (H3TextLayer){.norm1 = vector(LK_BF16, 5120, 1, 0.1f, "norm1"), .norm2 = vector(LK_BF16, 5120, 1, 0.1f, "norm2"),
@@ -355,7 +365,8 @@ static H3TextModel text_model(LkType type) {
                 .q = matrix(type, 8192, 5120, "q"), .k = matrix(type, 1024, 5120, "k"), .v = matrix(type, 1024, 5120, "v"),
                 .out = matrix(type, 5120, 8192, "out"), .gate = matrix(type, 25600, 5120, "gate"), .up = matrix(type, 25600, 5120, "up"),
                 .down = matrix(type, 5120, 25600, "down")};
-        blocks[0] = (H3VisionBlockWeights){tower_norm(1152), tower_norm(1152), tower_linear(3456, 1152, "qkv"), tower_linear(1152, 1152, "out"),
+        blocks[0] = (H3VisionBlockWeights){tower_norm(1152), tower_norm(1152), tower_linear(3456, 1152, "qkv"),
+                tower_linear(1152, 1152, "out"),
                 tower_linear(4304, 1152, "fc1"), tower_linear(1152, 4304, "fc2")};
         for (unsigned i = 0; i < 50; i++)
                 layers[i] = layers[0];

@@ -134,7 +134,8 @@ static void norm_one(Rows *r, LkType weight_type, unsigned shift, int form) {
 }
 
 static void norm_same_bits_as_cpu(void **state) {
-        static const uint64_t sizes[][3] = {{1, 8, 0}, {7, 13, 1}, {33, 264, 0}, {33, 264, 3}, {407, 96, 8}, {1797, 2048, 0}, {4099, 136, 8}};
+        static const uint64_t sizes[][3] = {{1, 8, 0}, {7, 13, 1}, {33, 264, 0}, {33, 264, 3}, {407, 96, 8}, {1797, 2048, 0},
+                {4099, 136, 8}};
 
         need_device();
         for (size_t i = 0; i < ELEMENTSOF(sizes); i++)
@@ -166,7 +167,8 @@ static void residual_same_bits_as_cpu(void **state) {
 static void swiglu_one(uint64_t m, uint64_t n, uint64_t more, bool every) {
         uint64_t ld = n + more;
         Pair gate = filled(LK_F16, m * ld, 30), up = filled(LK_F16, m * ld, 3), y = pair_new(m * ld * 2);
-        LkSwiglu a = {.type = LK_F16, .m = m, .n = n, .gate = gate.host, .up = up.host, .y = y.host, .gate_ld = ld, .up_ld = ld, .y_ld = ld};
+        LkSwiglu a = {.type = LK_F16, .m = m, .n = n, .gate = gate.host, .up = up.host, .y = y.host, .gate_ld = ld, .up_ld = ld,
+                .y_ld = ld};
 
         spoil(&up, m * ld);
         for (uint64_t i = 0; every && i < m * n; i++)
@@ -303,7 +305,8 @@ static void gemm_near_cpu(void **state) {
         for (size_t i = 0; i < ELEMENTSOF(sizes) * ELEMENTSOF(types) * 4; i++) {
                 const size_t s = i / 4 / ELEMENTSOF(types);
                 Product p = product_new(
-                        sizes[s].m, sizes[s].n, sizes[s].k, types[i / 4 % ELEMENTSOF(types)], i % 2 ? LK_F16 : LK_F32, sizes[s].block_rows, sizes[s].more);
+                        sizes[s].m, sizes[s].n, sizes[s].k, types[i / 4 % ELEMENTSOF(types)], i % 2 ? LK_F16 : LK_F32,
+                        sizes[s].block_rows, sizes[s].more);
                 CLEANUP_FREE uint8_t *got = NULL;
                 double d;
 
@@ -316,14 +319,16 @@ static void gemm_near_cpu(void **state) {
                 got = pair_downloaded(&p.y);
                 d = distance(got, p.y.host, (p.y.size - PAIR_GUARD) / 2);
                 if (!(d <= PRODUCT_LIMIT))
-                        fail_msg("size %zu, weights %d, %s: %.3g from the CPU's", s, types[i / 4 % ELEMENTSOF(types)], i / 2 % 2 ? "own" : "library", d);
+                        fail_msg("size %zu, weights %d, %s: %.3g from the CPU's", s, types[i / 4 % ELEMENTSOF(types)],
+                                i / 2 % 2 ? "own" : "library", d);
                 product_free(&p);
         }
 }
 
 /* Rows and columns of a layer of the decoder have the bits of the whole, with the bias that the library adds, and without one. */
 static void gemm_parts_have_the_bits_of_the_whole(void **state) {
-        static const uint64_t rows[][2] = {{0, 1}, {1, 1796}, {77, 200}, {1797, 1797}, {3593, 1}}, cols[][2] = {{0, 2048}, {0, 128}, {1024, 1024}};
+        static const uint64_t rows[][2] = {{0, 1}, {1, 1796}, {77, 200}, {1797, 1797}, {3593, 1}},
+                              cols[][2] = {{0, 2048}, {0, 128}, {1024, 1024}};
 
         need_device();
         for (size_t i = 0; i < 4; i++) {
@@ -365,10 +370,12 @@ typedef struct Heads {
 
 static Heads heads_new(uint64_t sequences, uint64_t rows, uint32_t heads, uint32_t dim) {
         uint64_t n = (uint64_t) heads * dim, numbers = sequences * rows * n;
-        Heads h = {.q = filled(LK_F16, numbers, 3), .k = filled(LK_F16, numbers, 3), .v = filled(LK_F16, numbers, 1), .o = pair_new(numbers * 2)};
+        Heads h = {.q = filled(LK_F16, numbers, 3), .k = filled(LK_F16, numbers, 3), .v = filled(LK_F16, numbers, 1),
+                .o = pair_new(numbers * 2)};
 
         h.host = (LkAttention){.type = LK_F16, .n_q = rows, .n_k = rows, .sequences = sequences, .heads = heads, .head_dim = dim,
-                .scale = 1 / sqrtf((float) dim), .q = h.q.host, .k = h.k.host, .v = h.v.host, .o = h.o.host, .q_ld = n, .k_ld = n, .v_ld = n,
+                .scale = 1 / sqrtf((float) dim), .q = h.q.host, .k = h.k.host, .v = h.v.host, .o = h.o.host, .q_ld = n, .k_ld = n,
+                .v_ld = n,
                 .o_ld = n};
         h.device = h.host;
         h.device.q = h.q.device;

@@ -113,7 +113,8 @@ static void check_decode_memory(const H3VideoConfig *c, const H3VideoDecodePlan 
         double bytes = stream + block + 4 * (tokens * 2 * 24 + rows) + rows / d->batch * 6 * c->rope_freqs * 4;
 
         assert_true((double) d->memory.device >= bytes && (double) d->memory.device < bytes + 16384);
-        assert_true((double) d->memory.host >= 4 * tokens * 24 && (double) d->memory.host < 4 * (tokens * 24 + rows * (6 * c->rope_freqs + 2)));
+        assert_true((double) d->memory.host >= 4 * tokens * 24 &&
+                (double) d->memory.host < 4 * (tokens * 24 + rows * (6 * c->rope_freqs + 2)));
 }
 
 static void plan_memory_is_counted(void **state) {

@@ -219,7 +219,8 @@ static void gemm_rotated_meets_bf16_rounded(void **state) {
                 assert_int_equal(ops->gemm(c, &a), 0);
                 for (uint64_t j = 0; j < n * k; j++)
                         put(rounded, type, j, w[j]);
-                a.w = (LkMatrix){.data = rounded, .type = type, .rows = n, .cols = k, .row_stride = k * lk_type_size(type), .block_rows = n};
+                a.w = (LkMatrix){.data = rounded, .type = type, .rows = n, .cols = k, .row_stride = k * lk_type_size(type),
+                        .block_rows = n};
                 a.y = expected;
                 assert_int_equal(ops->gemm(c, &a), 0);
                 assert_memory_equal(y, expected, m * n * lk_type_size(type));
