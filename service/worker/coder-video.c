@@ -300,21 +300,39 @@ static int blend_end(VideoWork *x, Fault *f) {
         return x->error;
 }
 
-/* Frames to the ring, the tail to its slot. */
-static int publish(Job *j, const VideoWork *x, uint32_t chunk) {
-        H3Range made = h3_video_decode_frames(&x->plan, chunk);
-        uint8_t *ring = coder_output(j, 0);
+/* Bytes of part i of n: whole lines of the cache. */
+static H3Range part_of(uint64_t size, uint32_t i, uint32_t n) {
+        uint64_t step = (size / n + 63) / 64 * 64, begin = step * i;
+
+        return (H3Range){begin < size ? begin : size, i + 1 < n && begin + step < size ? begin + step : size};
+}
+
+static void copy_part(void *to, const void *from, H3Range part) {
+        memcpy((uint8_t *) to + part.begin, (const uint8_t *) from + part.begin, (size_t) h3_range_size(part));
+}
+
+/* Frames to the ring, the tail to its slot: hundreds of megabytes while the devices wait. */
+static void publish_part(void *userdata, uint32_t part, uint32_t n) {
+        const VideoWork *x = userdata;
+        uint32_t chunk = x->blend.chunk;
+        H3Range made = h3_video_decode_frames(&x->plan, chunk), bytes = part_of(x->frame_bytes, part, n);
+        uint8_t *ring = coder_output(x->job, 0);
+
+        for (uint64_t i = made.begin; i < made.end; i++)
+                copy_part(ring + i % x->job->coder->ring_frames * x->frame_bytes,
+                        (const uint8_t *) x->frames + (i - made.begin) * x->frame_bytes, bytes);
+        if (chunk + 1 < x->plan.chunks)
+                copy_part(coder_slot(x->job, chunk + 1), x->tails[(chunk + 1) % 2], part_of(x->plan.memory.tail, part, n));
+}
+
+static int publish(Job *j, VideoWork *x) {
         int r;
 
         r = coder_hold(j);
         if (r < 0)
                 return r;
-        for (uint64_t i = made.begin; i < made.end; i++)
-                memcpy(ring + i % j->coder->ring_frames * x->frame_bytes,
-                        (const uint8_t *) x->frames + (i - made.begin) * x->frame_bytes,
-                        (size_t) x->frame_bytes);
-        if (chunk + 1 < x->plan.chunks)
-                memcpy(coder_slot(j, chunk + 1), x->tails[(chunk + 1) % 2], (size_t) x->plan.memory.tail);
+        crew_begin(&x->crew, publish_part, x);
+        crew_end(&x->crew);
         coder_release(j, true);
         return 0;
 }
@@ -334,7 +352,7 @@ static int decode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
                 tile_pool_ahead(&x->pool, s, g, j, j->coder->ranks);
         r = blend_end(x, f);
         if (r >= 0)
-                r = publish(j, x, step);
+                r = publish(j, x);
         if (r < 0)
                 return r;
         ret->frames = h3_video_decode_frames(&x->plan, step).end;
