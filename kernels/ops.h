@@ -17,7 +17,8 @@
  *  - no libm in result paths: own exp2, sqrtf and division are exact by IEEE.
  *  - bf16 results are rounded to nearest even at the points stated with each operation and nowhere else.
  *
- * Activations are LK_F32 or LK_BF16, the same type for all arguments of a call unless stated. They are
+ * Activations are LK_F32 or LK_BF16, the same type for all arguments of a call unless stated; LK_F16 where an
+ * operation says so, rounded to nearest even at the same points as bf16 (beyond 65504: infinity). They are
  * naturally aligned and rows are contiguous unless a stride is given; strides (ld) count elements. Weights
  * may start at any byte. LkVector: LK_F32, LK_BF16 or LK_F16. LkMatrix: any type; a quantised one stays as
  * the file has it and is expanded tile by tile, so that a model is never in memory twice.
@@ -100,7 +101,9 @@ typedef struct LkMatrix {
 } LkMatrix;
 
 /* y[m, n] = x[m, k] . w[n, k]^T + bias[n].  n = w.rows, k = w.cols. x and y may differ in type. A quantised
- * w is expanded as LkQuant says; then the rule of gemm holds. */
+ * w is expanded as LkQuant says; then the rule of gemm holds. LK_F16: of both x and y; w (expanded) and bias are
+ * rounded to f16 first, in_scale is absent. LK_BF16 of both x and y, a rotated w without in_scale: w (expanded) is
+ * rounded to bf16 first, as a file in bf16 would have it. */
 typedef struct LkGemm {
         uint64_t m;
         const void *x;
@@ -159,13 +162,16 @@ typedef struct LkGemmI8 {
 
 /* o[i, h, :] = softmax(scale * q[i, h, :] . k[j, g, :]) . v[j, g, :] over n_k keys, g = h / (heads /
  * kv_heads). Rows are [heads, head_dim] (k, v: [kv_heads, head_dim]) with row strides in elements. Scores,
- * maximum and sum are f32; with LK_BF16 the probabilities exp(s - running max) are rounded to bf16 before
- * they meet v (the sum takes the unrounded ones), accumulation is f32, the quotient is rounded once.
- * head_dim is a multiple of 4, at most 256. causal: query i sees keys 0 .. first_row + i, bit for bit as if
- * there were no others (first_row + n_q <= n_k), so that any range of the queries can be computed alone. */
+ * maximum and sum are f32; with LK_BF16 or LK_F16 the probabilities exp(s - running max) are rounded to that
+ * before they meet v (the sum takes the unrounded ones), accumulation is f32, the quotient is rounded once.
+ * sequences: so many of n_q queries and n_k keys each lie behind each other, row after row, and do not see one
+ * another; as so many calls, bit for bit. head_dim is a multiple of 4, at most 256. causal: query i
+ * sees keys 0 .. first_row + i, bit for bit as if there were no others (first_row + n_q <= n_k), so that any range of
+ * the queries can be computed alone. */
 typedef struct LkAttention {
         LkType type;
         uint64_t n_q, n_k;
+        uint64_t sequences; /* 0: 1 */
         uint32_t heads, head_dim;
         uint32_t kv_heads; /* 0: `heads`; else a divisor of it */
         bool causal;
@@ -239,7 +245,7 @@ typedef struct LkRoute {
  * rounded once. If all blocks are seen the bits are those of attention (CUDA: of the kernel
  * for every card, of heads up to 128). */
 typedef struct LkSparseAttention {
-        LkAttention a; /* not causal, kv_heads 0; first_row: of q[0], which lies in first_block */
+        LkAttention a; /* not causal, kv_heads 0, one sequence; first_row: of q[0], which lies in first_block */
         LkBlocks blocks;
         uint32_t first_block, n_blocks; /* those that the queries are in, with lists of their own: [heads, n_blocks, ..] */
         const uint32_t *list, *count;
@@ -339,7 +345,8 @@ typedef struct LkAttentionI8 {
  * Statistics f32: rstd = 1 / sqrtf(sum(x^2) / n + eps). Rounding points (LK_BF16): x * rstd * weight ->
  * bf16; then fma(h, 1 + scale, shift) in f32 -> bf16. Row i uses modulation row mod_index[i] of `mod`
  * (elements of `mod_type`): shift at + shift_at, scale at + scale_at. round_first: x * rstd -> bf16, times
- * weight -> bf16 (no modulation then).
+ * weight -> bf16 (no modulation then). y_type LK_F16, of type LK_F32: x * rstd * weight -> f16 (nothing of
+ * quantise and mod then).
  *
  * Its neighbours in one pass over the rows, with the bits that the operations one by one would give: `add` is
  * done before, its x and x_ld are those of the norm; `quantise` after, of y. */
@@ -358,6 +365,7 @@ typedef struct LkNorm {
         const int32_t *mod_index; /* [m] */
         uint64_t shift_at, scale_at;
         void *y; /* NULL, with quantise: not wanted itself */
+        LkType y_type; /* 0: `type` */
         uint64_t y_ld;
         const LkResidual *add;      /* NULL: none */
         const LkQuantise *quantise; /* NULL: none. up is NULL; x, x_ld, x_type, m and k are not looked at */
@@ -376,11 +384,11 @@ typedef struct LkLayerNorm {
         uint64_t y_ld;
 } LkLayerNorm;
 
-/* In place on x[m, heads, head_dim] (row stride x_ld): per-head rms with weight[head_dim], f32 statistics,
+/* LK_F16 too. In place on x[m, heads, head_dim] (row stride x_ld): per-head rms with weight[head_dim], f32 statistics,
  * rounded to `type`; then, if cos is given, the first 2 * rope_dims of each head are rotated split-half:
  * a' = a*cos - b*sin, b' = b*cos + a*sin for the pair (i, i + rope_dims), computed in f32 as
- * fma(a, cos, -(b * sin)) and fma(b, cos, a * sin), rounded once. cos and sin are [m, rope_dims] f32,
- * already rounded to the activation type by the caller. */
+ * fma(a, cos, -(b * sin)) and fma(b, cos, a * sin), rounded once. cos and sin are [m, rope_dims] f32 (or of as
+ * many rows as `period` says, again and again), already rounded to the activation type by the caller. */
 typedef struct LkQkNormRope {
         LkType type;
         uint64_t m;
@@ -391,16 +399,18 @@ typedef struct LkQkNormRope {
         float eps;
         const float *cos, *sin; /* NULL: no rotation (refiner) */
         uint32_t rope_dims;
+        uint64_t period; /* row i turns by row i % period of cos and sin; 0: m */
 } LkQkNormRope;
 
 /* x[i, :] += gate * y[i, :]: gate * y is rounded to `type`, the sum is rounded to `type`.
- * gate row as in LkNorm; mod == NULL: plain x += y. */
+ * gate row as in LkNorm; mod == NULL: plain x += y. y may be LK_F16 where the others are LK_F32. */
 struct LkResidual {
         LkType type;
         uint64_t m, n;
         void *x;
         uint64_t x_ld;
         const void *y;
+        LkType y_type; /* 0: `type` */
         uint64_t y_ld;
         const void *mod;
         uint64_t mod_ld;
@@ -408,7 +418,7 @@ struct LkResidual {
         uint64_t gate_at;
 };
 
-/* y = silu(gate) * up; silu(g) = g / (1 + exp(-g)) in f32, rounded to `type`, times up, rounded to `type`.
+/* LK_F16 too. y = silu(gate) * up; silu(g) = g / (1 + exp(-g)) in f32, rounded to `type`, times up, rounded to `type`.
  */
 typedef struct LkSwiglu {
         LkType type;
@@ -550,6 +560,16 @@ typedef struct LkAverage {
         float *y;
 } LkAverage;
 
+/* Pixels of tokens, each [channels, patch[0], patch[1], patch[2]] f32, dense: y = [t * patch[0], h * patch[1], w *
+ * patch[2], channels] of tokens in the order [t, h, w]. Copies only; x_ld: numbers from a token to the next. */
+typedef struct LkUnpatch {
+        uint64_t t, h, w;
+        uint32_t patch[3], channels; /* > 0 */
+        const float *x;
+        uint64_t x_ld;
+        float *y; /* does not overlap x */
+} LkUnpatch;
+
 /* The queues of a context run beside each other, the work of one in the order it was given. Every operation
  * goes to LK_COMPUTE but fetch(). */
 typedef enum LkQueue {
@@ -574,6 +594,8 @@ typedef struct LkOps {
         const char *backend;          /* "cpu", "cuda" */
         const char *numerics_id;      /* what the bits depend on, e.g. "cpu-1" */
         uint8_t weights[LK_TYPE_MAX]; /* LkSupport, by the type of a matrix */
+        bool half;         /* LK_F16 is the quick way where f32 is not asked for */
+        uint32_t batch;    /* so many small problems together fill the device; 0: 1 */
         bool host_weights; /* matrices and vectors may be in host memory; else they are fetched first, all
                               pointers of an operation are device memory, and rows are dense */
 
@@ -633,6 +655,7 @@ typedef struct LkOps {
         int (*snake)(LkContext *c, const LkSnake *a);
         int (*alias_free)(LkContext *c, const LkAliasFree *a);
         int (*average)(LkContext *c, const LkAverage *a);
+        int (*unpatch)(LkContext *c, const LkUnpatch *a);
 
         /* All three, or NULL: the backend has no sparse attention. */
         int (*block_means)(LkContext *c, const LkBlockMeans *a);

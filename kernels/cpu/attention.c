@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention, full or causal: all keys in absolute order in tiles of LK_KEY_TILE, as kernels/cpu/attention.h says. A task
- * is one head and a block of query rows; its panels live in the thread's part of the scratch memory. */
+ * is one head and a block of query rows of a sequence; its panels live in the thread's part of the scratch memory. */
 
 #include <errno.h>
 
@@ -53,6 +53,7 @@ static void attention_task(void *userdata, uint64_t task, uint32_t thread) {
 }
 
 int LK_ISA(attention)(LkContext *c, const LkAttention *a) {
+        LkAttention one;
         AttentionJob j;
         void *scratch;
         int r;
@@ -66,11 +67,21 @@ int LK_ISA(attention)(LkContext *c, const LkAttention *a) {
         if (r < 0)
                 return r;
 
+        one = *a;
         j = (AttentionJob){
-                .call = attention_call(a),
+                .call = attention_call(&one),
                 .threads = c->threads,
                 .scratch = scratch,
                 .blocks = a->n_q / ATTENTION_ROWS + (a->n_q % ATTENTION_ROWS != 0),
         };
-        return threads_run(c->threads, j.blocks * a->heads, attention_task, &j);
+        for (uint64_t i = 0; r >= 0 && i < attention_sequences(a); i++) {
+                if (i > 0) {
+                        one.q = rows_at(one.q, a->type, a->n_q, a->q_ld);
+                        one.k = rows_at(one.k, a->type, a->n_k, a->k_ld);
+                        one.v = rows_at(one.v, a->type, a->n_k, a->v_ld);
+                        one.o = rows_at_mutable(one.o, a->type, a->n_q, a->o_ld);
+                }
+                r = threads_run(c->threads, j.blocks * a->heads, attention_task, &j);
+        }
+        return r;
 }

@@ -11,7 +11,7 @@
  *   f    = exp(m - u)
  *   b[g] = p[16g + i] + p[16g + 8 + i]  for g = 0..3, in each lane i = 0..7
  *   l    = fma(l, f, (b[0] + b[1]) + (b[2] + b[3]))
- *   o    = o * f, then for ascending j fma(p[j], v[j], o)    p rounded to bf16 here with LK_BF16
+ *   o    = o * f, then for ascending j fma(p[j], v[j], o)    p rounded to bf16 or f16 here with these types
  *
  * and after the last tile o / (tree of l), rounded once. A row with every score at -inf gets zeros. Keys
  * missing from a tile count as s = -inf in l and are not visited in o. Every decision is per row: a
@@ -118,8 +118,8 @@ static inline void attention_softmax_row(float *p, float base, float factor, con
         t[0] = v8_add(v8_add(t[0], t[1]), v8_add(t[2], t[3]));
         v8_store(sum, v8_fma(v8_load(sum), v8_set1(factor), t[0]));
 
-        for (uint32_t i = 0; type == LK_BF16 && i < LK_KEY_TILE; i += VT_N)
-                vt_store(p + i, vt_round_bf16(vt_load(p + i)));
+        for (uint32_t i = 0; type != LK_F32 && i < LK_KEY_TILE; i += VT_N)
+                vt_store(p + i, type == LK_BF16 ? vt_round_bf16(vt_load(p + i)) : vt_round_f16(vt_load(p + i)));
 }
 
 /* How many of the n_keys keys from `key` on a query row sees. */
@@ -230,6 +230,10 @@ static inline VT attention_quotient(const AttentionCall *j, const AttentionScrat
         return sum == 0 ? vt_zero() : vt_div(v, vt_set1(sum));
 }
 
+static inline uint64_t attention_sequences(const LkAttention *a) {
+        return a->sequences > 0 ? a->sequences : 1;
+}
+
 static inline AttentionCall attention_call(const LkAttention *a) {
         return (AttentionCall){
                 .attention = a,
@@ -240,7 +244,7 @@ static inline AttentionCall attention_call(const LkAttention *a) {
 
 /* Whether the arguments hold what ops.h says. */
 static inline bool attention_check(const LkAttention *a) {
-        uint64_t n, keys, end;
+        uint64_t n, keys, end, queries, seen;
 
         if (a->head_dim == 0 || a->head_dim % 4 != 0 || a->head_dim > ATTENTION_HEAD_DIM_MAX || a->n_k == 0)
                 return false;
@@ -251,6 +255,9 @@ static inline bool attention_check(const LkAttention *a) {
 
         n = (uint64_t) a->heads * a->head_dim;
         keys = a->kv_heads > 0 ? (uint64_t) a->kv_heads * a->head_dim : n;
-        return check_rows(a->q, a->type, a->n_q, n, a->q_ld) && check_rows(a->k, a->type, a->n_k, keys, a->k_ld) &&
-               check_rows(a->v, a->type, a->n_k, keys, a->v_ld) && check_rows(a->o, a->type, a->n_q, n, a->o_ld);
+        if (__builtin_mul_overflow(a->n_q, attention_sequences(a), &queries) ||
+                __builtin_mul_overflow(a->n_k, attention_sequences(a), &seen))
+                return false;
+        return check_any_rows(a->q, a->type, queries, n, a->q_ld) && check_any_rows(a->k, a->type, seen, keys, a->k_ld) &&
+               check_any_rows(a->v, a->type, seen, keys, a->v_ld) && check_any_rows(a->o, a->type, queries, n, a->o_ld);
 }

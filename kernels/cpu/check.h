@@ -18,11 +18,12 @@ static inline bool check_type(LkType t) {
         return check_activation_type(t) || t == LK_F16;
 }
 
-/* An array of m rows of n elements, ld elements apart: there, aligned, and inside the address space. */
-static inline bool check_rows(const void *p, LkType t, uint64_t m, uint64_t n, uint64_t ld) {
+/* An array of m rows of n elements, ld elements apart: there, aligned, and inside the address space. Of an
+ * operation that takes LK_F16, too. */
+static inline bool check_any_rows(const void *p, LkType t, uint64_t m, uint64_t n, uint64_t ld) {
         uint64_t elements, bytes;
 
-        if (!check_activation_type(t))
+        if (!check_type(t))
                 return false;
         if (m == 0 || n == 0)
                 return true;
@@ -30,6 +31,19 @@ static inline bool check_rows(const void *p, LkType t, uint64_t m, uint64_t n, u
         return p && (uintptr_t) p % lk_type_size(t) == 0 && ld >= n &&
                !__builtin_mul_overflow(m, ld, &elements) &&
                !__builtin_mul_overflow(elements, lk_type_size(t), &bytes) && bytes <= PTRDIFF_MAX;
+}
+
+static inline bool check_rows(const void *p, LkType t, uint64_t m, uint64_t n, uint64_t ld) {
+        return check_activation_type(t) && check_any_rows(p, t, m, n, ld);
+}
+
+/* An output or a summand of rows in f32 that may be f16 beside them; 0: `type`. */
+static inline LkType type_beside(LkType type, LkType beside) {
+        return beside ? beside : type;
+}
+
+static inline bool check_beside(LkType type, LkType beside) {
+        return beside == 0 || beside == type || (beside == LK_F16 && type == LK_F32);
 }
 
 static inline bool check_vector(const LkVector *v, uint64_t n) {
@@ -118,8 +132,11 @@ static inline bool check_bytes(const void *p, uint64_t m, uint64_t n, uint64_t l
 /* What follows is of one operation each, for both backends; limits of its own are a backend's to add. */
 
 static inline bool check_gemm(const LkGemm *a) {
-        return check_matrix(&a->w) && a->w.cols > 0 && check_rows(a->x, a->x_type, a->m, a->w.cols, a->x_ld) &&
-               check_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) && check_optional(&a->bias, a->w.rows);
+        if ((a->x_type == LK_F16) != (a->y_type == LK_F16) || (a->x_type == LK_F16 && a->w.quant.in_scale.data))
+                return false;
+
+        return check_matrix(&a->w) && a->w.cols > 0 && check_any_rows(a->x, a->x_type, a->m, a->w.cols, a->x_ld) &&
+               check_any_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) && check_optional(&a->bias, a->w.rows);
 }
 
 static inline bool check_gemm_i8(const LkGemmI8 *a) {
@@ -241,6 +258,17 @@ static inline bool check_alias_free(const LkAliasFree *a) {
                check_rows(a->y, LK_F32, a->m, a->channels, a->channels);
 }
 
+static inline bool check_unpatch(const LkUnpatch *a) {
+        uint64_t tokens, numbers = a->channels;
+        bool fits = a->channels > 0;
+
+        for (size_t i = 0; fits && i < 3; i++)
+                fits = a->patch[i] > 0 && !__builtin_mul_overflow(numbers, a->patch[i], &numbers);
+
+        return fits && !__builtin_mul_overflow(a->t, a->h, &tokens) && !__builtin_mul_overflow(tokens, a->w, &tokens) &&
+               check_rows(a->x, LK_F32, tokens, numbers, a->x_ld) && check_rows(a->y, LK_F32, tokens, numbers, numbers);
+}
+
 static inline bool check_average(const LkAverage *a) {
         if (a->count == 0 || a->count > LK_AVERAGE_MAX || !check_rows(a->y, LK_F32, 1, a->n, a->n))
                 return false;
@@ -291,7 +319,8 @@ static inline bool check_sparse_attention(const LkSparseAttention *a) {
         uint64_t width = (uint64_t) a->a.heads * a->a.head_dim;
         uint32_t n = a->blocks.n;
 
-        return check_blocks(&a->blocks) && !a->a.causal && a->a.kv_heads == 0 && a->first_block <= n &&
+        return check_activation_type(a->a.type) && check_blocks(&a->blocks) && !a->a.causal && a->a.kv_heads == 0 &&
+               a->a.sequences <= 1 && a->first_block <= n &&
                a->n_blocks <= n - a->first_block && a->a.n_q <= (uint64_t) a->n_blocks * LK_BLOCK_ROWS &&
                a->a.first_row <= INT64_MAX && check_lists(a->list, a->a.heads, a->n_blocks, n) &&
                check_lists(a->score, a->a.heads, a->n_blocks, n) && check_lists(a->count, a->a.heads, a->n_blocks, 1) &&

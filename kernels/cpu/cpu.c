@@ -61,6 +61,7 @@
                 .block_means = lk_cpu_block_means_##isa,   \
                 .route = lk_cpu_route_##isa,               \
                 .sparse_attention = lk_cpu_sparse_attention_##isa, \
+                .unpatch = lk_cpu_unpatch_##isa,           \
         }
 /* clang-format on */
 

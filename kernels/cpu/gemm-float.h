@@ -9,6 +9,19 @@
 #include "kernels/cpu/quant.h"
 #include "kernels/cpu/rows.h"
 
+/* What w's numbers are rounded to before they meet x; LK_F32: nothing. */
+static inline LkType gemm_met_type(const LkGemm *g) {
+        if (g->x_type == LK_F16)
+                return g->w.type == LK_F16 ? LK_F32 : LK_F16;
+        return g->x_type == LK_BF16 && g->y_type == LK_BF16 && g->w.quant.rotation > 0 && !g->w.quant.in_scale.data ? LK_BF16 : LK_F32;
+}
+
+/* n: a multiple of TILE_COLS. */
+static inline void gemm_round(float *p, uint64_t n, LkType type) {
+        for (uint64_t i = 0; type != LK_F32 && i < n; i += VT_N)
+                vt_store(p + i, vt_round(vt_load(p + i), type));
+}
+
 static inline void gemm_pack_w(const GemmJob *j, uint64_t panel) {
         const LkGemm *g = j->args;
         const void *rows[TILE_COLS] = {};
@@ -26,9 +39,13 @@ static inline void gemm_pack_w(const GemmJob *j, uint64_t panel) {
 
         pack_rows(rows, n, quantised ? LK_F32 : g->w.type, j->k, TILE_COLS,
                 j->b + panel * BLOCK_K * TILE_COLS);
+        gemm_round(j->b + panel * BLOCK_K * TILE_COLS, j->k * TILE_COLS, gemm_met_type(g));
 
-        for (uint32_t i = 0; g->bias.data && j->first && i < n; i++)
-                j->bias[panel * TILE_COLS + i] = number_get(g->bias.data, g->bias.type, first + i);
+        for (uint32_t i = 0; g->bias.data && j->first && i < n; i++) {
+                float bias = number_get(g->bias.data, g->bias.type, first + i);
+
+                j->bias[panel * TILE_COLS + i] = g->x_type == LK_F16 ? f32_from_f16(f16_from_f32(bias)) : bias;
+        }
 }
 
 VEC_INLINE void gemm_emit(
@@ -70,6 +87,8 @@ static inline void gemm_float_tile(const GemmJob *j, uint64_t pm, uint64_t pn) {
                 return;
         if (g->y_type == LK_F32)
                 gemm_emit(j, t.c, pm * TILE_ROWS, pn * TILE_COLS, h, LK_F32);
+        else if (g->y_type == LK_F16)
+                gemm_emit(j, t.c, pm * TILE_ROWS, pn * TILE_COLS, h, LK_F16);
         else
                 gemm_emit(j, t.c, pm * TILE_ROWS, pn * TILE_COLS, h, LK_BF16);
 }

@@ -27,10 +27,11 @@
         int lk_cpu_group_norm_##isa(LkContext *c, const LkGroupNorm *a);                                    \
         int lk_cpu_snake_##isa(LkContext *c, const LkSnake *a);                                             \
         int lk_cpu_alias_free_##isa(LkContext *c, const LkAliasFree *a);                                    \
-        int lk_cpu_average_##isa(LkContext *c, const LkAverage *a);                                           \
+        int lk_cpu_average_##isa(LkContext *c, const LkAverage *a);                                         \
         int lk_cpu_block_means_##isa(LkContext *c, const LkBlockMeans *a);                                  \
         int lk_cpu_route_##isa(LkContext *c, const LkRoute *a);                                             \
-        int lk_cpu_sparse_attention_##isa(LkContext *c, const LkSparseAttention *a);
+        int lk_cpu_sparse_attention_##isa(LkContext *c, const LkSparseAttention *a);                        \
+        int lk_cpu_unpatch_##isa(LkContext *c, const LkUnpatch *a);
 
 LK_CPU_DECLARE(scalar)
 LK_CPU_DECLARE(v3)

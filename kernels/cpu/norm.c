@@ -9,7 +9,7 @@
 #include "kernels/cpu/quantise-row.h"
 #include "kernels/cpu/residual-row.h"
 
-VEC_INLINE void norm_typed(const LkNorm *a, uint64_t row, void *y, LkType t, LkType mt) {
+VEC_INLINE void norm_typed(const LkNorm *a, uint64_t row, void *y, LkType t, LkType mt, LkType yt) {
         const void *x = rows_at(a->x, t, row, a->x_ld), *shift = NULL, *scale = NULL;
         float rstd = 1 / f32_sqrt(v8_sum_squares(x, t, a->n) / (float) a->n + a->eps);
         VT factor = vt_set1(rstd), one = vt_set1(1);
@@ -30,18 +30,20 @@ VEC_INLINE void norm_typed(const LkNorm *a, uint64_t row, void *y, LkType t, LkT
                         h = vt_fma(vt_round(h, t), vt_add(one, vt_get(scale, mt, i, a->n)),
                                 vt_get(shift, mt, i, a->n));
 
-                vt_put(y, t, i, a->n, h);
+                vt_put(y, yt, i, a->n, h);
         }
 }
 
-/* To y, a row of `type`. */
+/* To y, a row of y_type. */
 static void norm_to(const LkNorm *a, uint64_t row, void *y) {
-        if (a->type == LK_F32)
-                norm_typed(a, row, y, LK_F32, LK_F32);
+        if (a->y_type == LK_F16)
+                norm_typed(a, row, y, LK_F32, LK_F32, LK_F16);
+        else if (a->type == LK_F32)
+                norm_typed(a, row, y, LK_F32, LK_F32, LK_F32);
         else if (a->mod_type == LK_F32)
-                norm_typed(a, row, y, LK_BF16, LK_F32);
+                norm_typed(a, row, y, LK_BF16, LK_F32, LK_BF16);
         else
-                norm_typed(a, row, y, LK_BF16, LK_BF16);
+                norm_typed(a, row, y, LK_BF16, LK_BF16, LK_BF16);
 }
 
 static void norm_row(const void *arg, uint64_t row) {
@@ -49,7 +51,7 @@ static void norm_row(const void *arg, uint64_t row) {
 
         if (a->add)
                 residual_row(a->add, row);
-        norm_to(a, row, rows_at_mutable(a->y, a->type, row, a->y_ld));
+        norm_to(a, row, rows_at_mutable(a->y, type_beside(a->type, a->y_type), row, a->y_ld));
 }
 
 /* Rows that are quantised, too. */
@@ -113,8 +115,10 @@ static bool check_neighbours(const LkNorm *a) {
         if (add && (add->type != a->type || add->m != a->m || add->n != a->n || add->x != a->x ||
                            add->x_ld != a->x_ld || !check_residual(add)))
                 return false;
+        if (!check_beside(a->type, a->y_type) || (a->y_type == LK_F16 && (q || a->mod)))
+                return false;
         if (!q)
-                return check_rows(a->y, a->type, a->m, a->n, a->y_ld);
+                return check_any_rows(a->y, type_beside(a->type, a->y_type), a->m, a->n, a->y_ld);
 
         return (!a->y || check_rows(a->y, a->type, a->m, a->n, a->y_ld)) && !q->up &&
                check_bytes(q->q, a->m, a->n, q->q_ld) && check_rows(q->scale, LK_F32, a->m, 1, 1) &&

@@ -45,6 +45,21 @@ static inline uint16_t bf16_from_f32(float f) {
         return (uint16_t) ((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 
+/* The same of f16: beyond 65504 and a half step infinity; every NaN becomes 0x7e00. */
+static inline uint16_t f16_from_f32(float f) {
+        uint32_t u = f32_bits(f), magnitude = u & 0x7fffffffu, sign = u >> 16 & 0x8000u;
+
+        if (magnitude > 0x7f800000u)
+                return 0x7e00;
+        if (magnitude >= 0x477ff000u)
+                return (uint16_t) (sign | 0x7c00u);
+        if (magnitude >= 0x38800000u)
+                return (uint16_t) (sign | (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1)) >> 13);
+
+        /* a multiple of 2^-24, which is the last place of a sum from 0.5 on */
+        return (uint16_t) (sign | (f32_bits(f32_from_bits(magnitude) + 0.5f) - 0x3f000000u));
+}
+
 static inline float f32_from_bf16(uint16_t h) {
         return f32_from_bits((uint32_t) h << 16);
 }

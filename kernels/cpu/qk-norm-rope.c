@@ -40,8 +40,8 @@ VEC_INLINE void head_typed(
 
 static void qk_row(const void *arg, uint64_t row) {
         const LkQkNormRope *a = arg;
-        const float *c = a->cos ? a->cos + row * a->rope_dims : NULL;
-        const float *s = a->cos ? a->sin + row * a->rope_dims : NULL;
+        uint64_t turn = (a->period > 0 ? row % a->period : row) * a->rope_dims;
+        const float *c = a->cos ? a->cos + turn : NULL, *s = a->cos ? a->sin + turn : NULL;
         void *x = rows_at_mutable(a->x, a->type, row, a->x_ld);
 
         for (uint32_t head = 0; head < a->heads; head++) {
@@ -49,26 +49,29 @@ static void qk_row(const void *arg, uint64_t row) {
 
                 if (a->type == LK_BF16)
                         head_typed(a, h, c, s, LK_BF16);
+                else if (a->type == LK_F16)
+                        head_typed(a, h, c, s, LK_F16);
                 else
                         head_typed(a, h, c, s, LK_F32);
         }
 }
 
 int LK_ISA(qk_norm_rope)(LkContext *c, const LkQkNormRope *a) {
-        uint64_t n;
+        uint64_t n, turns;
 
         if (!c || !a || a->head_dim == 0 || a->head_dim % 4 != 0 || a->head_dim > HEAD_DIM_MAX)
                 return -EINVAL;
 
         n = (uint64_t) a->heads * a->head_dim;
-        if (!check_rows(a->x, a->type, a->m, n, a->x_ld) ||
+        turns = a->period > 0 && a->period < a->m ? a->period : a->m;
+        if (!check_any_rows(a->x, a->type, a->m, n, a->x_ld) ||
                 (a->weight.data ? !check_vector(&a->weight, a->head_dim) : !a->cos))
                 return -EINVAL;
         if (!a->cos != !a->sin)
                 return -EINVAL;
         if (a->cos && (a->rope_dims > a->head_dim / 2 ||
-                              !check_rows(a->cos, LK_F32, a->m, a->rope_dims, a->rope_dims) ||
-                              !check_rows(a->sin, LK_F32, a->m, a->rope_dims, a->rope_dims)))
+                              !check_rows(a->cos, LK_F32, turns, a->rope_dims, a->rope_dims) ||
+                              !check_rows(a->sin, LK_F32, turns, a->rope_dims, a->rope_dims)))
                 return -EINVAL;
         if (a->m == 0 || n == 0)
                 return 0;

@@ -9,8 +9,8 @@
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/vec.h"
 
-VEC_INLINE void residual_typed(const LkResidual *a, uint64_t row, LkType t) {
-        const void *y = rows_at(a->y, t, row, a->y_ld), *gate = NULL;
+VEC_INLINE void residual_typed(const LkResidual *a, uint64_t row, LkType t, LkType yt) {
+        const void *y = rows_at(a->y, yt, row, a->y_ld), *gate = NULL;
         void *x = rows_at_mutable(a->x, t, row, a->x_ld);
 
         if (a->mod)
@@ -18,7 +18,7 @@ VEC_INLINE void residual_typed(const LkResidual *a, uint64_t row, LkType t) {
                         rows_at(a->mod, t, (uint64_t) a->mod_index[row], a->mod_ld), t, 1, a->gate_at);
 
         for (uint64_t i = 0; i < a->n; i += VT_N) {
-                VT v = vt_get(y, t, i, a->n);
+                VT v = vt_get(y, yt, i, a->n);
 
                 if (gate)
                         v = vt_round(vt_mul(vt_get(gate, t, i, a->n), v), t);
@@ -29,14 +29,16 @@ VEC_INLINE void residual_typed(const LkResidual *a, uint64_t row, LkType t) {
 
 VEC_INLINE void residual_row(const LkResidual *a, uint64_t row) {
         if (a->type == LK_BF16)
-                residual_typed(a, row, LK_BF16);
+                residual_typed(a, row, LK_BF16, LK_BF16);
+        else if (a->y_type == LK_F16)
+                residual_typed(a, row, LK_F32, LK_F16);
         else
-                residual_typed(a, row, LK_F32);
+                residual_typed(a, row, LK_F32, LK_F32);
 }
 
 VEC_INLINE bool check_residual(const LkResidual *a) {
-        if (!check_rows(a->x, a->type, a->m, a->n, a->x_ld) ||
-                !check_rows(a->y, a->type, a->m, a->n, a->y_ld))
+        if (!check_beside(a->type, a->y_type) || !check_rows(a->x, a->type, a->m, a->n, a->x_ld) ||
+                !check_any_rows(a->y, type_beside(a->type, a->y_type), a->m, a->n, a->y_ld))
                 return false;
 
         return !a->mod || (check_index(a->mod_index, a->m) &&

@@ -26,14 +26,16 @@ static void swiglu_row(const void *arg, uint64_t row) {
 
         if (a->type == LK_BF16)
                 swiglu_typed(a, row, LK_BF16);
+        else if (a->type == LK_F16)
+                swiglu_typed(a, row, LK_F16);
         else
                 swiglu_typed(a, row, LK_F32);
 }
 
 int LK_ISA(swiglu)(LkContext *c, const LkSwiglu *a) {
-        if (!c || !a || !check_rows(a->gate, a->type, a->m, a->n, a->gate_ld) ||
-                !check_rows(a->up, a->type, a->m, a->n, a->up_ld) ||
-                !check_rows(a->y, a->type, a->m, a->n, a->y_ld))
+        if (!c || !a || !check_any_rows(a->gate, a->type, a->m, a->n, a->gate_ld) ||
+                !check_any_rows(a->up, a->type, a->m, a->n, a->up_ld) ||
+                !check_any_rows(a->y, a->type, a->m, a->n, a->y_ld))
                 return -EINVAL;
         if (a->m == 0 || a->n == 0)
                 return 0;

@@ -197,6 +197,16 @@ VEC_INLINE VT vt_round_bf16(VT v) {
                 up, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc00000));
         return _mm512_castsi512_ps(up);
 }
+VEC_INLINE VT vt_round_f16(VT v) {
+        VT half = _mm512_cvtph_ps(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+
+        return _mm512_mask_mov_ps(
+                half, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+}
+/* v holds f16 values already */
+VEC_INLINE void vt_store_f16(void *p, VT v) {
+        _mm256_storeu_si256(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 /* v holds bf16 values already */
 VEC_INLINE void vt_store_bf16(void *p, VT v) {
         _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(v), 16)));
@@ -262,6 +272,16 @@ VEC_INLINE VT vt_round_bf16(VT v) {
         return _mm256_blendv_ps(_mm256_castsi256_ps(up), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)),
                 _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
 }
+VEC_INLINE VT vt_round_f16(VT v) {
+        VT half = _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+
+        return _mm256_blendv_ps(
+                half, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+}
+/* v holds f16 values already */
+VEC_INLINE void vt_store_f16(void *p, VT v) {
+        _mm_storeu_si128(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 /* v holds bf16 values already */
 VEC_INLINE void vt_store_bf16(void *p, VT v) {
         __m256i u = _mm256_srli_epi32(_mm256_castps_si256(v), 16);
@@ -310,6 +330,18 @@ VEC_INLINE VT vt_raise(VT v) {
 }
 VEC_INLINE VT vt_round_bf16(VT v) {
         return V8_EACH(f32_from_bf16(bf16_from_f32(v.f[i])));
+}
+VEC_INLINE VT vt_round_f16(VT v) {
+        return V8_EACH(f32_from_f16(f16_from_f32(v.f[i])));
+}
+/* v holds f16 values already */
+VEC_INLINE void vt_store_f16(void *p, VT v) {
+        uint16_t h[8];
+
+        for (int i = 0; i < 8; i++)
+                h[i] = f16_from_f32(v.f[i]);
+
+        memcpy(p, h, sizeof(h));
 }
 /* v holds bf16 values already */
 VEC_INLINE void vt_store_bf16(void *p, VT v) {
@@ -367,7 +399,7 @@ VEC_INLINE VT vt_negate(VT v) {
 
 /* The rounding point of an activation type. */
 VEC_INLINE VT vt_round(VT v, LkType type) {
-        return type == LK_BF16 ? vt_round_bf16(v) : v;
+        return type == LK_BF16 ? vt_round_bf16(v) : type == LK_F16 ? vt_round_f16(v) : v;
 }
 
 /* Rounds v to `type` and stores the lanes that lie inside p[n]. */
@@ -377,8 +409,10 @@ VEC_INLINE void vt_put(void *p, LkType type, uint64_t i, uint64_t n, VT v) {
 
         if (type == LK_F32)
                 vt_store(to, v);
-        else
+        else if (type == LK_BF16)
                 vt_store_bf16(to, vt_round_bf16(v));
+        else
+                vt_store_f16(to, vt_round_f16(v));
 
         if (to == part)
                 memcpy(b, part, (n - i) * lk_type_size(type));

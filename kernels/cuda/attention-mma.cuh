@@ -24,18 +24,11 @@ template <LkType TYPE> static __device__ __forceinline__ void product(float (&d)
         if (TYPE == LK_BF16)
                 multiply_bf16(d, a, b0, b1);
         else
-                asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+                multiply_f16(d, a, b0, b1);
 }
 
 template <LkType TYPE> static __device__ __forceinline__ uint32_t pack(float low, float high) {
-        uint32_t y;
-
-        if (TYPE == LK_BF16)
-                return pair_round(low, high);
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-        return y;
+        return TYPE == LK_BF16 ? pair_round(low, high) : pair_round_f16(low, high);
 }
 
 static __device__ __forceinline__ float exp2_unit(float x) {
@@ -374,14 +367,15 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_
         /* from this tile on the block's first row does not see all of a tile */
         const uint32_t partly = a.a.causal ? (uint32_t) ((a.a.first_row + first + 1) / KEYS) : tiles;
         const int pieces = (int) a.a.head_dim / 8;
-        const uint8_t *k = (const uint8_t *) a.a.k + (uint64_t) kv_head * a.a.head_dim * 2;
-        const uint8_t *v = (const uint8_t *) a.a.v + (uint64_t) kv_head * a.a.head_dim * 2;
+        const uint64_t query = blockIdx.z * a.a.n_q + first; /* of all sequences' */
+        const uint8_t *k = (const uint8_t *) a.a.k + (uint64_t) kv_head * a.a.head_dim * 2 + blockIdx.z * a.a.n_k * k_ld;
+        const uint8_t *v = (const uint8_t *) a.a.v + (uint64_t) kv_head * a.a.head_dim * 2 + blockIdx.z * a.a.n_k * v_ld;
         State<DIM, HIGH> t = {};
 
 #pragma unroll
         for (int h = 0; h < HIGH; h++)
                 t.top[h][0] = t.top[h][1] = -INFINITY;
-        fetch<DIM, ROWS>(q, (const uint8_t *) a.a.q + (first * a.a.q_ld + (uint64_t) head * a.a.head_dim) * 2, a.a.q_ld * 2, rows, pieces);
+        fetch<DIM, ROWS>(q, (const uint8_t *) a.a.q + (query * a.a.q_ld + (uint64_t) head * a.a.head_dim) * 2, a.a.q_ld * 2, rows, pieces);
         if (a.negative) {
                 fetched();
                 queries_negate((uint8_t *) raw, ROWS * T::PITCH);
@@ -419,7 +413,7 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_
                                 (int) a.a.head_dim);
                 values<TYPE, DIM, HIGH>(t, [&](int h, int i, int j) { return pack_weights<TYPE, HIGH>(s, h, i, j); }, at + T::SIZE);
         }
-        store<TYPE, DIM, HIGH>(t, a, head, first, a.a.n_q, Quotient());
+        store<TYPE, DIM, HIGH>(t, a, head, blockIdx.z * a.a.n_q + first, (blockIdx.z + UINT64_C(1)) * a.a.n_q, Quotient());
 }
 
 template <LkType TYPE, int DIM, int HIGH, int STAGES> static int launch(LkContext *c, const Attention *a) {
@@ -433,7 +427,7 @@ template <LkType TYPE, int DIM, int HIGH, int STAGES> static int launch(LkContex
                 attention_kernel<TYPE, DIM, HIGH, STAGES>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         if (r < 0)
                 return r;
-        attention_kernel<TYPE, DIM, HIGH, STAGES><<<dim3((unsigned) blocks, a->a.heads), THREADS, shared, c->stream>>>(*a);
+        attention_kernel<TYPE, DIM, HIGH, STAGES><<<dim3((unsigned) blocks, a->a.heads, a->sequences), THREADS, shared, c->stream>>>(*a);
         return cuda_result(cudaGetLastError());
 }
 

@@ -22,20 +22,6 @@ typedef struct PlainRow {
         float o[PLAIN_DIMS], top;
 } PlainRow;
 
-__device__ static inline float number_round_to(float f, LkType type) {
-        if (type != LK_F16)
-                return number_round(f, type);
-        asm("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(f) : "f"(f));
-        return f;
-}
-
-__device__ static inline void number_put_as(void *p, LkType type, uint64_t i, float f) {
-        if (type != LK_F16)
-                number_put(p, type, i, f);
-        else
-                asm volatile("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; st.global.b16 [%0], h; }" ::"l"((uint16_t *) p + i), "f"(f) : "memory");
-}
-
 __device__ static inline void plain_begin(PlainShared &m, PlainRow &t, const LkAttention &a, uint64_t row, uint32_t head) {
         for (uint32_t d = threadIdx.x; d < a.head_dim; d += PLAIN_THREADS)
                 m.q[d] = number_get(row_at(row_at(a.q, a.type, row, a.q_ld), a.type, head, a.head_dim), a.type, d);

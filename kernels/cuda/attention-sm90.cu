@@ -327,7 +327,7 @@ int attention_sm90(LkContext *c, const Attention *b) {
         CUtensorMap q, k, v;
         int r;
 
-        if (a->type != LK_BF16 || a->head_dim != DIM || a->causal || b->negative || !(b->unit > 0) || a->n_q >= UINT64_C(1) << 31 ||
+        if (a->type != LK_BF16 || a->head_dim != DIM || a->causal || b->sequences > 1 || b->negative || !(b->unit > 0) || a->n_q >= UINT64_C(1) << 31 ||
                 a->n_k >= UINT64_C(1) << 31 || !is_aligned(a->q, a->q_ld) || !is_aligned(a->k, a->k_ld) || !is_aligned(a->v, a->v_ld) ||
                 (uintptr_t) a->o % 4 != 0 || a->o_ld % 2 != 0)
                 return -EOPNOTSUPP;

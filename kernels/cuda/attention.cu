@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention: which kernel, and the plain one, which takes every shape and has the bits of kernels/cpu/attention.c (f32, bf16). */
+/* Attention: which kernel, and the plain one, which takes every shape and has the bits of kernels/cpu/attention.c. */
 
 #include "kernels/cuda/attention.cuh"
 
@@ -18,14 +18,14 @@ __device__ static inline uint64_t keys_seen(const LkAttention &a, uint64_t row) 
 __global__ static void __launch_bounds__(PLAIN_THREADS) attention_plain(const __grid_constant__ Attention b) {
         __shared__ PlainShared m;
         const LkAttention &a = b.a;
-        const uint64_t row = blockIdx.x, end = keys_seen(a, row);
+        const uint64_t row = blockIdx.x, end = keys_seen(a, row), at = blockIdx.z * a.n_q + row, first_key = blockIdx.z * a.n_k;
         const uint32_t head = blockIdx.y, kv_head = head / b.group;
         PlainRow t;
 
-        plain_begin(m, t, a, row, head);
+        plain_begin(m, t, a, at, head);
         for (uint64_t key = 0; key < end; key += LK_KEY_TILE)
-                plain_keys(m, t, a, kv_head, key, end - key < LK_KEY_TILE ? (uint32_t) (end - key) : LK_KEY_TILE);
-        plain_store(m, t, a, row, head, [](uint32_t, float y) { return y; });
+                plain_keys(m, t, a, kv_head, first_key + key, end - key < LK_KEY_TILE ? (uint32_t) (end - key) : LK_KEY_TILE);
+        plain_store(m, t, a, at, head, [](uint32_t, float y) { return y; });
 }
 
 bool attention_has_pieces(const LkAttention *a) {
@@ -43,7 +43,7 @@ bool attention_valid(const LkAttention *a) {
                 return false;
         return a->n_q == 0 || a->heads == 0 ||
                (a->q && a->k && a->v && a->o && a->q_ld >= n && a->o_ld >= n && a->k_ld >= keys && a->v_ld >= keys && a->n_q <= GRID_X_MAX &&
-                       a->heads <= GRID_Y_MAX);
+                       a->heads <= GRID_Y_MAX && a->sequences <= GRID_Y_MAX);
 }
 
 Attention attention_call(const LkAttention *a) {
@@ -52,6 +52,7 @@ Attention attention_call(const LkAttention *a) {
         b.group = a->kv_heads > 0 ? a->heads / a->kv_heads : 1;
         b.unit = fabsf(a->scale) * 1.4426950408889634f;
         b.negative = a->scale < 0;
+        b.sequences = a->sequences > 0 ? (unsigned) a->sequences : 1;
         return b;
 }
 
@@ -75,7 +76,7 @@ extern "C" int lk_cuda_attention(LkContext *c, const LkAttention *a) {
         if (attention_has_pieces(a))
                 return a->type == LK_BF16 ? attention_bf16(c, &b) : attention_f16(c, &b);
 
-        attention_plain<<<dim3((unsigned) a->n_q, a->heads), PLAIN_THREADS, 0, c->stream>>>(b);
+        attention_plain<<<dim3((unsigned) a->n_q, a->heads, b.sequences), PLAIN_THREADS, 0, c->stream>>>(b);
         return cuda_result(cudaGetLastError());
 }
 

@@ -10,6 +10,7 @@ typedef struct Attention {
         uint32_t group; /* query heads that share a key head */
         float unit;     /* |scale| * log2(e) */
         bool negative;  /* scale is */
+        unsigned sequences; /* at least 1 */
 } Attention;
 
 /* Whether the arguments hold what ops.h says; whether rows and heads start at multiples of 16 bytes, which the kernels of mma.sync want. */
@@ -22,5 +23,5 @@ int attention_bf16(LkContext *c, const Attention *a);
 int attention_f16(LkContext *c, const Attention *a);
 /* Over lists of blocks, bf16, heads up to 128. -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
 int sparse_attention_mma(LkContext *c, const LkSparseAttention *a);
-/* By Hopper's instructions: bf16, heads of 128, every key for every query. -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
+/* By Hopper's instructions: bf16, heads of 128, every key for every query, one sequence. -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
 int attention_sm90(LkContext *c, const Attention *a);

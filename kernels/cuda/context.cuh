@@ -105,4 +105,5 @@ int lk_cuda_average(LkContext *c, const LkAverage *a);
 int lk_cuda_block_means(LkContext *c, const LkBlockMeans *a);
 int lk_cuda_route(LkContext *c, const LkRoute *a);
 int lk_cuda_sparse_attention(LkContext *c, const LkSparseAttention *a);
+int lk_cuda_unpatch(LkContext *c, const LkUnpatch *a);
 }

@@ -182,6 +182,9 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.block_means = lk_cuda_block_means;
         ops.route = lk_cuda_route;
         ops.sparse_attention = lk_cuda_sparse_attention;
+        ops.unpatch = lk_cuda_unpatch;
+        ops.half = true;
+        ops.batch = 8;
         for (int t = LK_F32; t < LK_TYPE_MAX; t++)
                 ops.weights[t] = t <= LK_I8 ? LK_NATIVE : LK_EXPANDED;
         return &ops;

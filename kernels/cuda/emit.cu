@@ -11,7 +11,7 @@ template <EmitType TYPE> __device__ static float sum_at(const Emit &a, uint64_t 
 
         if (TYPE == EMIT_I32)
                 return __int2float_rn(((const int32_t *) a.sums)[at]);
-        return number_get(a.sums, TYPE == EMIT_F32 ? LK_F32 : LK_BF16, at);
+        return number_get(a.sums, TYPE == EMIT_F32 ? LK_F32 : TYPE == EMIT_F16 ? LK_F16 : LK_BF16, at);
 }
 
 __device__ static float finish(const Emit &a, float v, float x_scale, float scale, float bias) {
@@ -27,7 +27,7 @@ template <EmitType TYPE> __device__ static void emit_slow(const Emit &a, uint64_
         void *y = row_at_mutable(a.y, a.y_type, row, a.y_ld);
 
         for (uint64_t i = col; i < a.n && i < col + 8; i++)
-                number_put(y, a.y_type, i,
+                number_put_as(y, a.y_type, i,
                         finish(a, sum_at<TYPE>(a, row, i), x_scale, a.columns.scale ? a.columns.scale[i] : 1,
                                 a.columns.bias ? a.columns.bias[i] : 0));
 }
@@ -82,7 +82,7 @@ template <EmitType TYPE> __global__ static void __launch_bounds__(THREADS) emit_
 
 int product_emit(cudaStream_t stream, const Emit *a) {
         uint64_t threads = (a->m + ROWS - 1) / ROWS * ((a->n + 7) / 8), blocks = (threads + THREADS - 1) / THREADS;
-        bool vectors = a->type != EMIT_BF16 && a->n % 8 == 0 && is_aligned(a->sums, a->sums_ld * 4) &&
+        bool vectors = (a->type == EMIT_I32 || a->type == EMIT_F32) && a->y_type != LK_F16 && a->n % 8 == 0 && is_aligned(a->sums, a->sums_ld * 4) &&
                        is_aligned(a->y, a->y_ld * lk_type_size(a->y_type)) && is_aligned(a->columns.scale, 0) && is_aligned(a->columns.bias, 0);
 
         if (blocks > GRID_X_MAX)
@@ -96,6 +96,9 @@ int product_emit(cudaStream_t stream, const Emit *a) {
                 break;
         case EMIT_BF16:
                 emit_kernel<EMIT_BF16><<<(unsigned) blocks, THREADS, 0, stream>>>(*a, false);
+                break;
+        case EMIT_F16:
+                emit_kernel<EMIT_F16><<<(unsigned) blocks, THREADS, 0, stream>>>(*a, false);
                 break;
         }
         return cuda_result(cudaGetLastError());

@@ -80,10 +80,18 @@ __device__ static void rotate_stage(float *v, uint32_t n, uint32_t stride) {
         __syncthreads();
 }
 
-__global__ static void __launch_bounds__(THREADS) f32_kernel(LkMatrix w, float *y, uint64_t y_ld, uint32_t chunks) {
+/* Rows of f32, or rounded to another type; zeros behind w's last row. */
+template <LkType TYPE> __global__ static void __launch_bounds__(THREADS) numbers_kernel(LkMatrix w, void *to, uint64_t y_ld, uint32_t chunks) {
         __shared__ float v[CHUNK];
         uint64_t r = blockIdx.x / chunks, k0 = (uint64_t) (blockIdx.x % chunks) * CHUNK;
         uint32_t n = (uint32_t) (w.cols - k0 < CHUNK ? w.cols - k0 : CHUNK);
+
+        if (r >= w.rows) {
+                for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+                        number_put_as(to, TYPE, r * y_ld + k0 + i, 0);
+                return;
+        }
+
         const uint8_t *row = matrix_row(w, r);
         float scale = w.type >= LK_I8 ? row_scale(w, r) : 0;
 
@@ -101,20 +109,24 @@ __global__ static void __launch_bounds__(THREADS) f32_kernel(LkMatrix w, float *
                         f = __fmul_rn(f, __fmul_rn(scale, block_scale(w.quant, tensor_row(w, r), (k0 + i) / 16)));
                 else if (w.type >= LK_I8)
                         f = __fmul_rn(f, scale);
-                y[r * y_ld + k0 + i] = f;
+                number_put_as(to, TYPE, r * y_ld + k0 + i, f);
         }
 }
 
-int expand_f32(cudaStream_t stream, const LkMatrix *w, float *y, uint64_t y_ld) {
+template <LkType TYPE> static int numbers(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y, uint64_t y_ld) {
         uint64_t chunks = (w->cols + CHUNK - 1) / CHUNK;
 
-        if (w->rows > GRID_X_MAX / chunks)
+        if (padded_rows > GRID_X_MAX / chunks)
                 return -EINVAL;
-        f32_kernel<<<(unsigned) (w->rows * chunks), THREADS, 0, stream>>>(*w, y, y_ld, (uint32_t) chunks);
+        numbers_kernel<TYPE><<<(unsigned) (padded_rows * chunks), THREADS, 0, stream>>>(*w, y, y_ld, (uint32_t) chunks);
         return cuda_result(cudaGetLastError());
 }
 
-/* Eight numbers a thread. The product of a number and its block's scale has seven bits at most. */
+int expand_f32(cudaStream_t stream, const LkMatrix *w, float *y, uint64_t y_ld) {
+        return numbers<LK_F32>(stream, w, w->rows, y, y_ld);
+}
+
+/* Eight numbers a thread, to bf16; of f16 as they are. The product of a number and its block's scale has seven bits at most. */
 __global__ static void __launch_bounds__(THREADS) bf16_kernel(LkMatrix w, uint64_t padded_rows, uint16_t *y) {
         uint64_t per_row = (w.cols + 7) / 8, at = (uint64_t) blockIdx.x * THREADS + threadIdx.x, r = at / per_row, k = at % per_row * 8;
         uint32_t n = (uint32_t) (w.cols - k < 8 ? w.cols - k : 8);
@@ -126,12 +138,14 @@ __global__ static void __launch_bounds__(THREADS) bf16_kernel(LkMatrix w, uint64
                 const uint8_t *row = matrix_row(w, r);
                 float factor = w.type == LK_NVFP4 ? block_scale(w.quant, tensor_row(w, r), k / 16) : 1;
 
-                if (w.type == LK_BF16 && n == 8 && ((uintptr_t) row + k * 2) % 16 == 0)
+                const bool same = w.type == LK_BF16 || w.type == LK_F16;
+
+                if (same && n == 8 && ((uintptr_t) row + k * 2) % 16 == 0)
                         *(uint4 *) v = *(const uint4 *) (row + k * 2);
                 else
                         for (uint32_t i = 0; i < n; i++)
-                                v[i] = w.type == LK_BF16 ? (uint16_t) (row[(k + i) * 2] | row[(k + i) * 2 + 1] << 8)
-                                                         : bf16_from_f32(__fmul_rn(stored(w, row, k + i), factor));
+                                v[i] = same ? (uint16_t) (row[(k + i) * 2] | row[(k + i) * 2 + 1] << 8)
+                                            : bf16_from_f32(__fmul_rn(stored(w, row, k + i), factor));
         }
         if (w.cols % 8 == 0)
                 *(uint4 *) (y + r * w.cols + k) = *(const uint4 *) v;
@@ -140,7 +154,7 @@ __global__ static void __launch_bounds__(THREADS) bf16_kernel(LkMatrix w, uint64
                         y[r * w.cols + k + i] = v[i];
 }
 
-int expand_bf16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
+static int sixteen(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
         uint64_t threads = padded_rows * ((w->cols + 7) / 8), blocks = (threads + THREADS - 1) / THREADS;
 
         if (blocks > GRID_X_MAX)
@@ -149,26 +163,62 @@ int expand_bf16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, vo
         return cuda_result(cudaGetLastError());
 }
 
-__global__ static void columns_kernel(LkMatrix w, LkVector bias, float *scale, float *sum) {
+int expand_bf16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
+        if (w->type == LK_F16)
+                return -EINVAL;
+        return w->quant.rotation > 0 ? numbers<LK_BF16>(stream, w, padded_rows, y, w->cols) : sixteen(stream, w, padded_rows, y);
+}
+
+int expand_f16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
+        return w->type == LK_F16 ? sixteen(stream, w, padded_rows, y) : numbers<LK_F16>(stream, w, padded_rows, y, w->cols);
+}
+
+__global__ static void columns_kernel(LkMatrix w, LkVector bias, bool scaled, float *scale, float *sum) {
         uint64_t i = (uint64_t) blockIdx.x * THREADS + threadIdx.x;
 
         if (i >= w.rows)
                 return;
-        if (w.type >= LK_I8)
+        if (scaled)
                 scale[i] = row_scale(w, i);
         if (bias.data)
                 sum[i] = weight_get(bias.data, bias.type, i);
 }
 
-int expand_columns(const CudaProduct *p, cudaStream_t stream, const LkMatrix *w, const LkVector *bias, Columns *ret) {
+/* The bias of an f16 product, twice; zeros behind its end. */
+__global__ static void half_bias_kernel(LkVector bias, uint64_t n, float *sum, uint16_t *half) {
+        uint64_t i = (uint64_t) blockIdx.x * THREADS + threadIdx.x;
+
+        if (i >= n)
+                return;
+        half[i] = i < bias.n ? f16_from_f32(weight_get(bias.data, bias.type, i)) : 0;
+        sum[i] = f32_from_f16(half[i]);
+}
+
+static int half_columns(cudaStream_t stream, float *sum, const LkVector *bias, uint16_t *half, Columns *ret) {
+        uint64_t n = round_up(bias->n, 8);
+        int r;
+
+        if (!bias->data)
+                return 0;
+        half_bias_kernel<<<(unsigned) ((n + THREADS - 1) / THREADS), THREADS, 0, stream>>>(*bias, n, sum, half);
+        r = cuda_result(cudaGetLastError());
+        if (r >= 0) {
+                ret->bias = sum;
+                ret->half_bias = half;
+        }
+        return r;
+}
+
+int expand_columns(const CudaProduct *p, cudaStream_t stream, const LkMatrix *w, const LkVector *bias, bool scaled, bool half, Columns *ret) {
         float *scale = (float *) p->scratch, *sum = scale + COLUMNS_MAX;
-        bool scaled = w->type >= LK_I8;
         int r = 0;
 
         if (w->rows > COLUMNS_MAX)
                 return -EINVAL;
+        if (half)
+                return half_columns(stream, sum, bias, (uint16_t *) scale, ret);
         if (scaled || bias->data) {
-                columns_kernel<<<(unsigned) ((w->rows + THREADS - 1) / THREADS), THREADS, 0, stream>>>(*w, *bias, scale, sum);
+                columns_kernel<<<(unsigned) ((w->rows + THREADS - 1) / THREADS), THREADS, 0, stream>>>(*w, *bias, scaled, scale, sum);
                 r = cuda_result(cudaGetLastError());
         }
         if (r >= 0) {

@@ -16,7 +16,7 @@ static bool library_takes(const LkGemmI8 *a) {
 }
 
 static int library_rows(LkContext *c, const LkGemmI8 *a, const Columns *columns, uint64_t begin, uint64_t n, void *sums) {
-        const LtProduct product = { n, a->w.rows, a->w.cols, a->x + begin * a->x_ld, a->x_ld, a->w.data, sums, LK_F32, a->w.rows };
+        const LtProduct product = { n, a->w.rows, a->w.cols, LK_I8, a->x + begin * a->x_ld, a->x_ld, a->w.data, sums, LK_F32, a->w.rows, NULL };
         const Emit emit = { n, a->w.rows, sums, EMIT_I32, a->w.rows, a->x_scale + begin, *columns,
                 (uint8_t *) a->y + begin * a->y_ld * lk_type_size(a->y_type), a->y_type, a->y_ld };
         int r = lt_run_i8(c->product->lt, c->stream, &product);
@@ -31,7 +31,7 @@ static int columns_piece(LkContext *c, const LkGemmI8 *a, bool library) {
         Columns columns;
         int r;
 
-        r = expand_columns(p, c->stream, &a->w, &a->bias, &columns);
+        r = expand_columns(p, c->stream, &a->w, &a->bias, true, false, &columns);
         if (r < 0)
                 return r;
         rows = rows / PIECE_ROWS * PIECE_ROWS;

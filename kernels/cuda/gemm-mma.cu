@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bf16 and int8 products by mma.sync, for cards and shapes that no library serves. A block makes 128 x 256 outputs with eight warps of
+/* bf16, f16 and int8 products by mma.sync, for cards and shapes that no library serves. A block makes 128 x 256 outputs with eight warps of
  * 64 x 64; 64 bytes of k a stage come through four stages of shared memory (96 KiB: what every card has). Bytes lie in the registers of
- * m16n8k16 (bf16) and m16n8k32 (int8) in the same places, so that one kernel serves both. */
+ * m16n8k16 (bf16, f16) and m16n8k32 (int8) in the same places, so that one kernel serves all. */
 
 #include "kernels/cuda/product.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -77,15 +77,18 @@ template <bool ALIGNED> __device__ static void load_stage(const MmaArgs &a, cons
                 copy_chunk<ALIGNED>(stage + TILE_M * STEP + stage_at(row + i * 64, chunk), l.w[i] + at, l.inside >> (8 + i) & 1 ? size : 0);
 }
 
-__device__ static void multiply(float *c, const uint32_t *a, const uint32_t *b) {
-        multiply_bf16(c, a, b[0], b[1]);
+template <LkType TYPE> __device__ static void multiply(float *c, const uint32_t *a, const uint32_t *b) {
+        if (TYPE == LK_F16)
+                multiply_f16(c, a, b[0], b[1]);
+        else
+                multiply_bf16(c, a, b[0], b[1]);
 }
 
-__device__ static void multiply(int32_t *c, const uint32_t *a, const uint32_t *b) {
+template <LkType TYPE> __device__ static void multiply(int32_t *c, const uint32_t *a, const uint32_t *b) {
         multiply_i8(c, a, b[0], b[1]);
 }
 
-template <typename T> __device__ static void compute_stage(uint32_t stage, uint32_t wm, uint32_t wn, T (*acc)[8][4]) {
+template <LkType TYPE, typename T> __device__ static void compute_stage(uint32_t stage, uint32_t wm, uint32_t wn, T (*acc)[8][4]) {
         uint32_t lane = threadIdx.x % 32, w = stage + TILE_M * STEP;
 
 #pragma unroll
@@ -102,7 +105,7 @@ template <typename T> __device__ static void compute_stage(uint32_t stage, uint3
                 for (uint32_t i = 0; i < 4; i++)
 #pragma unroll
                         for (uint32_t j = 0; j < 8; j++)
-                                multiply(acc[i][j], a[i], b[j / 2] + j % 2 * 2);
+                                multiply<TYPE>(acc[i][j], a[i], b[j / 2] + j % 2 * 2);
         }
 }
 
@@ -121,7 +124,7 @@ __device__ static float finish(const MmaProduct &p, int32_t sum, float x_scale, 
 template <typename T> __device__ static void store(const MmaProduct &p, uint64_t row, uint64_t col, const T (*acc)[4]) {
         float x_scale = p.x_scale && row < p.m ? p.x_scale[row] : 0;
         void *y = row_at_mutable(p.y, p.y_type, row, p.y_ld);
-        bool pairs = p.y_type == LK_BF16 && ((uintptr_t) p.y & 3) == 0 && p.y_ld % 2 == 0;
+        bool pairs = p.y_type != LK_F32 && ((uintptr_t) p.y & 3) == 0 && p.y_ld % 2 == 0;
 
         if (row >= p.m)
                 return;
@@ -134,20 +137,22 @@ template <typename T> __device__ static void store(const MmaProduct &p, uint64_t
                         break;
                 v0 = finish(p, acc[j][0], x_scale, at);
                 if (at + 1 >= p.w.rows) {
-                        number_put(y, p.y_type, at, v0);
+                        number_put_as(y, p.y_type, at, v0);
                         break;
                 }
                 v1 = finish(p, acc[j][1], x_scale, at + 1);
                 if (pairs)
-                        *(uint32_t *) ((uint16_t *) y + at) = bf16_from_f32(v0) | (uint32_t) bf16_from_f32(v1) << 16;
+                        *(uint32_t *) ((uint16_t *) y + at) = p.y_type == LK_F16
+                                                                      ? f16_from_f32(v0) | (uint32_t) f16_from_f32(v1) << 16
+                                                                      : bf16_from_f32(v0) | (uint32_t) bf16_from_f32(v1) << 16;
                 else {
-                        number_put(y, p.y_type, at, v0);
-                        number_put(y, p.y_type, at + 1, v1);
+                        number_put_as(y, p.y_type, at, v0);
+                        number_put_as(y, p.y_type, at + 1, v1);
                 }
         }
 }
 
-template <typename T, bool ALIGNED> __global__ static void __launch_bounds__(THREADS, 1) mma_kernel(const __grid_constant__ MmaArgs a) {
+template <LkType TYPE, typename T, bool ALIGNED> __global__ static void __launch_bounds__(THREADS, 1) mma_kernel(const __grid_constant__ MmaArgs a) {
         extern __shared__ uint4 shared[];
         uint32_t base = (uint32_t) __cvta_generic_to_shared(shared), m_tile, n_tile;
         uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, wm = warp / 4 * 64, wn = warp % 4 * 64;
@@ -157,7 +162,7 @@ template <typename T, bool ALIGNED> __global__ static void __launch_bounds__(THR
         tile_of_block(a.m_tiles, a.n_tiles, &m_tile, &n_tile);
 
         uint64_t m0 = (uint64_t) m_tile * TILE_M, n0 = (uint64_t) n_tile * TILE_N;
-        Loads l = loads_of(a, m0, n0, sizeof(T) == sizeof(float) && a.p.w.type == LK_BF16 ? 2 : 1);
+        Loads l = loads_of(a, m0, n0, TYPE == LK_I8 ? 1 : 2);
 
         for (uint32_t s = 0; s < STAGES - 1; s++) {
                 if (s < steps)
@@ -170,7 +175,7 @@ template <typename T, bool ALIGNED> __global__ static void __launch_bounds__(THR
                 if (step + STAGES - 1 < steps)
                         load_stage<ALIGNED>(a, l, base + (uint32_t) ((step + STAGES - 1) % STAGES) * STAGE_SIZE, step + STAGES - 1);
                 copies_commit();
-                compute_stage(base + (uint32_t) (step % STAGES) * STAGE_SIZE, wm, wn, acc);
+                compute_stage<TYPE>(base + (uint32_t) (step % STAGES) * STAGE_SIZE, wm, wn, acc);
         }
 
 #pragma unroll
@@ -187,24 +192,26 @@ template <typename T, bool ALIGNED> __global__ static void __launch_bounds__(THR
         }
 }
 
-template <typename T, bool ALIGNED> static int launch(cudaStream_t stream, const MmaArgs &a) {
+template <LkType TYPE, typename T, bool ALIGNED> static int launch(cudaStream_t stream, const MmaArgs &a) {
         int r = cuda_result(
-                cudaFuncSetAttribute(mma_kernel<T, ALIGNED>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) (STAGES * STAGE_SIZE)));
+                cudaFuncSetAttribute(mma_kernel<TYPE, T, ALIGNED>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) (STAGES * STAGE_SIZE)));
 
         if (r < 0)
                 return r;
-        mma_kernel<T, ALIGNED><<<a.m_tiles * a.n_tiles, THREADS, STAGES * STAGE_SIZE, stream>>>(a);
+        mma_kernel<TYPE, T, ALIGNED><<<a.m_tiles * a.n_tiles, THREADS, STAGES * STAGE_SIZE, stream>>>(a);
         return cuda_result(cudaGetLastError());
 }
 
 int product_mma(cudaStream_t stream, const MmaProduct *p) {
-        uint64_t element = p->w.type == LK_BF16 ? 2 : 1, m_tiles = (p->m + TILE_M - 1) / TILE_M, n_tiles = (p->w.rows + TILE_N - 1) / TILE_N;
+        uint64_t element = p->w.type == LK_I8 ? 1 : 2, m_tiles = (p->m + TILE_M - 1) / TILE_M, n_tiles = (p->w.rows + TILE_N - 1) / TILE_N;
         bool aligned = is_aligned(p->x, p->x_ld * element) && matrix_aligned(&p->w);
         MmaArgs a = { *p, p->w.cols * element, (uint32_t) m_tiles, (uint32_t) n_tiles };
 
         if (m_tiles > GRID_X_MAX / n_tiles)
                 return -EINVAL;
-        if (element == 2)
-                return aligned ? launch<float, true>(stream, a) : launch<float, false>(stream, a);
-        return aligned ? launch<int32_t, true>(stream, a) : launch<int32_t, false>(stream, a);
+        if (p->w.type == LK_F16)
+                return aligned ? launch<LK_F16, float, true>(stream, a) : launch<LK_F16, float, false>(stream, a);
+        if (p->w.type == LK_BF16)
+                return aligned ? launch<LK_BF16, float, true>(stream, a) : launch<LK_BF16, float, false>(stream, a);
+        return aligned ? launch<LK_I8, int32_t, true>(stream, a) : launch<LK_I8, int32_t, false>(stream, a);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of bf16 rows with numbers that bf16 can hold go to the multiply instructions: by a library's algorithm that is pinned to the
+/* Products of bf16 rows with numbers that bf16 can hold, and those of f16, go to the multiply instructions: by a library's algorithm that is pinned to the
  * layer, or by an own kernel. All others are chains of fma with the CPU's bits. Which way a product goes depends on its layer alone (types,
  * k, layer_rows, whether there is a bias), never on the rows or columns of a call.
  *
@@ -10,10 +10,11 @@
 
 #define PIECE_COLUMNS UINT64_C(65536)
 
-/* Some columns of a product: w is dense bf16, y its first column. */
+/* Some columns of a product: w is dense bf16 or f16, y its first column. */
 typedef struct Piece {
         const LkGemm *g;
         const LayerPin *pin;
+        LkType type; /* of x, w and y */
         LkMatrix w;
         uint64_t cols; /* that y wants; w.rows may be more */
         Columns columns;
@@ -23,6 +24,10 @@ typedef struct Piece {
         Scratch scratch;
 } Piece;
 
+static int expand(cudaStream_t stream, LkType type, const LkMatrix *w, uint64_t padded_rows, void *y) {
+        return type == LK_F16 ? expand_f16(stream, w, padded_rows, y) : expand_bf16(stream, w, padded_rows, y);
+}
+
 /* Rows [begin, begin + n) by the library: x is copied first where it is not aligned, y comes through scratch memory where it is not or is
  * not finished. */
 static int library_rows(LkContext *c, const Piece *p, uint64_t begin, uint64_t n) {
@@ -31,19 +36,19 @@ static int library_rows(LkContext *c, const Piece *p, uint64_t begin, uint64_t n
         uint8_t *y = p->y + begin * g->y_ld * 2;
         bool direct = p->finished && !p->whole_tiles && p->cols == p->w.rows && is_aligned(y, g->y_ld * 2);
         bool packed = p->whole_tiles || !is_aligned(x, g->x_ld * 2);
-        LtProduct product = { p->whole_tiles ? round_up(n, PIECE_ROWS) : n, p->w.rows, p->w.cols, x, g->x_ld, p->w.data, y,
-                p->finished ? LK_BF16 : LK_F32, g->y_ld };
+        LtProduct product = { p->whole_tiles ? round_up(n, PIECE_ROWS) : n, p->w.rows, p->w.cols, p->type, x, g->x_ld, p->w.data, y,
+                p->finished ? p->type : LK_F32, g->y_ld, p->columns.half_bias };
         Scratch s = p->scratch;
         int r = 0;
 
         if (packed) {
-                LkMatrix rows = dense_matrix(x, LK_BF16, n, p->w.cols);
+                LkMatrix rows = dense_matrix(x, p->type, n, p->w.cols);
                 void *to = scratch_take(&s, product.m * product.k * 2);
 
                 if (!to)
                         return -ENOMEM;
                 rows.row_stride = g->x_ld * 2;
-                r = expand_bf16(c->stream, &rows, product.m, to);
+                r = expand(c->stream, p->type, &rows, product.m, to);
                 product.x = to;
                 product.x_ld = product.k;
         }
@@ -56,8 +61,9 @@ static int library_rows(LkContext *c, const Piece *p, uint64_t begin, uint64_t n
         if (r >= 0)
                 r = lt_run(c->product->lt, c->stream, n <= FEW_ROWS && p->pin->few ? &p->pin->small : &p->pin->large, &product);
         if (r >= 0 && !direct) {
-                const Emit emit = { n, p->cols, product.y, p->finished ? EMIT_BF16 : EMIT_F32, product.y_ld, NULL, p->columns, y, LK_BF16,
-                        g->y_ld };
+                const EmitType type = p->type == LK_F16 ? EMIT_F16 : p->finished ? EMIT_BF16 : EMIT_F32;
+                const Columns columns = p->type == LK_F16 ? (Columns) {} : p->columns;
+                const Emit emit = { n, p->cols, product.y, type, product.y_ld, NULL, columns, y, p->type, g->y_ld };
 
                 r = product_emit(c->stream, &emit);
         }
@@ -93,7 +99,7 @@ static int library_piece(LkContext *c, Piece *p) {
 
 static int own_piece(LkContext *c, const Piece *p) {
         const LkGemm *g = p->g;
-        const MmaProduct product = { g->m, g->x, g->x_ld, p->w, NULL, p->columns, p->y, LK_BF16, g->y_ld };
+        const MmaProduct product = { g->m, g->x, g->x_ld, p->w, NULL, p->columns, p->y, p->type, g->y_ld };
 
         return product_mma(c->stream, &product);
 }
@@ -106,7 +112,7 @@ static uint64_t piece_columns(const LkMatrix *w, uint64_t room, uint64_t row_siz
 }
 
 /* Columns [begin, begin + n) by the multiply instructions. */
-static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, bool expand, uint64_t begin, uint64_t n) {
+static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, bool expands, uint64_t begin, uint64_t n) {
         const CudaProduct *p = c->product;
         LkVector bias = bias_part(&g->bias, begin, n);
         LkMatrix w = lk_matrix_rows(&g->w, begin, n);
@@ -115,21 +121,22 @@ static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, 
 
         piece.g = g;
         piece.pin = pin;
+        piece.type = g->x_type;
         piece.cols = n;
         piece.y = (uint8_t *) g->y + begin * 2;
         piece.scratch = scratch_begin(p);
         piece.w = w;
-        r = expand_columns(p, c->stream, &w, &bias, &piece.columns);
-        if (r >= 0 && expand) {
+        r = expand_columns(p, c->stream, &w, &bias, is_scaled(&w), g->x_type == LK_F16, &piece.columns);
+        if (r >= 0 && expands) {
                 uint64_t rows = pin->own ? n : round_up(n, 8);
                 void *to = scratch_take(&piece.scratch, rows * w.cols * 2);
 
                 if (!to)
                         return -ENOMEM;
-                r = expand_bf16(c->stream, &w, rows, to);
-                piece.w = dense_matrix(to, LK_BF16, rows, w.cols);
+                r = expand(c->stream, piece.type, &w, rows, to);
+                piece.w = dense_matrix(to, piece.type, rows, w.cols);
         }
-        piece.finished = !piece.columns.scale && !piece.columns.bias;
+        piece.finished = piece.type == LK_F16 || (!piece.columns.scale && !piece.columns.bias);
         if (r < 0)
                 return r;
         return pin->own ? own_piece(c, &piece) : library_piece(c, &piece);
@@ -138,21 +145,21 @@ static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, 
 static int gemm_multiply(LkContext *c, const LkGemm *g) {
         uint64_t k = g->w.cols, layer_rows = g->w.layer_rows > 0 ? g->w.layer_rows : g->w.rows, step;
         const LayerPin *pin;
-        bool scaled = g->w.type >= LK_I8, expand;
+        bool half = g->x_type == LK_F16, scaled = is_scaled(&g->w), expands;
         int r;
 
-        r = layer_pin(c, k, layer_rows, scaled || g->bias.data ? LK_F32 : LK_BF16, &pin);
+        r = layer_pin(c, k, layer_rows, half ? LK_F16 : scaled || g->bias.data ? LK_F32 : LK_BF16, half && g->bias.data, &pin);
         if (r < 0)
                 return r;
 
-        expand = scaled || (!pin->own && (!is_dense(&g->w) || !is_aligned(g->w.data, 0) || g->w.rows % 8 != 0));
-        step = expand ? piece_columns(&g->w, scratch_begin(c->product).left / 2, k * 2) : at_most(g->w.rows, PIECE_COLUMNS);
-        if (!expand && g->w.block_rows < g->w.rows && step < g->w.rows)
+        expands = (half ? g->w.type != LK_F16 : g->w.type >= LK_I8) || (!pin->own && (!is_dense(&g->w) || !is_aligned(g->w.data, 0) || g->w.rows % 8 != 0));
+        step = expands ? piece_columns(&g->w, scratch_begin(c->product).left / 2, k * 2) : at_most(g->w.rows, PIECE_COLUMNS);
+        if (!expands && g->w.block_rows < g->w.rows && step < g->w.rows)
                 step = step / g->w.block_rows * g->w.block_rows;
         if (step == 0)
                 return -ENOMEM;
         for (uint64_t begin = 0; r >= 0 && begin < g->w.rows; begin += step)
-                r = multiply_columns(c, g, pin, expand, begin, at_most(step, g->w.rows - begin));
+                r = multiply_columns(c, g, pin, expands, begin, at_most(step, g->w.rows - begin));
         return r;
 }
 
@@ -187,16 +194,15 @@ static int gemm_f32(LkContext *c, const LkGemm *g) {
         return r;
 }
 
-/* What bf16 can hold, at least without the scale of its row. */
+/* What bf16 can hold, at least without the scale of its row, or is rounded to it. */
 static bool fits_bf16(const LkMatrix *w) {
         switch (w->type) {
         case LK_BF16:
         case LK_F8_E4M3:
         case LK_F8_E5M2:
         case LK_NVFP4:
-                return true;
         case LK_I8:
-                return w->quant.rotation == 0;
+                return true;
         default:
                 return false;
         }
@@ -208,6 +214,8 @@ extern "C" int lk_cuda_gemm(LkContext *c, const LkGemm *a) {
         if (a->m == 0 || a->w.rows == 0)
                 return 0;
 
+        if (a->x_type == LK_F16)
+                return gemm_multiply(c, a);
         if (a->x_type == LK_BF16 && a->y_type == LK_BF16 && fits_bf16(&a->w) && !a->w.quant.in_scale.data)
                 return gemm_multiply(c, a);
         return gemm_f32(c, a);

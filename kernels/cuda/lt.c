@@ -66,7 +66,20 @@ static void problem_done(Problem *p) {
 }
 
 static cudaDataType_t y_type_of(const Problem *p, LkType t) {
-        return p->integer ? CUDA_R_32I : t == LK_F32 ? CUDA_R_32F : CUDA_R_16BF;
+        return p->integer ? CUDA_R_32I : t == LK_F32 ? CUDA_R_32F : t == LK_F16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+static cudaDataType_t x_type_of(bool integer, LkType t) {
+        return integer ? CUDA_R_8I : t == LK_F16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+static cublasStatus_t set_bias(cublasLtMatmulDesc_t op, const void *bias) {
+        const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+        cublasStatus_t s = lib->cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
+
+        if (s != CUBLAS_STATUS_SUCCESS)
+                return s;
+        return lib->cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
 }
 
 static int problem_init(Problem *p, bool integer, const LtProduct *a) {
@@ -77,10 +90,12 @@ static int problem_init(Problem *p, bool integer, const LtProduct *a) {
         s = lib->cublasLtMatmulDescCreate(&p->op, integer ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F, integer ? CUDA_R_32I : CUDA_R_32F);
         if (s == CUBLAS_STATUS_SUCCESS)
                 s = lib->cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed));
+        if (s == CUBLAS_STATUS_SUCCESS && a->bias)
+                s = set_bias(p->op, a->bias);
         if (s == CUBLAS_STATUS_SUCCESS)
-                s = lib->cublasLtMatrixLayoutCreate(&p->w, integer ? CUDA_R_8I : CUDA_R_16BF, a->k, a->n, (int64_t) a->k);
+                s = lib->cublasLtMatrixLayoutCreate(&p->w, x_type_of(integer, a->type), a->k, a->n, (int64_t) a->k);
         if (s == CUBLAS_STATUS_SUCCESS)
-                s = lib->cublasLtMatrixLayoutCreate(&p->x, integer ? CUDA_R_8I : CUDA_R_16BF, a->k, a->m, (int64_t) a->x_ld);
+                s = lib->cublasLtMatrixLayoutCreate(&p->x, x_type_of(integer, a->type), a->k, a->m, (int64_t) a->x_ld);
         if (s == CUBLAS_STATUS_SUCCESS)
                 s = lib->cublasLtMatrixLayoutCreate(&p->y, y_type_of(p, a->y_type), a->n, a->m, (int64_t) a->y_ld);
         return lt_result(s);
@@ -132,9 +147,9 @@ static bool pin_read(const cublasLtMatmulAlgo_t *a, LtPin *ret) {
         return true;
 }
 
-static int pin_algo(const CudaLt *lt, const LtPin *p, cudaDataType_t y_type, cublasLtMatmulAlgo_t *ret) {
+static int pin_algo(const CudaLt *lt, const LtPin *p, cudaDataType_t x_type, cudaDataType_t y_type, cublasLtMatmulAlgo_t *ret) {
         cublasStatus_t s = lib->cublasLtMatmulAlgoInit(
-                lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, y_type, y_type, (int) p->id, ret);
+                lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, x_type, x_type, y_type, y_type, (int) p->id, ret);
 
         for (size_t i = 1; i < FIELDS && s == CUBLAS_STATUS_SUCCESS; i++)
                 s = lib->cublasLtMatmulAlgoConfigSetAttribute(
@@ -189,16 +204,15 @@ size_t lt_version(void) {
         return lib->cublasLtGetVersion ? lib->cublasLtGetVersion() : 0;
 }
 
-int lt_ask(CudaLt *lt, uint64_t m, uint64_t n, uint64_t k, LkType y_type, LtPin *ret) {
+int lt_ask(CudaLt *lt, const LtProduct *a, LtPin *ret) {
         CLEANUP_FREE cublasLtMatmulHeuristicResult_t *h = calloc(PROPOSALS, sizeof(*h));
-        const LtProduct a = {.m = m, .n = n, .k = k, .x_ld = k, .y_type = y_type, .y_ld = n};
         Problem p;
         LtPin pin;
         int r, count;
 
         if (!h)
                 return -ENOMEM;
-        r = problem_init(&p, false, &a);
+        r = problem_init(&p, false, a);
         count = r < 0 ? 0 : propose(lt, &p, PROPOSALS, h);
         problem_done(&p);
         if (r < 0)
@@ -221,7 +235,7 @@ int lt_run(CudaLt *lt, cudaStream_t stream, const LtPin *pin, const LtProduct *a
 
         r = problem_init(&p, false, a);
         if (r >= 0)
-                r = pin_algo(lt, pin, y_type_of(&p, a->y_type), &algo);
+                r = pin_algo(lt, pin, x_type_of(false, a->type), y_type_of(&p, a->y_type), &algo);
         if (r >= 0 && (lib->cublasLtMatmulAlgoCheck(lt->handle, p.op, p.w, p.x, p.y, p.y, &algo, &answer) != CUBLAS_STATUS_SUCCESS ||
                               answer.state != CUBLAS_STATUS_SUCCESS || answer.workspaceSize > WORKSPACE))
                 r = -EOPNOTSUPP;

@@ -24,15 +24,17 @@ typedef struct LtPin {
         uint16_t inner, cluster;
 } LtPin;
 
-/* x and w: bf16 (w dense), or int8. x_ld and y_ld count elements. */
+/* x and w: bf16 or f16 (w dense), or int8. x_ld and y_ld count elements. */
 typedef struct LtProduct {
         uint64_t m, n, k;
+        LkType type; /* of x and w; not looked at for int8 */
         const void *x;
         uint64_t x_ld;
         const void *w;
-        void *y; /* bf16 or f32, as the pin was asked for; of int8: int32 */
+        void *y; /* `type` or f32, as the pin was asked for; of int8: int32 */
         LkType y_type;
         uint64_t y_ld;
+        const void *bias; /* [n] of `type`, added to the sum before it is rounded, as the pin was asked for; NULL: none */
 } LtProduct;
 
 /* -ELIBACC: the library cannot be loaded. */
@@ -40,10 +42,11 @@ int lt_new(CudaLt **ret);
 CudaLt *lt_free(CudaLt *lt); /* accepts NULL, returns NULL */
 size_t lt_version(void); /* 0: not loaded */
 
-/* The library's first proposal for a bf16 product that keeps one chain of sums. -EOPNOTSUPP: it has none. */
-int lt_ask(CudaLt *lt, uint64_t m, uint64_t n, uint64_t k, LkType y_type, LtPin *ret);
+/* The library's first proposal for a bf16 or f16 product that keeps one chain of sums: of p sizes, types and whether there is a bias
+ * (any address that is not NULL) count. -EOPNOTSUPP: it has none. */
+int lt_ask(CudaLt *lt, const LtProduct *p, LtPin *ret);
 
-/* A bf16 product. -EOPNOTSUPP: the pin does not serve this shape; nothing was launched. */
+/* A bf16 or f16 product. -EOPNOTSUPP: the pin does not serve this shape; nothing was launched. */
 int lt_run(CudaLt *lt, cudaStream_t stream, const LtPin *pin, const LtProduct *p);
 
 /* An int8 product by whatever the library thinks best. -EOPNOTSUPP: it has nothing; nothing was launched. */

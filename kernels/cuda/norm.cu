@@ -6,6 +6,7 @@
  * others, 16 numbers a thread, meanwhile finish the batch before and copy the one behind it to shared memory. Their columns are the same in
  * all rows, so modulation stays in registers. */
 
+#include "kernels/cuda/norm-half.cuh"
 #include "kernels/cuda/quantise-rows.cuh"
 
 #define EACH 16u         /* numbers a thread */
@@ -436,6 +437,8 @@ static bool neighbours_valid(const LkNorm *a) {
         const LkResidual *add = a->add;
         const LkQuantise *q = a->quantise;
 
+        if (!check_beside(a->type, a->y_type) || (a->y_type == LK_F16 && (q || a->mod)) || (add && !check_beside(add->type, add->y_type)))
+                return false;
         if (add && (add->type != a->type || add->m != a->m || add->n != a->n || add->x != a->x || add->x_ld != a->x_ld || !add->y ||
                            add->y_ld < a->n || (add->mod && !add->mod_index)))
                 return false;
@@ -522,6 +525,8 @@ extern "C" int lk_cuda_norm(LkContext *c, const LkNorm *a) {
         if (!check_activation_type(a->type) || !check_activation_type(mod_type) || !a->x || a->x_ld < a->n || !a->weight.data || a->weight.n != a->n ||
                 (a->mod && (a->round_first || !a->mod_index)) || !neighbours_valid(a))
                 return -EINVAL;
+        if (a->y_type == LK_F16)
+                return norm_half(c, a);
 
         if (norm_has_pieces(a, mod_type)) {
                 int r = a->add ? (a->quantise ? launch_pieces<true, true>(c, a) : launch_pieces<true, false>(c, a))

@@ -50,6 +50,21 @@ __device__ static inline uint16_t bf16_from_f32(float f) {
         return (uint16_t) ((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 
+/* The same of f16; every NaN becomes 0x7e00. */
+__device__ static inline uint16_t f16_from_f32(float f) {
+        uint16_t h;
+
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+        return f != f ? 0x7e00 : h;
+}
+
+__device__ static inline float f32_from_f16(uint16_t h) {
+        float f;
+
+        asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+        return f;
+}
+
 __device__ static inline float number_round(float f, LkType type) {
         return type == LK_BF16 ? __uint_as_float((uint32_t) bf16_from_f32(f) << 16) : f;
 }
@@ -59,6 +74,18 @@ __device__ static inline void number_put(void *p, LkType type, uint64_t i, float
                 ((float *) p)[i] = f;
         else
                 ((uint16_t *) p)[i] = bf16_from_f32(f);
+}
+
+/* Of operations that take f16, too. */
+__device__ static inline float number_round_to(float f, LkType type) {
+        return type == LK_F16 ? f32_from_f16(f16_from_f32(f)) : number_round(f, type);
+}
+
+__device__ static inline void number_put_as(void *p, LkType type, uint64_t i, float f) {
+        if (type == LK_F16)
+                ((uint16_t *) p)[i] = f16_from_f32(f);
+        else
+                number_put(p, type, i, f);
 }
 
 __device__ static inline const void *row_at(const void *p, LkType t, uint64_t i, uint64_t ld) {

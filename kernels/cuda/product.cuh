@@ -63,6 +63,7 @@ static inline void *scratch_take(Scratch *s, uint64_t size) {
 /* Per column of a product, f32; NULL: 1, 0. */
 typedef struct Columns {
         const float *scale, *bias;
+        const void *half_bias; /* of f16 products, beside `bias`: the same numbers in f16, up to a multiple of 8 columns */
 } Columns;
 
 #define PIECE_ROWS UINT64_C(128) /* rows that go to a library at a time: a multiple of it */
@@ -117,13 +118,13 @@ __device__ static inline void tile_of_block(uint32_t m_tiles, uint32_t n_tiles, 
         *ret_n = in / rows;
 }
 
-/* y = x . w^T by the multiply instructions that every card since sm_80 has; bf16 x and w, or int8 with x_scale. k ascending, one
+/* y = x . w^T by the multiply instructions that every card since sm_80 has; bf16 or f16 x and w, or int8 with x_scale. k ascending, one
  * accumulator. Any alignment, any m, n, k. */
 typedef struct MmaProduct {
         uint64_t m;
         const void *x;
         uint64_t x_ld;
-        LkMatrix w;            /* LK_BF16 or LK_I8 */
+        LkMatrix w;            /* LK_BF16, LK_F16 or LK_I8 */
         const float *x_scale;  /* of LK_I8 */
         Columns columns;
         void *y;
@@ -137,6 +138,7 @@ typedef enum EmitType {
         EMIT_I32,
         EMIT_F32,
         EMIT_BF16, /* copied */
+        EMIT_F16,  /* the same */
 } EmitType;
 typedef struct Emit {
         uint64_t m, n;
@@ -154,15 +156,22 @@ int product_emit(cudaStream_t stream, const Emit *a);
 /* LkGemm with w in LK_F32, LK_BF16 or LK_F16 and the CPU's bits; `in_scale` of any type of w. */
 int product_f32(cudaStream_t stream, const LkGemm *a);
 
-/* w as dense rows of bf16, rows up to padded_rows as zeros. Of a quantised one the numbers without their row's scale, which is exact
- * but for LK_I8 with a rotation. */
+/* Whether a floating product's columns get the scales of w's rows behind the sum. What was rotated is no number of the file any more: its scale
+ * is in it before it is rounded. */
+static inline bool is_scaled(const LkMatrix *w) {
+        return w->type >= LK_I8 && w->quant.rotation == 0;
+}
+
+/* w as dense rows of bf16, rows up to padded_rows as zeros. Of a scaled one the numbers without their row's scale, which is exact. */
 int expand_bf16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y);
+/* The same of f16, scales included, rounded. */
+int expand_f16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y);
 /* The same as f32, scales included (dequantise). */
 int expand_f32(cudaStream_t stream, const LkMatrix *w, float *y, uint64_t y_ld);
-/* Scales of w's rows (if quantised) and bias to the scratch memory. */
-int expand_columns(const CudaProduct *p, cudaStream_t stream, const LkMatrix *w, const LkVector *bias, Columns *ret);
+/* Scales of w's rows (if `scaled`) and bias to the scratch memory. half: of an f16 product, the bias only. */
+int expand_columns(const CudaProduct *p, cudaStream_t stream, const LkMatrix *w, const LkVector *bias, bool scaled, bool half, Columns *ret);
 
-/* How a layer's bf16 product is made. */
+/* How a layer's bf16 or f16 product is made. */
 typedef struct LayerPin {
         bool own;    /* by product_mma */
         bool few;    /* `small` has the bits of `large` and is faster for few rows */
@@ -170,9 +179,9 @@ typedef struct LayerPin {
 } LayerPin;
 #define FEW_ROWS UINT64_C(2048)
 
-/* `own` where the library is not to be used or does not take k and layer_rows. Else found once for a layer, all its parts and all devices
+/* y_type LK_F16: x and w, too. biased: the library adds it. `own` where the library is not to be used or does not take k and layer_rows. Else found once for a layer, all its parts and all devices
  * of the class; tested when first asked for, on the context's stream and in its scratch memory, which must not hold anything. */
-int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, const LayerPin **ret);
+int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, bool biased, const LayerPin **ret);
 /* The same for int8 as a whole: false if the library is not to be used. */
 bool library_i8(LkContext *c);
 /* And for attention over int8 by Hopper's kernel; `refused` says so if it has other bits than the portable one. */

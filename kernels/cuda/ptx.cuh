@@ -44,6 +44,21 @@ __device__ static inline void matrices_load_turned(uint32_t *d, uint32_t at) {
                      : "memory");
 }
 
+/* The same of f16; a NaN becomes 0x7fff. */
+__device__ static inline uint32_t pair_round_f16(float low, float high) {
+        uint32_t y;
+
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+        return y;
+}
+
+/* d[16, 8] += a . b over 16 numbers of f16. */
+__device__ static inline void multiply_f16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* d[16, 8] += a . b over 16 numbers of bf16. */
 __device__ static inline void multiply_bf16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

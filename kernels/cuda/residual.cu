@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* x += gate * y: kernels/cpu/residual.c, the same bits. */
 
-#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/norm-half.cuh"
 
 /* A block for a row. */
 __global__ static void __launch_bounds__(256) residual_pieces(LkResidual a) {
@@ -30,9 +30,15 @@ __global__ static void residual_plain(LkResidual a) {
 extern "C" int lk_cuda_residual(LkContext *c, const LkResidual *a) {
         if (a->m == 0 || a->n == 0)
                 return 0;
-        if (!check_activation_type(a->type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n || (a->mod && !a->mod_index))
+        if (!check_activation_type(a->type) || !check_beside(a->type, a->y_type) || !a->x || !a->y || a->x_ld < a->n || a->y_ld < a->n || (a->mod && !a->mod_index))
                 return -EINVAL;
 
+        if (a->y_type == LK_F16) {
+                int r = residual_half(c, a);
+
+                if (r != -EOPNOTSUPP)
+                        return r;
+        }
         if (a->type == LK_BF16 && a->m <= GRID_X_MAX && row_pieces(a->x, a->x_ld, a->n) && row_pieces(a->y, a->y_ld, a->n) &&
                 (!a->mod || (row_pieces(a->mod, a->mod_ld, a->n) && a->gate_at % PIECE == 0)))
                 residual_pieces<<<(unsigned) a->m, row_threads(a->n / PIECE, 256), 0, c->stream>>>(*a);

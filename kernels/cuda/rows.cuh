@@ -89,6 +89,38 @@ __device__ static inline uint32_t pair_settled(uint32_t pair) {
         return pair;
 }
 
+/* The same for pairs of either type. A product of two numbers of f16 is exact in f32, too. */
+template <LkType TYPE> __device__ static inline float pair_low(uint32_t pair) {
+        return TYPE == LK_F16 ? f32_from_f16((uint16_t) pair) : bf16_low(pair);
+}
+
+template <LkType TYPE> __device__ static inline float pair_high(uint32_t pair) {
+        return TYPE == LK_F16 ? f32_from_f16((uint16_t) (pair >> 16)) : bf16_high(pair);
+}
+
+template <LkType TYPE> __device__ static inline uint32_t pair_round_to(float low, float high) {
+        return TYPE == LK_F16 ? pair_round_f16(low, high) : pair_round(low, high);
+}
+
+template <LkType TYPE> __device__ static inline uint32_t pair_watch_of(uint32_t pair, uint32_t seen) {
+        uint32_t y;
+
+        if (TYPE != LK_F16)
+                return pair_watch(pair, seen);
+        asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(pair), "r"(0u), "r"(seen));
+        return y;
+}
+
+template <LkType TYPE> __device__ static inline uint32_t pair_settled_of(uint32_t pair) {
+        if (TYPE != LK_F16)
+                return pair_settled(pair);
+        if ((pair & 0x7fffu) > 0x7c00u)
+                pair = (pair & 0xffff0000u) | 0x7e00u;
+        if ((pair & 0x7fff0000u) > 0x7c000000u)
+                pair = (pair & 0xffffu) | 0x7e000000u;
+        return pair;
+}
+
 __device__ static inline uint4 piece_mul(uint4 a, uint4 b) {
         return make_uint4(pair_mul(a.x, b.x), pair_mul(a.y, b.y), pair_mul(a.z, b.z), pair_mul(a.w, b.w));
 }
@@ -170,13 +202,14 @@ __device__ static inline bool silu_is_near(uint32_t least) {
 
 /* x += gate * y of a row, by `step` threads. */
 __device__ static inline void row_add(const LkResidual &a, uint64_t row, unsigned thread, unsigned step) {
-        const void *y = row_at(a.y, a.type, row, a.y_ld), *gate = NULL;
+        const LkType y_type = a.y_type ? a.y_type : a.type;
+        const void *y = row_at(a.y, y_type, row, a.y_ld), *gate = NULL;
         void *x = row_at_mutable(a.x, a.type, row, a.x_ld);
 
         if (a.mod)
                 gate = row_at(row_at(a.mod, a.type, (uint64_t) a.mod_index[row], a.mod_ld), a.type, 1, a.gate_at);
         for (uint64_t i = thread; i < a.n; i += step) {
-                float v = number_get(y, a.type, i);
+                float v = number_get(y, y_type, i);
 
                 if (gate)
                         v = number_round(__fmul_rn(number_get(gate, a.type, i), v), a.type);

@@ -31,6 +31,7 @@ struct Layer {
         int arch;
         uint64_t k, rows;
         LkType y_type;
+        bool biased;
         LayerPin pin;
 };
 
@@ -45,21 +46,21 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Layer *layers;
 static Class *classes;
 
-__global__ static void fill_kernel(uint8_t *p, uint64_t n, uint32_t seed, bool bf16) {
+__global__ static void fill_kernel(uint8_t *p, uint64_t n, uint32_t seed, LkType type) {
         for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (uint64_t) gridDim.x * blockDim.x) {
                 uint64_t x = (i + 1) * UINT64_C(0x9e3779b97f4a7c15) + seed * UINT64_C(0xbf58476d1ce4e5b9);
 
                 x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
                 x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-                if (bf16)
-                        ((uint16_t *) p)[i] = bf16_from_f32((float) (int32_t) (x >> 32) * 0x1p-31f);
+                if (type != LK_I8)
+                        number_put_as(p, type, i, (float) (int32_t) (x >> 32) * 0x1p-31f);
                 else
                         p[i] = (uint8_t) (x >> 32);
         }
 }
 
-static int fill(LkContext *c, void *p, uint64_t n, uint32_t seed, bool bf16) {
-        fill_kernel<<<1024, 256, 0, c->stream>>>((uint8_t *) p, n, seed, bf16);
+static int fill(LkContext *c, void *p, uint64_t n, uint32_t seed, LkType type) {
+        fill_kernel<<<1024, 256, 0, c->stream>>>((uint8_t *) p, n, seed, type);
         return cuda_result(cudaGetLastError());
 }
 
@@ -79,7 +80,8 @@ typedef struct Verdict {
 typedef struct Trial {
         LkContext *c;
         uint64_t k, cols;
-        LkType y_type;
+        LkType type, y_type; /* of x and w; of y */
+        Columns columns;     /* the bias, or nothing */
         uint8_t *x, *w, *whole, *y; /* y has room for 16 bytes more */
         Verdict *verdict;
 } Trial;
@@ -98,20 +100,12 @@ __global__ static void compare_kernel(const T *part, const T *whole, uint64_t ro
                 atomicAdd(&v->differ, n);
 }
 
-template <typename T> __device__ static float number_of(T bits);
-template <> __device__ float number_of(uint32_t bits) {
-        return __uint_as_float(bits);
-}
-template <> __device__ float number_of(uint16_t bits) {
-        return __uint_as_float((uint32_t) bits << 16);
-}
-
 /* In no order: it is held against a bound that nothing comes near to. */
-template <typename T> __global__ static void distance_kernel(const T *y, const T *right, uint64_t n, Verdict *v) {
+__global__ static void distance_kernel(const void *y, const void *right, LkType type, uint64_t n, Verdict *v) {
         double distance = 0, length = 0;
 
         for (uint64_t i = (uint64_t) blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (uint64_t) gridDim.x * blockDim.x) {
-                double a = number_of<T>(y[i]), b = number_of<T>(right[i]);
+                double a = number_get(y, type, i), b = number_get(right, type, i);
 
                 distance += (a - b) * (a - b);
                 length += b * b;
@@ -128,8 +122,9 @@ template <typename T> __global__ static void distance_kernel(const T *y, const T
 
 /* A part by a pin to `y`, dense. */
 static int trial_run(const Trial *t, const LtPin *pin, const Cut *cut, uint8_t *y) {
-        const LtProduct product = { cut->rows, cut->cols, t->k, t->x + cut->row * t->k * 2, t->k, t->w + cut->col * t->k * 2, y, t->y_type,
-                cut->cols };
+        const uint16_t *bias = (const uint16_t *) t->columns.half_bias;
+        const LtProduct product = { cut->rows, cut->cols, t->k, t->type, t->x + cut->row * t->k * 2, t->k, t->w + cut->col * t->k * 2, y,
+                t->y_type, cut->cols, bias ? bias + cut->col : NULL };
 
         return lt_run(t->c->product->lt, t->c->stream, pin, &product);
 }
@@ -154,16 +149,13 @@ static int trial_cut(const Trial *t, const LtPin *pin, const Cut *cut) {
 
 /* The verdict has how far the whole is from what the own kernel gives. */
 static int trial_distance(const Trial *t) {
-        const MmaProduct product = { TEST_ROWS, t->x, t->k, dense_matrix(t->w, LK_BF16, t->cols, t->k), NULL, { NULL, NULL }, t->y, t->y_type,
+        const MmaProduct product = { TEST_ROWS, t->x, t->k, dense_matrix(t->w, t->type, t->cols, t->k), NULL, t->columns, t->y, t->y_type,
                 t->cols };
         int r = product_mma(t->c->stream, &product);
 
         if (r < 0)
                 return r;
-        if (t->y_type == LK_F32)
-                distance_kernel<<<128, 256, 0, t->c->stream>>>((const uint32_t *) t->whole, (const uint32_t *) t->y, TEST_ROWS * t->cols, t->verdict);
-        else
-                distance_kernel<<<128, 256, 0, t->c->stream>>>((const uint16_t *) t->whole, (const uint16_t *) t->y, TEST_ROWS * t->cols, t->verdict);
+        distance_kernel<<<128, 256, 0, t->c->stream>>>(t->whole, t->y, t->y_type, TEST_ROWS * t->cols, t->verdict);
         return cuda_result(cudaGetLastError());
 }
 
@@ -220,22 +212,36 @@ static int trial_pins(const Trial *t, LayerPin *pin) {
         return r < 0 && r != -EOPNOTSUPP ? r : 1;
 }
 
+/* Numbers about as large as sums; y is not in use yet. */
+static int trial_bias(Trial *t) {
+        const LkMatrix w = dense_matrix(t->w, t->type, t->cols, t->k);
+        const LkVector bias = { t->y, t->type, t->cols };
+        int r = fill(t->c, t->y, t->cols, 3, t->type);
+
+        return r < 0 ? r : expand_columns(t->c->product, t->c->stream, &w, &bias, false, true, &t->columns);
+}
+
 /* Asks and tries; pin->own says what came of it. */
-static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, LayerPin *pin) {
+static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, bool biased, LayerPin *pin) {
         CudaProduct *p = c->product;
         Scratch s = scratch_begin(p);
         Trial t = {};
         uint64_t size, wide = rows > k ? rows : k;
+        LkType type = y_type == LK_F16 ? LK_F16 : LK_BF16;
+        LtProduct whole = { at_most(REFERENCE_ROWS, LAUNCH_MAX / wide / 128 * 128), rows, k, type, NULL, k, NULL, NULL, y_type, rows,
+                biased ? p->scratch : NULL };
         int r;
 
         pin->own = true;
-        r = lt_ask(p->lt, at_most(REFERENCE_ROWS, LAUNCH_MAX / wide / 128 * 128), rows, k, y_type, &pin->large);
+        r = lt_ask(p->lt, &whole, &pin->large);
         if (r < 0)
                 return r == -EOPNOTSUPP ? 0 : r;
-        pin->few = lt_ask(p->lt, REFERENCE_FEW, rows, k, y_type, &pin->small) >= 0 && memcmp(&pin->small, &pin->large, sizeof(pin->large)) != 0;
+        whole.m = REFERENCE_FEW;
+        pin->few = lt_ask(p->lt, &whole, &pin->small) >= 0 && memcmp(&pin->small, &pin->large, sizeof(pin->large)) != 0;
 
         t.c = c;
         t.k = k;
+        t.type = type;
         t.y_type = y_type;
         t.cols = at_most(at_most(rows, TEST_COLUMNS), s.left / 2 / (k * 2)) / 8 * 8;
         size = TEST_ROWS * t.cols * lk_type_size(y_type);
@@ -246,9 +252,11 @@ static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, Laye
         t.verdict = (Verdict *) scratch_take(&s, sizeof(*t.verdict));
         if (t.cols < 16 || !t.x || !t.w || !t.whole || !t.y || !t.verdict)
                 return 0;
-        r = fill(c, t.x, TEST_ROWS * k, 1, true);
+        r = fill(c, t.x, TEST_ROWS * k, 1, type);
         if (r >= 0)
-                r = fill(c, t.w, t.cols * k, 2, true);
+                r = fill(c, t.w, t.cols * k, 2, type);
+        if (r >= 0 && biased)
+                r = trial_bias(&t);
         if (r >= 0)
                 r = trial_pins(&t, pin);
         if (r < 0)
@@ -260,7 +268,7 @@ static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, Laye
 }
 
 /* Under the lock. */
-static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, const Layer **ret) {
+static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, bool biased, const Layer **ret) {
         Layer *l = (Layer *) calloc(1, sizeof(*l));
         int r;
 
@@ -270,7 +278,8 @@ static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, con
         l->k = k;
         l->rows = rows;
         l->y_type = y_type;
-        r = pin_find(c, k, rows, y_type, &l->pin);
+        l->biased = biased;
+        r = pin_find(c, k, rows, y_type, biased, &l->pin);
         if (r < 0) {
                 free(l);
                 return r;
@@ -281,7 +290,7 @@ static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, con
         return 0;
 }
 
-int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, const LayerPin **ret) {
+int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, bool biased, const LayerPin **ret) {
         static const LayerPin own = { true, false, {}, {} };
         const CudaProduct *p = c->product;
         const Layer *l;
@@ -293,10 +302,10 @@ int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, cons
         }
         (void) pthread_mutex_lock(&lock);
         for (l = layers; l; l = l->next)
-                if (l->arch == c->arch && l->k == k && l->rows == layer_rows && l->y_type == y_type)
+                if (l->arch == c->arch && l->k == k && l->rows == layer_rows && l->y_type == y_type && l->biased == biased)
                         break;
         if (!l)
-                r = layer_new(c, k, layer_rows, y_type, &l);
+                r = layer_new(c, k, layer_rows, y_type, biased, &l);
         (void) pthread_mutex_unlock(&lock);
         if (r >= 0)
                 *ret = &l->pin;
@@ -327,7 +336,7 @@ static int try_i8(LkContext *c) {
         float *y = (float *) scratch_take(&s, m * n * 4), *ones = (float *) scratch_take(&s, most * 4),
               *host = (float *) malloc(2 * m * n * 4);
         int32_t *sums = (int32_t *) scratch_take(&s, m * n * 4);
-        const LtProduct product = { m, n, k, x, k, w, sums, LK_F32, n };
+        const LtProduct product = { m, n, k, LK_I8, x, k, w, sums, LK_F32, n, NULL };
         const Emit emit = { m, n, sums, EMIT_I32, n, ones, { ones, NULL }, y, LK_F32, n };
         const MmaProduct own = { m, x, k, dense_matrix(w, LK_I8, n, k), ones, { ones, NULL }, y, LK_F32, n };
         int r;
@@ -336,9 +345,9 @@ static int try_i8(LkContext *c) {
                 free(host);
                 return -ENOMEM;
         }
-        r = fill(c, x, m * k, 3, false);
+        r = fill(c, x, m * k, 3, LK_I8);
         if (r >= 0)
-                r = fill(c, w, n * k, 4, false);
+                r = fill(c, w, n * k, 4, LK_I8);
         for (uint64_t i = 0; i < most; i++)
                 host[i] = 1;
         if (r >= 0)
@@ -461,7 +470,7 @@ extern "C" int lk_cuda_describe(LkContext *c, char *ret, size_t size) {
                 (void) snprintf(library, sizeof(library), "cublasLt %zu.%zu.%zu", lt / 10000, lt / 100 % 100, lt % 100);
         return snprintf(ret, size,
                 "sm_%d\n"
-                "linears, bf16: %s, one algorithm for each layer (%u known, %u of them own mma.sync)\n"
+                "linears, bf16 and f16: %s, one algorithm for each layer (%u known, %u of them own mma.sync)\n"
                 "linears, fp8 and fp4: their numbers as bf16, then as bf16\n"
                 "linears, int8: %s, int32 sums, own last pass\n"
                 "linears, others: own fma, the CPU's bits\n"

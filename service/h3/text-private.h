@@ -124,8 +124,8 @@ int text_gather(TextRun *run, uint64_t n, TextRows y, uint64_t units, uint64_t w
 int text_linear(TextRun *run, uint64_t n, TextRows x, const LkMatrix *w, const LkVector *bias,
         LkFunction function, TextRows y);
 
-/* Attention with own heads, in pieces of query rows: it grows with the square of the tokens, and between two
- * pieces somebody is asked whether to go on. */
+/* Attention with own heads, on a processor in pieces of query rows: it grows with the square of the tokens, and between
+ * two pieces somebody is asked whether to go on. */
 int text_attention(const TextRun *run, const LkAttention *args);
 
 /* x[n, columns] += y. */

@@ -58,7 +58,9 @@ int text_attention(const TextRun *run, const LkAttention *args) {
         int r = 0;
 
         rows = rows < ATTENTION_ROWS ? ATTENTION_ROWS : rows / ATTENTION_ROWS * ATTENTION_ROWS;
-        for (uint64_t begin = 0; r >= 0 && begin < args->n_q; begin += rows) {
+        if (!run->ops->stop_when) /* every operation is soon done, and small ones leave most of a device idle */
+                rows = args->n_q;
+        for (uint64_t begin = 0; r >= 0 && begin < args->n_q && rows > 0; begin += rows) {
                 LkAttention piece = *args;
 
                 piece.n_q = args->n_q - begin < rows ? args->n_q - begin : rows;

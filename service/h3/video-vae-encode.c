@@ -282,7 +282,7 @@ static int finish(Encode *e) {
         if (r >= 0)
                 r = tap(e, "conv_out");
         if (r >= 0)
-                r = video_gemm(e->rank, positions(e->size), e->x, &m->quant, e->a);
+                r = video_gemm(e->rank, LK_F32, positions(e->size), e->x, &m->quant, e->a);
         h3_part_give(e->rank->weights, H3_PART_OUT, 0);
         return r;
 }
@@ -316,7 +316,7 @@ int h3_video_encode_tile(const H3Rank *rank, const H3VideoVae *m, const H3VideoE
 
         r = video_check_rank(rank, true, f);
         if (r >= 0)
-                r = video_check_job(clip, p->clips, tile, &p->rows, &p->cols, f);
+                r = video_check_job(clip, p->clips, tile, 1, &p->rows, &p->cols, f);
         if (r < 0)
                 return r;
 

@@ -111,16 +111,16 @@ int video_tap(const H3Rank *rank, const H3StepHooks *hooks, const char *name, co
         return 0;
 }
 
-int video_gemm(const H3Rank *rank, uint64_t m, const float *x, const VideoLinear *l, float *y) {
+int video_gemm(const H3Rank *rank, LkType type, uint64_t m, const void *x, const VideoLinear *l, void *y) {
         const LkGemm args = {
                 .m = m,
                 .x = x,
-                .x_type = LK_F32,
+                .x_type = type,
                 .x_ld = l->w.cols,
                 .w = l->w,
                 .bias = l->bias,
                 .y = y,
-                .y_type = LK_F32,
+                .y_type = type,
                 .y_ld = l->w.rows,
         };
 
@@ -140,17 +140,18 @@ int video_check_rank(const H3Rank *rank, bool encode, Fault *f) {
         const LkOps *ops = rank->ops;
 
         if (ops->gemm && ops->attention && ops->norm && ops->qk_norm_rope && ops->residual && ops->swiglu &&
-                ops->layer_norm && (!encode || (ops->conv && ops->group_norm)))
+                ops->layer_norm && (encode || ops->unpatch) && (!encode || (ops->conv && ops->group_norm)))
                 return 0;
         return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
                 "The backend %s does not run the video VAE yet. Use another one.", ops->backend);
 }
 
-int video_check_job(uint32_t part, uint32_t parts, uint32_t tile, const H3VideoAxis *rows,
+int video_check_job(uint32_t part, uint32_t parts, uint32_t tile, uint32_t n, const H3VideoAxis *rows,
         const H3VideoAxis *cols, Fault *f) {
-        if (part < parts && tile < rows->n * cols->n)
+        uint32_t tiles = rows->n * cols->n;
+
+        if (part < parts && n > 0 && n <= tiles && tile <= tiles - n)
                 return 0;
         return fault_set(f, -EINVAL, FAULT_INTERNAL,
-                "Part %u tile %u is not of the plan (%u parts, %u tiles).", part, tile, parts,
-                rows->n * cols->n);
+                "Part %u, %u tiles from %u on, are not of the plan (%u parts, %u tiles).", part, n, tile, parts, tiles);
 }

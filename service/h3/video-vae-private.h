@@ -95,8 +95,8 @@ void *video_take(VideoArena *a, uint64_t count, uint64_t size); /* NULL without 
 int video_tap(const H3Rank *rank, const H3StepHooks *hooks, const char *name, const float *x, uint64_t rows,
         uint64_t columns);
 
-/* y[m, out] = x[m, in] . w^T + bias, f32. */
-int video_gemm(const H3Rank *rank, uint64_t m, const float *x, const VideoLinear *l, float *y);
+/* y[m, out] = x[m, in] . w^T + bias, x and y of `type`. */
+int video_gemm(const H3Rank *rank, LkType type, uint64_t m, const void *x, const VideoLinear *l, void *y);
 
 /* The model with the part's weights where operations may read them, until it is given. */
 static inline int video_part(const H3Rank *rank, const H3VideoVae *m, H3PartKind kind, uint32_t layer, const H3VideoVae **ret) {
@@ -114,8 +114,8 @@ int video_device_fault(int r, const char *what, Fault *f);
 /* A rank that can do it: the backend has the operations. */
 int video_check_rank(const H3Rank *rank, bool encode, Fault *f);
 
-/* The tile's place; -EINVAL (Internal) if the plan has no such part and tile. */
-int video_check_job(uint32_t part, uint32_t parts, uint32_t tile, const H3VideoAxis *rows,
+/* -EINVAL (Internal) if the plan has no such part and n tiles from `tile` on. */
+int video_check_job(uint32_t part, uint32_t parts, uint32_t tile, uint32_t n, const H3VideoAxis *rows,
         const H3VideoAxis *cols, Fault *f);
 
 /* video-vae-tiles.c: checks sizes in pixels and cuts both axes. */

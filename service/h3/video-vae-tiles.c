@@ -81,30 +81,37 @@ static uint32_t find_tile(const H3VideoAxis *a, uint64_t at) {
         return i;
 }
 
-static float mix(float a, float b, float at, float extent) {
-        float weight = at / extent;
-
+static float mix(float a, float b, float weight) {
         return a * (1 - weight) + b * weight;
 }
 
-/* One pixel of a tile: mixed with the tile above, then with the one at left; both raw. */
-static void blend_pixel(
-        const Mosaic *m, uint32_t row, uint32_t col, uint64_t frame, uint32_t y, uint32_t x, float *ret) {
-        const uint32_t at[] = {y, x};
-        const uint32_t extent[] = {h3_video_overlap(m->rows, row), h3_video_overlap(m->cols, col)};
+/* to = other mixed with to, n numbers of one weight. */
+static void mix_line(const float *other, float *to, uint64_t n, float at, float extent) {
+        float weight = at / extent;
 
-        memcpy(ret, tile_pixel(m, row, col, frame, y, x), m->channels * sizeof(float));
-        for (uint32_t axis = 0; axis < 2; axis++) {
-                const float *other;
+        for (uint64_t i = 0; i < n; i++)
+                to[i] = mix(other[i], to[i], weight);
+}
 
-                if (at[axis] >= extent[axis])
-                        continue;
-                if (axis == 0)
-                        other = tile_pixel(m, row - 1, col, frame, m->rows->size - extent[0] + y, x);
-                else
-                        other = tile_pixel(m, row, col - 1, frame, y, m->cols->size - extent[1] + x);
-                for (uint32_t c = 0; c < m->channels; c++)
-                        ret[c] = mix(other[c], ret[c], (float) at[axis], (float) extent[axis]);
+/* A tile's part of a line, n pixels: mixed with the tile above, then with the one at left; both raw. */
+static void blend_part(const Mosaic *m, uint32_t row, uint32_t col, uint64_t frame, uint32_t y, uint32_t n, float *to) {
+        uint32_t above = h3_video_overlap(m->rows, row), left = h3_video_overlap(m->cols, col);
+        uint32_t mixed = left < n ? left : n;
+
+        memcpy(to, tile_pixel(m, row, col, frame, y, 0), (uint64_t) n * m->channels * sizeof(float));
+        if (y < above)
+                mix_line(tile_pixel(m, row - 1, col, frame, m->rows->size - above + y, 0), to, (uint64_t) n * m->channels, (float) y,
+                        (float) above);
+        if (mixed == 0)
+                return;
+
+        const float *other = tile_pixel(m, row, col - 1, frame, y, m->cols->size - left);
+
+        for (uint32_t x = 0; x < mixed; x++) {
+                float weight = (float) x / (float) left;
+
+                for (uint32_t c = 0; c < m->channels; c++, other++, to++)
+                        *to = mix(*other, *to, weight);
         }
 }
 
@@ -114,16 +121,9 @@ static void blend_line(const Mosaic *m, uint64_t frame, uint64_t line, float *re
 
         for (uint32_t col = 0; col < m->cols->n; col++) {
                 uint32_t begin = m->cols->start[col];
-                uint32_t left = h3_video_overlap(m->cols, col);
                 uint32_t end = col + 1 < m->cols->n ? m->cols->start[col + 1] : m->cols->length;
-                uint32_t n = end - begin, mixed = y < h3_video_overlap(m->rows, row) ? n : left;
-                float *to = ret + (uint64_t) begin * m->channels;
 
-                mixed = mixed < n ? mixed : n;
-                for (uint32_t x = 0; x < mixed; x++)
-                        blend_pixel(m, row, col, frame, y, x, to + (uint64_t) x * m->channels);
-                memcpy(to + (uint64_t) mixed * m->channels, tile_pixel(m, row, col, frame, y, mixed),
-                        (uint64_t) (n - mixed) * m->channels * sizeof(float));
+                blend_part(m, row, col, frame, y, end - begin, ret + (uint64_t) begin * m->channels);
         }
 }
 
@@ -153,14 +153,15 @@ static void put_line(H3Pixels pixels, const float *line, uint64_t n, void *ret) 
                 memcpy(ret, line, n * sizeof(float));
                 return;
         }
-        for (uint64_t i = 0; i < n; i++) {
-                float v = clamp_unit(line[i] * video_pixel_std[i % 3] + video_pixel_mean[i % 3]);
+        for (uint64_t i = 0; i < n; i += 3)
+                for (uint32_t c = 0; c < 3; c++) {
+                        float v = clamp_unit(line[i + c] * video_pixel_std[c] + video_pixel_mean[c]);
 
-                if (pixels == H3_PIXELS_F32)
-                        numbers[i] = v;
-                else /* to nearest, ties to even: adding 1.5 * 2^23 leaves no fraction */
-                        bytes[i] = (uint8_t) ((v * 255 + 0x1.8p23f) - 0x1.8p23f);
-        }
+                        if (pixels == H3_PIXELS_F32)
+                                numbers[i + c] = v;
+                        else /* to nearest, ties to even: adding 1.5 * 2^23 leaves no fraction */
+                                bytes[i + c] = (uint8_t) (int32_t) ((v * 255 + 0x1.8p23f) - 0x1.8p23f);
+                }
 }
 
 /* Frame i of those that the chunk finishes, before the cross-fade. */
@@ -169,8 +170,7 @@ static uint64_t chunk_frame(uint64_t i) {
 }
 
 static void fade(const float *before, float *line, uint64_t n, uint64_t frame) {
-        for (uint64_t i = 0; i < n; i++)
-                line[i] = mix(before[i], line[i], (float) frame, H3_VIDEO_TAIL_FRAMES);
+        mix_line(before, line, n, (float) frame, H3_VIDEO_TAIL_FRAMES);
 }
 
 int h3_video_decode_blend(const H3VideoDecodePlan *p, const H3VideoBlend *b, H3Range rows) {

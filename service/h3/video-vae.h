@@ -7,11 +7,20 @@
  * the chunk before it.
  *
  *      plan   h3_video_decode_plan()    sizes, tiles, chunks, bytes: pure arithmetic
- *      job    h3_video_decode_tile()    one tile of one chunk on one rank
+ *      job    h3_video_decode_batch()   tiles of one chunk on one rank, together; their number changes no bit
  *      blend  h3_video_decode_blend()   finished frames of a chunk and its tail, any range of rows
  *
- * Decoding computes with f32 activations; the weights are used in the type that the file has (f32, f16,
- * bf16, or int8 by expansion), so that a file in f16 is the mode with f16 weights. */
+ * Decoding computes with f32 activations and the weights in the type that the file has (f32, f16, bf16, or int8
+ * by expansion), or with f16 in the blocks, as published: there the residual stream, statistics, norm weights and
+ * scales are f32; what meets weights (rounded to f16 if they are not), q, k, v, attention and the MLP are f16 with
+ * the rounding points of ops.h. What is before and behind the blocks is f32 in both. Encoding is f32.
+ *
+ * Of a film of 243 frames of 1344 x 768 (392 tiles of 1,797 rows, 3.8 PFLOP), published sizes:
+ *     products of the blocks           3.41 PFLOP     4 * 2048^2 + 3 * 2048 * 8192 weights a row and layer
+ *     attention                        0.37 PFLOP     32 heads of 64; 46 G exponentials a layer
+ *     norms, residuals, rope, silu     128 KiB a row and layer in f16: 3.3 TB
+ *     last product, in f32             8.9 TFLOP
+ *     pixels                           22 MB a tile: 8.6 GB */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -99,14 +108,20 @@ typedef struct H3VideoDecodePlan {
         uint32_t frames;                /* of the result; in pixels 16 * height, 16 * width */
         uint32_t chunks, chunk_tokens;  /* chunk_tokens is 7, of a single image 1 */
         H3VideoAxis rows, cols;
+        LkType type;    /* of the blocks' activations: LK_F32 or LK_F16 */
+        uint32_t batch; /* tiles of a job, at most */
         H3VideoMemory memory;
 } H3VideoDecodePlan;
 
-/* tokens 1 is a single image. Any other number is decoded as if the last token went on until a chunk is
+/* In f32, one tile a job. tokens 1 is a single image. Any other number is decoded as if the last token went on until a chunk is
  * full; frames beyond the given tokens are cut. -EINVAL (InvalidArgument, or InvalidModel if the file has no
  * decoder). */
 int h3_video_decode_plan(const H3VideoVae *m, uint64_t tokens, uint64_t height, uint64_t width,
         H3VideoTiling tiling, H3VideoDecodePlan *ret, Fault *f);
+
+/* The same in another type, with up to `batch` tiles a job (0: 1; no more than there are). LK_F16 becomes LK_F32 where
+ * f16 does not do: weights whose columns have scales. -EINVAL (DoesNotFit); the plan is then as before. */
+int h3_video_decode_plan_as(const H3VideoVae *m, LkType type, uint32_t batch, H3VideoDecodePlan *p, Fault *f);
 
 static inline uint32_t h3_video_decode_tiles(const H3VideoDecodePlan *p) {
         return p->rows.n * p->cols.n;
@@ -121,14 +136,19 @@ static inline uint64_t h3_video_decode_jobs(const H3VideoDecodePlan *p) {
 /* Frames of the result that the blend of a chunk finishes. */
 H3Range h3_video_decode_frames(const H3VideoDecodePlan *p, uint32_t chunk);
 
-/* One tile of one chunk. rank: its ops and context (plan and exchange are not looked at). z: host,
+/* n tiles of one chunk from `tile` on, 1 <= n <= p->batch. rank: its ops and context (plan and exchange are not looked at). z: host,
  * normalised latents [channels, tokens, height, width], the same for all jobs; checked by the caller to be
- * finite. work: memory.device bytes of the rank's device, contents do not matter. out: host, memory.tile
+ * finite. work: memory.device bytes of the rank's device, contents do not matter. out: host, n times memory.tile
  * bytes: f32 [frames, size, size, 3], 4 frames per token, raw. on_tap: NULL, or called with stages of the
- * decoder. -EINVAL (Internal: a chunk or tile that the plan does not have), -ENOMEM, or a device error. On
+ * first tile. -EINVAL (Internal: a chunk or tile that the plan does not have), -ENOMEM, or a device error. On
  * failure the content of out is undefined. */
-int h3_video_decode_tile(const H3Rank *rank, const H3VideoVae *m, const H3VideoDecodePlan *p, const float *z,
-        uint32_t chunk, uint32_t tile, void *work, const H3StepHooks *hooks, float *out, Fault *f);
+int h3_video_decode_batch(const H3Rank *rank, const H3VideoVae *m, const H3VideoDecodePlan *p, const float *z,
+        uint32_t chunk, uint32_t tile, uint32_t n, void *work, const H3StepHooks *hooks, float *out, Fault *f);
+
+static inline int h3_video_decode_tile(const H3Rank *rank, const H3VideoVae *m, const H3VideoDecodePlan *p, const float *z,
+        uint32_t chunk, uint32_t tile, void *work, const H3StepHooks *hooks, float *out, Fault *f) {
+        return h3_video_decode_batch(rank, m, p, z, chunk, tile, 1, work, hooks, out, f);
+}
 
 /* How pixels are given. */
 typedef enum H3Pixels {
@@ -144,7 +164,7 @@ static inline uint64_t h3_pixel_size(H3Pixels p) {
 /* One chunk's place in the film. */
 typedef struct H3VideoBlend {
         uint32_t chunk;
-        const float *const *tiles; /* [tiles], results of the chunk's jobs */
+        const float *const *tiles; /* of all tiles, results of the chunk's jobs */
         const float *tail_before;  /* tail_after of the chunk before; not looked at for chunk 0 */
         float *tail_after;         /* memory.tail bytes, f32 [5, height, width, 3]; not written for the last
                                       chunk. Another buffer than tail_before, so that a chunk that was

@@ -36,6 +36,18 @@ static Between between(uint64_t i, uint64_t n, uint64_t grid) {
         return (Between){{line, min_of(line + 1, grid - 1)}, {1 - rest, 1 - (1 - rest)}};
 }
 
+/* sum = (or +=) row `at` of the table times weight. A picture has millions of them: a loop for each type. */
+static void add_corner(const LkVector *table, uint64_t at, float weight, bool first, uint64_t n, float *sum) {
+        const uint8_t *row = (const uint8_t *) table->data + at * n * lk_type_size(table->type);
+
+        for (uint64_t k = 0; first && k < n; k++)
+                sum[k] = h3_number(row, table->type, k) * weight;
+        for (uint64_t k = 0; !first && table->type == LK_BF16 && k < n; k++)
+                sum[k] = sum[k] + h3_number(row, LK_BF16, k) * weight;
+        for (uint64_t k = 0; !first && table->type != LK_BF16 && k < n; k++)
+                sum[k] = sum[k] + h3_number(row, table->type, k) * weight;
+}
+
 void h3_vision_positions(const H3TextModel *m, uint64_t grid_height, uint64_t grid_width, float *ret) {
         const H3VisionConfig *c = &m->config.vision;
 
@@ -46,20 +58,9 @@ void h3_vision_positions(const H3TextModel *m, uint64_t grid_height, uint64_t gr
                 h3_vision_place(grid_width, i, &row, &column);
                 y = between(row, grid_height, c->grid);
                 x = between(column, grid_width, c->grid);
-                for (uint64_t k = 0; k < c->hidden; k++) {
-                        float sum = 0;
-
-                        for (uint32_t corner = 0; corner < 4; corner++) {
-                                uint64_t at = y.line[corner / 2] * c->grid + x.line[corner % 2];
-                                float weight = y.weight[corner / 2] * x.weight[corner % 2];
-                                float part =
-                                        h3_number(m->positions.data, m->positions.type, at * c->hidden + k) *
-                                        weight;
-
-                                sum = corner == 0 ? part : sum + part;
-                        }
-                        ret[i * c->hidden + k] = sum;
-                }
+                for (uint32_t corner = 0; corner < 4; corner++)
+                        add_corner(&m->positions, y.line[corner / 2] * c->grid + x.line[corner % 2],
+                                y.weight[corner / 2] * x.weight[corner % 2], corner == 0, c->hidden, ret + i * c->hidden);
         }
 }
 

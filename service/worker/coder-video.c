@@ -1,35 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "service/h3/video-vae.h"
 #include "service/shared/cleanup.h"
 #include "service/worker/coder.h"
+#include "service/worker/crew.h"
 #include "service/worker/job-input.h"
 #include "service/worker/split.h"
 #include "service/worker/tile-pool.h"
 
 /* DECODE of video: a step per temporal chunk. Its tiles are made by whoever is free (tile-pool.h), then its
- * frames are blended by all ranks, each a band of rows, into memory of the job; from there they go to the
- * ring, and the tail to its slot, before the commit. */
+ * frames are blended by all processors, each a band of rows, into memory of the job; from there they go to the
+ * ring, and the tail to its slot, before the commit. Devices that compute by themselves begin the next chunk
+ * meanwhile: a chunk of 1344 x 768 is 616 MB of tiles for the host to go through. */
 
 typedef struct VideoWork {
         const H3VideoVae *vae;
+        const LkOps *ops;
         H3VideoDecodePlan plan;
         H3Pixels pixels;
         uint64_t frame_bytes;
         float *z;      /* [channels, T, H, W], the job's own */
         TilePool pool; /* once the first step runs */
         bool has_pool;
-        size_t n_raw;        /* 2 with several ranks and chunks, else 1 */
+        size_t n_raw;        /* 2 with several ranks or devices of their own, and several chunks; else 1 */
         float *raw[2];       /* tiles of chunk k at k % n_raw */
         float *tails[2];     /* after k steps at k % 2; NULL with one chunk */
         const float **tiles; /* [tiles], of the chunk that is blended */
         void *frames;        /* of a step */
+        bool overlaps;       /* the devices work while the host blends */
         Job *job;            /* that this belongs to */
         StepRunner *runner;  /* of the step */
         H3VideoBlend blend;  /* of the step */
+        Crew crew;           /* that does it */
+        atomic_int error;    /* of one of them */
+        pthread_mutex_t lock; /* of fault */
+        Fault fault;
 } VideoWork;
 
 static void work_free(void *userdata) {
@@ -39,8 +49,11 @@ static void work_free(void *userdata) {
                 return;
         if (x->has_pool)
                 tile_pool_done(&x->pool);
+        (void) pthread_mutex_destroy(&x->lock);
         free(x->z);
         for (size_t i = 0; i < 2; i++) {
+                if (x->raw[i] && x->overlaps)
+                        x->ops->unpin(x->raw[i], x->plan.memory.chunk);
                 free(x->raw[i]);
                 free(x->tails[i]);
         }
@@ -54,6 +67,8 @@ static int take_latents(Job *j, const WireJobOpen *w, VideoWork *x, Fault *f) {
                 .type = ST_F32,
                 .n_dims = 4,
                 .shape = {h3_video_vae_config(x->vae)->latent_channels}};
+        const LkOps *ops = x->ops;
+        LkType type = LK_F32;
         int r;
 
         /* sizes before bytes: what no plan takes is not copied either */
@@ -61,6 +76,10 @@ static int take_latents(Job *j, const WireJobOpen *w, VideoWork *x, Fault *f) {
         if (r >= 0)
                 r = h3_video_decode_plan(x->vae, w->video.shape[1], w->video.shape[2], w->video.shape[3],
                         H3_VIDEO_TILING, &x->plan, f);
+        if (r >= 0 && ops->half && j->compute != H3_COMPUTE_F32)
+                type = LK_F16;
+        if (r >= 0)
+                r = h3_video_decode_plan_as(x->vae, type, ops->batch, &x->plan, f);
         if (r >= 0)
                 r = tensor_copy(&w->video, &rule, &j->arenas->input, (void **) &x->z, f);
         if (r < 0)
@@ -117,7 +136,9 @@ static int decode_open(Job *j, const WireJobOpen *w, Fault *f) {
         if (!x)
                 return -ENOMEM;
         c->work = x; /* freed with the job from now on */
+        (void) pthread_mutex_init(&x->lock, NULL);
         x->vae = j->model->video_vae;
+        x->ops = j->model->ops;
         c->weights = &h3_weights_video_decoder;
         c->model = x->vae;
         x->job = j;
@@ -134,7 +155,8 @@ static int decode_open(Job *j, const WireJobOpen *w, Fault *f) {
         c->blocks = h3_video_decode_tiles(&x->plan);
         c->slot_size = x->plan.chunks > 1 ? x->plan.memory.tail : 0;
         j->steps = x->plan.chunks;
-        x->n_raw = c->ranks > 1 && x->plan.chunks > 1 ? 2 : 1;
+        x->overlaps = !x->ops->host_weights && x->plan.chunks > 1;
+        x->n_raw = (c->ranks > 1 && x->plan.chunks > 1) || x->overlaps ? 2 : 1;
         r = set_memory(j, x);
         if (r < 0)
                 return r;
@@ -169,20 +191,21 @@ static float *tile_place(const VideoWork *x, uint32_t chunk, uint32_t tile) {
         return x->raw[chunk % x->n_raw] + (uint64_t) tile * (x->plan.memory.tile / sizeof(float));
 }
 
-/* What a tile says must be finite: what is blended of finite numbers is, too. */
-static int make_tile(void *userdata, const TilePlace *at, Fault *f) {
+/* Slow where the memory cannot be registered, and right. */
+static void pin_tiles(const VideoWork *x, LkContext *context, const float *tiles, uint32_t n) {
+        if (x->overlaps)
+                (void) x->ops->pin(context, tiles, n * x->plan.memory.tile);
+}
+
+static int make_tiles(void *userdata, const TilePlace *at, Fault *f) {
         VideoWork *x = userdata;
         const H3StepHooks hooks = {.on_block = on_block, .userdata = x->job};
         const H3Rank rank = {.index = at->rank, .ops = x->runner->backend->ops, .context = at->context, .weights = at->weights};
         float *out = tile_place(x, at->chunk, at->tile);
-        int r;
 
-        r = h3_video_decode_tile(
-                &rank, x->vae, &x->plan, x->z, at->chunk, at->tile, at->memory, &hooks, out, f);
-        if (r < 0)
-                return r;
-        return tensor_check_finite(
-                "pixels of the VAE", ST_F32, out, 1, (uint64_t[]){x->plan.memory.tile / sizeof(float)}, f);
+        pin_tiles(x, at->context, out, at->n);
+        return h3_video_decode_batch(
+                &rank, x->vae, &x->plan, x->z, at->chunk, at->tile, at->n, at->memory, &hooks, out, f);
 }
 
 /* Once, and again after memory was missing. */
@@ -203,50 +226,58 @@ static int start(Job *j, VideoWork *x) {
         if (!ok)
                 return -ENOMEM;
 
-        tile_pool_init(&x->pool, x->plan.chunks, tiles, make_tile, x);
+        tile_pool_init(&x->pool, x->plan.chunks, tiles, make_tiles, x);
         x->pool.memory = m->device;
-        x->pool.row_bytes = (double) x->plan.chunk_tokens * (x->plan.rows.size / H3_VIDEO_RATIO) *
+        x->pool.batch = x->plan.batch;
+        x->pool.row_bytes = (double) x->plan.batch * (double) x->plan.chunk_tokens * (x->plan.rows.size / H3_VIDEO_RATIO) *
                             (x->plan.cols.size / H3_VIDEO_RATIO) *
                             (double) h3_video_vae_weight_bytes(x->vae);
         x->has_pool = true;
         return 0;
 }
 
-/* A band of rows, so many at a time that a cancel is heard. */
-#define BLEND_ROWS 64u
-static int blend_band(void *userdata, uint32_t rank, LkContext *context) {
-        const VideoWork *x = userdata;
-        uint64_t height = x->plan.rows.length, ranks = x->job->coder->ranks;
-        H3Range rows = {height * rank / ranks, height * (rank + 1) / ranks};
+static void fail(VideoWork *x, int error, const Fault *f) {
+        (void) pthread_mutex_lock(&x->lock);
+        if (x->error == 0) {
+                x->error = error;
+                x->fault = *f;
+        }
+        (void) pthread_mutex_unlock(&x->lock);
+}
+
+/* What tiles say must be finite: what is blended of finite numbers is, too. */
+static void check_tiles(VideoWork *x, uint32_t i, uint32_t n) {
+        Fault f = {};
         int r = 0;
 
-        while (r >= 0 && h3_range_size(rows) > 0) {
-                uint64_t n = h3_range_size(rows) < BLEND_ROWS ? h3_range_size(rows) : BLEND_ROWS;
-
-                r = x->job->cancelled ? -ECANCELED : h3_video_decode_blend(&x->plan, &x->blend, (H3Range){rows.begin, rows.begin + n});
-                rows.begin += n;
-        }
-        return r;
+        for (uint32_t tile = i; r >= 0 && x->error == 0 && tile < h3_video_decode_tiles(&x->plan); tile += n)
+                r = tensor_check_finite("pixels of the VAE", ST_F32, x->tiles[tile], 1,
+                        (uint64_t[]){x->plan.memory.tile / sizeof(float)}, &f);
+        if (r < 0)
+                fail(x, r, &f);
 }
 
-static void stuck(void *userdata, uint32_t rank) {
+/* A band of rows, so many at a time that a cancel is heard. */
+#define BLEND_ROWS 64u
+static void blend_band(void *userdata, uint32_t i, uint32_t n) {
         VideoWork *x = userdata;
-        StepRunner *s = x->runner;
-        Fault f = {};
+        uint64_t height = x->plan.rows.length;
+        H3Range rows = {height * i / n, height * (i + 1) / n};
+        int r = 0;
 
-        (void) fault_set(&f, -ETIMEDOUT, FAULT_INTERNAL, "Rank %" PRIu32 " did not end its blend.", rank);
-        s->on_stuck(s->userdata, x->job, x->blend.chunk, &f);
+        check_tiles(x, i, n);
+        while (r >= 0 && x->error == 0 && h3_range_size(rows) > 0) {
+                uint64_t some = h3_range_size(rows) < BLEND_ROWS ? h3_range_size(rows) : BLEND_ROWS;
+
+                r = x->job->cancelled ? -ECANCELED
+                                      : h3_video_decode_blend(&x->plan, &x->blend, (H3Range){rows.begin, rows.begin + some});
+                rows.begin += some;
+        }
+        if (r < 0)
+                fail(x, r, &(Fault){});
 }
 
-static int blend(RankGroup *g, Job *j, VideoWork *x, uint32_t chunk) {
-        const RankOrder order = {
-                .ranks = UINT64_MAX >> (64 - j->coder->ranks),
-                .work = blend_band,
-                .userdata = x,
-                .deadline_usec = split_deadline(x->runner->backend->ops, 0),
-                .stuck = stuck,
-        };
-
+static void blend_begin(VideoWork *x, uint32_t chunk) {
         for (uint32_t i = 0; i < h3_video_decode_tiles(&x->plan); i++)
                 x->tiles[i] = tile_place(x, chunk, i);
         x->blend = (H3VideoBlend){
@@ -257,24 +288,51 @@ static int blend(RankGroup *g, Job *j, VideoWork *x, uint32_t chunk) {
                 .pixels = x->pixels,
                 .frames = x->frames,
         };
-        return rank_group_run(g, &order);
+        x->error = 0;
+        x->fault = (Fault){};
+        crew_begin(&x->crew, blend_band, x);
 }
 
-/* Frames to the ring, the tail to its slot. */
-static int publish(Job *j, const VideoWork *x, uint32_t chunk) {
-        H3Range made = h3_video_decode_frames(&x->plan, chunk);
-        uint8_t *ring = coder_output(j, 0);
+static int blend_end(VideoWork *x, Fault *f) {
+        crew_end(&x->crew);
+        if (x->error < 0 && x->fault.text[0])
+                *f = x->fault;
+        return x->error;
+}
+
+/* Bytes of part i of n: whole lines of the cache. */
+static H3Range part_of(uint64_t size, uint32_t i, uint32_t n) {
+        uint64_t step = (size / n + 63) / 64 * 64, begin = step * i;
+
+        return (H3Range){begin < size ? begin : size, i + 1 < n && begin + step < size ? begin + step : size};
+}
+
+static void copy_part(void *to, const void *from, H3Range part) {
+        memcpy((uint8_t *) to + part.begin, (const uint8_t *) from + part.begin, (size_t) h3_range_size(part));
+}
+
+/* Frames to the ring, the tail to its slot: hundreds of megabytes while the devices wait. */
+static void publish_part(void *userdata, uint32_t part, uint32_t n) {
+        const VideoWork *x = userdata;
+        uint32_t chunk = x->blend.chunk;
+        H3Range made = h3_video_decode_frames(&x->plan, chunk), bytes = part_of(x->frame_bytes, part, n);
+        uint8_t *ring = coder_output(x->job, 0);
+
+        for (uint64_t i = made.begin; i < made.end; i++)
+                copy_part(ring + i % x->job->coder->ring_frames * x->frame_bytes,
+                        (const uint8_t *) x->frames + (i - made.begin) * x->frame_bytes, bytes);
+        if (chunk + 1 < x->plan.chunks)
+                copy_part(coder_slot(x->job, chunk + 1), x->tails[(chunk + 1) % 2], part_of(x->plan.memory.tail, part, n));
+}
+
+static int publish(Job *j, VideoWork *x) {
         int r;
 
         r = coder_hold(j);
         if (r < 0)
                 return r;
-        for (uint64_t i = made.begin; i < made.end; i++)
-                memcpy(ring + i % j->coder->ring_frames * x->frame_bytes,
-                        (const uint8_t *) x->frames + (i - made.begin) * x->frame_bytes,
-                        (size_t) x->frame_bytes);
-        if (chunk + 1 < x->plan.chunks)
-                memcpy(coder_slot(j, chunk + 1), x->tails[(chunk + 1) % 2], (size_t) x->plan.memory.tail);
+        crew_begin(&x->crew, publish_part, x);
+        crew_end(&x->crew);
         coder_release(j, true);
         return 0;
 }
@@ -287,10 +345,14 @@ static int decode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         r = start(j, x);
         if (r >= 0)
                 r = tile_pool_run(&x->pool, s, g, j, step, j->coder->ranks, f);
+        if (r < 0)
+                return r;
+        blend_begin(x, step);
+        if (x->overlaps)
+                tile_pool_ahead(&x->pool, s, g, j, j->coder->ranks);
+        r = blend_end(x, f);
         if (r >= 0)
-                r = blend(g, j, x, step);
-        if (r >= 0)
-                r = publish(j, x, step);
+                r = publish(j, x);
         if (r < 0)
                 return r;
         ret->frames = h3_video_decode_frames(&x->plan, step).end;

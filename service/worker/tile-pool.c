@@ -23,17 +23,19 @@ static void fail(TilePool *p, int error, const Fault *f) {
         p->failed = true;
 }
 
-static int make_tile(TilePool *p, TilePlace *at, uint32_t chunk, uint32_t tile) {
+/* Tiles from `tile` on, as many as are made together. */
+static int make_some(TilePool *p, TilePlace *at, uint32_t chunk, uint32_t tile) {
         const StepRunner *s = p->runner;
         Fault f = {};
         int r;
 
         if (p->job->cancelled)
                 return -ECANCELED;
-        if (s->tile_hook)
-                s->tile_hook(s->tile_userdata, at->rank, chunk, tile);
         at->chunk = chunk;
         at->tile = tile;
+        at->n = p->tiles - tile < p->together ? p->tiles - tile : p->together;
+        for (uint32_t i = 0; s->tile_hook && i < at->n; i++)
+                s->tile_hook(s->tile_userdata, at->rank, chunk, tile + i);
         r = p->func(p->userdata, at, &f);
         if (r < 0)
                 fail(p, r, &f);
@@ -44,19 +46,19 @@ static int make_tiles(TilePool *p, TilePlace *at) {
         uint32_t tile, done;
         int r;
 
-        while (!p->failed && (tile = p->next++) < p->tiles) {
-                r = make_tile(p, at, p->chunk, tile);
+        while (!p->failed && !p->only_ahead && (tile = atomic_fetch_add(&p->next, p->together)) < p->tiles) {
+                r = make_some(p, at, p->chunk, tile);
                 if (r < 0)
                         return r;
-                done = ++p->done;
+                done = atomic_fetch_add(&p->done, at->n) + at->n;
                 if (!p->quiet)
                         step_tell(p->runner, p->job, p->chunk, p->blocks_before + done,
                                 p->blocks_before + p->tiles + p->blocks_after);
         }
-        if (p->failed || p->done >= p->tiles || p->chunk + 1 >= p->chunks)
+        if (p->failed || (p->done >= p->tiles && !p->only_ahead) || p->chunk + 1 >= p->chunks)
                 return 0;
-        tile = p->next_ahead++;
-        return tile < p->tiles ? make_tile(p, at, p->chunk + 1, tile) : 0;
+        tile = atomic_fetch_add(&p->next_ahead, p->together);
+        return tile < p->tiles ? make_some(p, at, p->chunk + 1, tile) : 0;
 }
 
 static int work(void *userdata, uint32_t rank, LkContext *context) {
@@ -93,31 +95,65 @@ static void stuck(void *userdata, uint32_t rank) {
         p->runner->on_stuck(p->runner->userdata, p->job, p->chunk, &f);
 }
 
+static int run(TilePool *p, RankGroup *g, uint32_t ranks) {
+        const RankOrder order = {.ranks = UINT64_MAX >> (64 - ranks),
+                .work = work,
+                .userdata = p,
+                .deadline_usec = p->deadline_usec,
+                .stuck = stuck};
+
+        p->failed = false;
+        p->error = 0;
+        return rank_group_run(g, &order);
+}
+
+static void took_ahead(TilePool *p) {
+        p->ahead = p->next_ahead < p->tiles ? p->next_ahead : p->tiles;
+        p->ahead_chunk = p->chunk + 1;
+}
+
+/* As many turns as the batches need, or more where ranks would be left without one: then what each takes. */
+static uint32_t tiles_together(const TilePool *p, uint32_t ranks) {
+        uint32_t batch = p->batch > 0 ? p->batch : 1, turns = (p->tiles + batch - 1) / batch;
+
+        turns = (turns + ranks - 1) / ranks * ranks;
+        return turns < p->tiles ? (p->tiles + turns - 1) / turns : 1;
+}
+
 int tile_pool_run(
         TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t ranks, Fault *f) {
-        RankOrder order = {.ranks = UINT64_MAX >> (64 - ranks), .work = work, .userdata = p, .stuck = stuck};
         int r;
 
         p->deadline_usec =
                 s->deadline_usec > 0 ? s->deadline_usec : split_deadline(s->backend->ops, p->row_bytes);
-        order.deadline_usec = p->deadline_usec;
         p->runner = s;
         p->job = j;
         p->chunk = chunk;
+        p->together = tiles_together(p, ranks);
         p->next = p->done = p->ahead_chunk == chunk ? p->ahead : 0;
         p->ahead = 0;
         p->next_ahead = 0;
-        p->failed = false;
-        p->error = 0;
 
-        r = rank_group_run(g, &order);
+        r = run(p, g, ranks);
         if (p->error < 0) {
                 *f = p->fault;
                 return p->error;
         }
         if (r < 0) /* cancelled between two tiles */
                 return r;
-        p->ahead = p->next_ahead < p->tiles ? p->next_ahead : p->tiles;
-        p->ahead_chunk = chunk + 1;
+        took_ahead(p);
         return 0;
+}
+
+void tile_pool_ahead(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t ranks) {
+        if (p->chunk + 1 >= p->chunks || p->ahead >= p->tiles)
+                return;
+
+        p->runner = s;
+        p->job = j;
+        p->next_ahead = p->ahead;
+        p->only_ahead = true;
+        if (run(p, g, ranks) >= 0 && p->error == 0)
+                took_ahead(p);
+        p->only_ahead = false;
 }

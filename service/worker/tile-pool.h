@@ -6,7 +6,9 @@
  *
  * A chunk's tiles seldom are a multiple of the ranks. A rank that finds the chunk's tiles all taken while
  * others still work takes one of the next chunk's (one: so all come to their end at about the same time),
- * which is done then when its step comes. Hence two chunks' places, by chunk % 2. */
+ * which is done then when its step comes. Hence two chunks' places, by chunk % 2.
+ *
+ * Small tiles are taken several at a time where a device wants them so; as many takes as make the ranks' shares even. */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,10 +24,10 @@ typedef struct TilePlace {
         LkContext *context;
         H3Weights *weights; /* of H3Rank */
         void *memory;       /* of the rank's device */
-        uint32_t chunk, tile;
+        uint32_t chunk, tile, n; /* tiles [tile, tile + n) */
 } TilePlace;
 
-/* Makes one tile, on the rank's thread. f is filled on failure. */
+/* Makes tiles of one chunk, on the rank's thread. f is filled on failure. */
 typedef int (*TileFunc)(void *userdata, const TilePlace *at, Fault *f);
 
 struct TilePool {
@@ -33,8 +35,9 @@ struct TilePool {
         TileFunc func;
         void *userdata;
         /* set by the owner before the first run */
+        uint32_t batch;   /* tiles that are made together, at most; 0: 1 */
         uint64_t memory;  /* device bytes that a rank works in; 0: none */
-        double row_bytes; /* of a tile: rows times bytes of weights; how long it may take, once another rank
+        double row_bytes; /* of a batch: rows times bytes of weights; how long it may take, once another rank
                              has nothing to do any more (split_deadline()) */
         bool quiet;       /* no PROGRESS */
         uint32_t blocks_before, blocks_after; /* of the step, beside these tiles: for PROGRESS */
@@ -44,9 +47,10 @@ struct TilePool {
         /* of the step that runs */
         Job *job;
         StepRunner *runner;
-        uint32_t chunk;
+        uint32_t chunk, together; /* together: tiles that are taken at a time */
         uint64_t deadline_usec;
         atomic_uint next, next_ahead, done;
+        bool only_ahead; /* it is tile_pool_ahead() */
         atomic_bool failed;
         pthread_mutex_t lock; /* of fault and error */
         int error;
@@ -61,3 +65,7 @@ void tile_pool_done(TilePool *p);
  * the first error, with f: then nothing of this and the next chunk counts. */
 int tile_pool_run(
         TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t ranks, Fault *f);
+
+/* Behind tile_pool_run() of a chunk, while the host is busy with what that made: every rank makes tiles of the next chunk once. A
+ * failure is forgotten with them: it comes again in the chunk's own step. */
+void tile_pool_ahead(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t ranks);

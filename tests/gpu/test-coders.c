@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Coding jobs on the CUDA worker's parts: the CPU's bits where all of it is f32 (f32 operations have them), else as close to f32
- * as the CPU's bf16; and the same bits wherever the weights are. Needs a CUDA device; without one every test skips. What a backend
+ * as the CPU's bf16 or f16; and the same bits wherever the weights are. Needs a CUDA device; without one every test skips. What a backend
  * has no operations for is named. */
 #include <errno.h>
 #include <math.h>
@@ -86,7 +86,7 @@ static uint8_t *run(CoderBench *b, const CoderKind *k, uint64_t *ret_size) {
 }
 
 static bool is_f32(const CoderKind *k) {
-        return k->model != CODER_CONDITIONER || strstr(k->name, "f32");
+        return k->model != CODER_CONDITIONER ? !strstr(k->name, "in f16") : strstr(k->name, "f32") != NULL;
 }
 
 static void code_f32_same_bits_as_cpu(void **state) {
@@ -162,6 +162,62 @@ static void code_bf16_as_close_to_f32_as_cpu(void **state) {
         (void) bench_free(cpu);
 }
 
+/* Two chunks of six tiles, as f32 pixels. */
+static uint8_t *run_film(CoderBench *b, WireCompute compute, uint64_t *ret_size) {
+        CLEANUP_FREE float *z = bench_numbers(24 * 8 * 18 * 34, 1);
+        WireJobOpen w;
+
+        b->used = 0;
+        if (!model_table_find(&b->models, CODER_VIDEO_ORIGINAL))
+                bench_load(b, CODER_VIDEO_ORIGINAL, coder_files(CODER_VIDEO_ORIGINAL));
+        w = bench_job(b, WIRE_JOB_DECODE, CODER_VIDEO_ORIGINAL);
+        w.video = bench_put(b, ST_F32, 4, (uint64_t[]){24, 8, 18, 34}, z);
+        w.output_type = ST_F32;
+        w.compute = compute;
+        return bench_run(b, &w, ret_size);
+}
+
+#define HALF_LIMIT 3e-3
+#define FILM_ARENA (UINT64_C(80) << 20)
+
+/* As near as the published f16 decoder has to be, and as the CPU is; no bit depends on how many tiles there are in a launch, or on who
+ * blends them. */
+static void decode_f16_near_f32_whatever_the_batch(void **state) {
+        static const uint32_t batches[] = {8, 1, 4};
+        CLEANUP_FREE uint8_t *exact = NULL, *own = NULL, *first = NULL;
+        CoderBench *cpu;
+        uint64_t size, n;
+        double limit, d;
+
+        if (!has_device)
+                skip();
+        room = PLENTY;
+        cpu = bench_new(1, FILM_ARENA);
+        exact = run_film(cpu, WIRE_COMPUTE_F32, &size);
+        cpu->ops.half = true;
+        own = run_film(cpu, WIRE_COMPUTE_AUTO, &n);
+        (void) bench_free(cpu);
+        limit = golden_distance((const float *) own, (const float *) exact, size / 4, NULL) * BF16_FACTOR;
+        assert_true(limit > 0 && limit <= HALF_LIMIT);
+        for (size_t i = 0; i < ELEMENTSOF(batches); i++) {
+                CoderBench *gpu = bench_new(1, FILM_ARENA);
+                CLEANUP_FREE uint8_t *have = NULL;
+
+                bench_set_ops(gpu, lk_cuda_ops(), device_memory);
+                gpu->ops.batch = batches[i];
+                have = run_film(gpu, WIRE_COMPUTE_AUTO, &n);
+                assert_int_equal(n, size);
+                d = golden_distance((const float *) have, (const float *) exact, size / 4, NULL);
+                print_message("# video in f16, %u tiles a launch: %.3g from f32, at most %.3g\n", batches[i], d, limit);
+                assert_true(d > 0 && d <= limit);
+                if (first && memcmp(first, have, size) != 0)
+                        fail_msg("%u tiles a launch: the bits differ", batches[i]);
+                if (!first)
+                        first = STEAL_PTR(have);
+                (void) bench_free(gpu);
+        }
+}
+
 /* With less and less memory until there is none for the step: what stays and what passes changes no bit. */
 static void code_any_memory_same_bits(void **state) {
         unsigned passed = 0, runs = 0;
@@ -211,6 +267,7 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(code_f32_same_bits_as_cpu),
                 cmocka_unit_test(code_bf16_as_close_to_f32_as_cpu),
+                cmocka_unit_test(decode_f16_near_f32_whatever_the_batch),
                 cmocka_unit_test(code_any_memory_same_bits),
         };
 

@@ -163,7 +163,7 @@ static void gemm_f32_one(LkType x_type, LkType y_type, WeightsForm f) {
 }
 
 static bool bf16_way(LkType x, LkType y, const WeightsForm *f) {
-        return x == LK_BF16 && y == LK_BF16 && !f->in_scale && f->type != LK_F32 && f->type != LK_F16 && f->rotation == 0;
+        return x == LK_BF16 && y == LK_BF16 && !f->in_scale && f->type != LK_F32 && f->type != LK_F16;
 }
 
 static void gemm_f32_same_bits_as_cpu(void **state) {

@@ -40,13 +40,14 @@ static void check(const TextQuantised *b, H3Compute compute, double to_expanded,
         }
 }
 
-/* Expansion inside the product changes no bit. */
+/* Expansion inside the product changes no bit in f32. In bf16 a rotated weight is rounded to that, which the one that was expanded in
+ * advance, to f32, is not: two runs of bf16 are so far apart. */
 static void text_int8_is_the_expanded_model(void **state) {
         CLEANUP(text_quantised_freep) TextQuantised *b = text_quantised_new(TEXT_INT8);
 
         assert_string_equal(b->models[1]->types, "BF16, I8");
         check(b, H3_COMPUTE_F32, 0, 0.05);
-        check(b, H3_COMPUTE_BF16, 0, 0.05);
+        check(b, H3_COMPUTE_BF16, 0.02, 0.05);
 }
 
 /* The input's scale is multiplied in elsewhere: one rounding of f32, 6e-8, per product. */

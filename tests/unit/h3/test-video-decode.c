@@ -26,7 +26,7 @@ typedef struct Case {
         VideoTaps taps;
 } Case;
 
-static void case_run(const Video *v, const json_t *json, bool taps, Case *ret) {
+static void case_run_as(const Video *v, const json_t *json, bool taps, LkType type, Case *ret) {
         const json_t *size = json_object_get(json, "size");
         const float *z;
         char path[160];
@@ -41,9 +41,14 @@ static void case_run(const Video *v, const json_t *json, bool taps, Case *ret) {
         if (h3_video_decode_plan(v->vae, video_case_number(json, "tokens", 0),
                     (uint64_t) json_integer_value(json_array_get(size, 0)) / H3_VIDEO_RATIO,
                     (uint64_t) json_integer_value(json_array_get(size, 1)) / H3_VIDEO_RATIO,
-                    video_case_tiling(json), &ret->plan, &f) < 0)
+                    video_case_tiling(json), &ret->plan, &f) < 0 ||
+                h3_video_decode_plan_as(v->vae, type, 1, &ret->plan, &f) < 0)
                 fail_msg("%s", f.text);
         ret->tiles = video_decode_all(v->vae, &ret->plan, z, taps ? &hooks : NULL);
+}
+
+static void case_run(const Video *v, const json_t *json, bool taps, Case *ret) {
+        case_run_as(v, json, taps, LK_F32, ret);
 }
 
 static void case_done(Case *c) {
@@ -205,6 +210,49 @@ static void decode_diffusers_every_case_matches(void **state) {
         check_all(v);
 }
 
+/* Blocks in f16: as close to the f32 numbers as the published f16 decoder may be, and not those of f32. */
+static void check_half_run(const Video *v) {
+        json_t *index = video_index();
+        const json_t *json;
+        unsigned checked = 0;
+        size_t i;
+
+        json_array_foreach(json_object_get(index, "decode"), i, json) {
+                Case c;
+
+                case_run_as(v, json, false, LK_F16, &c);
+                if (c.plan.chunk_tokens > 1) {
+                        uint64_t h = c.plan.rows.length, w = c.plan.cols.length, n, expected_n;
+                        CLEANUP_FREE float *frames = video_blend_all(&c.plan, c.tiles, H3_PIXELS_NORMALISED, 7), *got = NULL;
+                        const float *expected = golden_data(c.file, "frames", ST_F32, &expected_n);
+                        double rel;
+
+                        got = pick(&c, frames, h, w, 0, &n);
+                        assert_int_equal(n, expected_n);
+                        rel = golden_distance(got, expected, n, NULL);
+                        if (!(rel <= F16_REL_MAX) || rel <= 10 * REL_MAX)
+                                fail_msg("%s: rel %.3g, expected %g to %g", json_string_value(json_object_get(json, "name")), rel,
+                                        10 * REL_MAX, F16_REL_MAX);
+                        checked++;
+                }
+                case_done(&c);
+        }
+        assert_true(checked > 0);
+        json_decref(index);
+}
+
+static void decode_original_in_f16_is_close(void **state) {
+        CLEANUP(video_freep) Video *v = video_open();
+
+        check_half_run(v);
+}
+
+static void decode_diffusers_in_f16_is_close(void **state) {
+        CLEANUP(video_freep) Video *v = video_open_diffusers();
+
+        check_half_run(v);
+}
+
 /* Stages in the order of computation: the first that deviates is named. */
 static void decode_every_stage_matches(void **state) {
         CLEANUP(video_freep) Video *v = video_open();
@@ -317,6 +365,8 @@ int main(void) {
                 cmocka_unit_test(decode_every_stage_matches),
                 cmocka_unit_test(decode_original_every_case_matches),
                 cmocka_unit_test(decode_diffusers_every_case_matches),
+                cmocka_unit_test(decode_original_in_f16_is_close),
+                cmocka_unit_test(decode_diffusers_in_f16_is_close),
                 cmocka_unit_test(decode_hook_stops_after_a_layer),
                 cmocka_unit_test(decode_without_diffusers_config_same_bits),
         };

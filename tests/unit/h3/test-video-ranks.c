@@ -215,6 +215,51 @@ static void decode_any_ranks_same_bits(void **state) {
         video_tiles_free(reference, jobs);
 }
 
+/* So many tiles at a time as one, from any tile on, in both types. */
+static void decode_any_batch_same_bits(void **state) {
+        static const LkType types[] = {LK_F32, LK_F16};
+        static const uint32_t batches[] = {1, 2, 3, 4};
+        CLEANUP(video_freep) Video *v = video_open();
+        CLEANUP_FREE float *z = malloc(24 * 7 * 30 * sizeof(float));
+        uint64_t seed = 11;
+
+        for (unsigned i = 0; i < 24 * 7 * 30; i++)
+                z[i] = (float) draw(&seed) * 0x1p-29f - 2;
+        for (size_t i = 0; i < ELEMENTSOF(types) * ELEMENTSOF(batches); i++) {
+                uint32_t batch = batches[i / 2];
+                H3VideoDecodePlan one, p;
+                CLEANUP_FREE uint8_t *out = NULL;
+                H3Rank rank = video_rank(2);
+                float **reference;
+                void *work;
+                Fault f = {};
+
+                assert_int_equal(h3_video_decode_plan(v->vae, 7, 5, 6, (H3VideoTiling){64, 16}, &p, NULL), 0);
+                assert_int_equal(h3_video_decode_plan_as(v->vae, types[i % 2], 1, &p, NULL), 0);
+                one = p;
+                assert_int_equal(h3_video_decode_plan_as(v->vae, types[i % 2], batch, &p, NULL), 0);
+                assert_int_equal(h3_video_decode_jobs(&p), 4);
+                reference = video_decode_all(v->vae, &one, z, NULL);
+                out = malloc(4 * p.memory.tile);
+                assert_non_null(out);
+                assert_int_equal(rank.ops->memory_new(rank.context, p.memory.device, &work), 0);
+                for (uint32_t tile = 0; tile < 4; tile += batch) {
+                        uint32_t n = 4 - tile < batch ? 4 - tile : batch;
+
+                        if (h3_video_decode_batch(
+                                    &rank, v->vae, &p, z, 0, tile, n, work, NULL, (float *) (out + tile * p.memory.tile), &f) < 0)
+                                fail_msg("%s", f.text);
+                }
+                for (uint32_t tile = 0; tile < 4; tile++)
+                        assert_memory_equal(out + tile * p.memory.tile, reference[tile], p.memory.tile);
+                assert_int_equal(h3_video_decode_batch(&rank, v->vae, &p, z, 0, 0, batch + 1, work, NULL, (float *) out, &f), -EINVAL);
+                assert_int_equal(h3_video_decode_batch(&rank, v->vae, &p, z, 0, 0, 0, work, NULL, (float *) out, &f), -EINVAL);
+                rank.ops->memory_free(rank.context, work);
+                (void) rank.ops->context_free(rank.context);
+                video_tiles_free(reference, 4);
+        }
+}
+
 static void encode_any_ranks_same_bits(void **state) {
         CLEANUP(video_freep) Video *v = video_open();
         CLEANUP_FREE uint8_t *rgb = malloc(22 * 32 * 80 * 3);
@@ -251,6 +296,7 @@ static void encode_any_ranks_same_bits(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(decode_any_ranks_same_bits),
+                cmocka_unit_test(decode_any_batch_same_bits),
                 cmocka_unit_test(encode_any_ranks_same_bits),
         };
 

@@ -101,24 +101,46 @@ static void plan_encode_counts_tokens(void **state) {
         }
 }
 
+static double largest(double a, double b) {
+        return a > b ? a : b;
+}
+
+/* What the stream, what the blocks and what the result need is not there at the same time. */
+static void check_decode_memory(const H3VideoConfig *c, const H3VideoDecodePlan *d) {
+        double tokens = 7 * 256 * d->batch, rows = tokens + (c->registers + 1) * d->batch, size = d->type == LK_F16 ? 2 : 4;
+        double stream = largest(rows * c->hidden * (4 + size), tokens * 3072 * 4);
+        double block = largest(rows * size * largest(3 * c->hidden, 2 * c->ffn), rows * 3072 * 4);
+        double bytes = stream + block + 4 * (tokens * 2 * 24 + rows) + rows / d->batch * 6 * c->rope_freqs * 4;
+
+        assert_true((double) d->memory.device >= bytes && (double) d->memory.device < bytes + 16384);
+        assert_true((double) d->memory.host >= 4 * tokens * 24 &&
+                (double) d->memory.host < 4 * (tokens * 24 + rows * (6 * c->rope_freqs + 2)));
+}
+
 static void plan_memory_is_counted(void **state) {
         CLEANUP(video_freep) Video *v = video_open();
         const H3VideoConfig *c = h3_video_vae_config(v->vae);
-        uint64_t rows = 7 * 256 + c->registers + 1;
         H3VideoDecodePlan d;
         H3VideoEncodePlan e;
-        double numbers;
 
         assert_int_equal(h3_video_decode_plan(v->vae, 37, 48, 84, H3_VIDEO_TILING, &d, NULL), 0);
         assert_int_equal(h3_video_decode_tiles(&d), 28);
         assert_int_equal(d.memory.tile, 28ull * 256 * 256 * 3 * 4);
         assert_int_equal(d.memory.chunk, 28 * d.memory.tile);
         assert_int_equal(d.memory.tail, 5ull * 768 * 1344 * 3 * 4);
-        numbers = (double) rows * (5 * c->hidden + 2 * c->ffn + 6 * c->rope_freqs + 1) +
-                  7 * 256 * (3072 + 2 * 24);
-        assert_true(
-                (double) d.memory.device >= 4 * numbers && (double) d.memory.device < 4 * numbers + 16384);
-        assert_true(d.memory.host >= 4ull * 7 * 256 * 3072);
+        assert_int_equal(d.type, LK_F32);
+        assert_int_equal(d.batch, 1);
+        check_decode_memory(c, &d);
+        assert_int_equal(h3_video_decode_plan_as(v->vae, LK_F16, 8, &d, NULL), 0);
+        assert_int_equal(d.type, LK_F16);
+        assert_int_equal(d.batch, 8);
+        check_decode_memory(c, &d);
+        assert_int_equal(d.memory.chunk, 28 * d.memory.tile);
+        assert_int_equal(h3_video_decode_plan_as(v->vae, LK_F16, 99, &d, NULL), 0);
+        assert_int_equal(d.batch, 28);
+        assert_int_equal(h3_video_decode_plan_as(v->vae, LK_F32, 0, &d, NULL), 0);
+        assert_int_equal(d.batch, 1);
+        check_decode_memory(c, &d);
 
         assert_int_equal(h3_video_encode_plan(v->vae, 22, 768, 1344, H3_VIDEO_TILING, &e, NULL), 0);
         assert_int_equal(e.memory.tile, 5ull * 16 * 16 * 48 * 4);

@@ -177,7 +177,7 @@ static void attention_sizes_follow_rule(void **state) {
         for (unsigned q = 0; q < ELEMENTSOF(n_qs); q++)
                 for (unsigned k = 0; k < ELEMENTSOF(n_ks); k++, i++) {
                         Shape s = {n_qs[q], n_ks[k], 1 + i % 3, dims[i % ELEMENTSOF(dims)],
-                                i / 2 % 2 ? LK_BF16 : LK_F32};
+                                i / 2 % 3 == 0 ? LK_F32 : i / 2 % 3 == 1 ? LK_BF16 : LK_F16};
                         Data d;
 
                         if (s.n_q * s.n_k * s.heads * s.head_dim > 1000000)
@@ -207,6 +207,36 @@ static void attention_grouped_and_causal_follow_rule(void **state) {
 
                 data_make(shapes + i, 1, &d);
                 check_all_isas(&d);
+                data_done(&d);
+        }
+}
+
+/* Sequences behind each other are as many calls. */
+static void attention_sequences_same_bits_as_alone(void **state) {
+        static const Shape shapes[] = {{35, 70, 6, 16, LK_F16, 2, false, 0}, {30, 65, 2, 24, LK_F32, 0, true, 5}};
+
+        for (unsigned i = 0; i < ELEMENTSOF(shapes); i++) {
+                Shape s = shapes[i];
+                CLEANUP_FREE uint8_t *all = NULL;
+                Data d;
+
+                s.n_q *= 3;
+                s.n_k *= 3;
+                data_make(&s, 1, &d);
+                d.a.n_q /= 3;
+                d.a.n_k /= 3;
+                d.a.sequences = 3;
+                all = run(LK_CPU_AUTO, 2, &d);
+                for (unsigned k = 0; k < 3; k++) {
+                        uint64_t size = lk_type_size(s.type);
+                        Data one = d;
+
+                        one.a.sequences = k % 2;
+                        one.a.q = (const uint8_t *) d.a.q + k * d.a.n_q * d.a.q_ld * size;
+                        one.a.k = (const uint8_t *) d.a.k + k * d.a.n_k * d.a.k_ld * size;
+                        one.a.v = (const uint8_t *) d.a.v + k * d.a.n_k * d.a.v_ld * size;
+                        check_rule(&one.a, all + k * d.a.n_q * d.a.o_ld * size);
+                }
                 data_done(&d);
         }
 }
@@ -499,7 +529,8 @@ static void attention_bad_argument_is_refused(void **state) {
         REFUSED(a.k = NULL);
         REFUSED(a.v = NULL);
         REFUSED(a.o = NULL);
-        REFUSED(a.type = LK_F16);
+        REFUSED(a.type = LK_I8);
+        REFUSED(a.sequences = UINT64_MAX / 2);
         REFUSED(a.head_dim = 0);
         REFUSED(a.head_dim = 2);
         REFUSED(a.head_dim = 7);
@@ -522,6 +553,7 @@ int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(attention_sizes_follow_rule),
                 cmocka_unit_test(attention_grouped_and_causal_follow_rule),
+                cmocka_unit_test(attention_sequences_same_bits_as_alone),
                 cmocka_unit_test(attention_causal_range_same_bits),
                 cmocka_unit_test(attention_many_rows_follow_rule),
                 cmocka_unit_test(attention_peaked_follows_rule),

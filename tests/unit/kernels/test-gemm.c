@@ -59,14 +59,19 @@ static double weight(const LkGemm *g, uint64_t row, uint64_t k) {
                 w->type, k);
 }
 
+/* As it meets rows of x. */
+static float met(const LkGemm *g, double d) {
+        return (float) (g->x_type == LK_F16 ? round_type(d, LK_F16) : d);
+}
+
 static float rule(const LkGemm *g, uint64_t i, uint64_t j) {
         float sum = 0;
 
         for (uint64_t k = 0; k < g->w.cols; k++)
-                sum = fmaf((float) get(g->x, g->x_type, i * g->x_ld + k), (float) weight(g, j, k), sum);
+                sum = fmaf((float) get(g->x, g->x_type, i * g->x_ld + k), met(g, weight(g, j, k)), sum);
 
         if (g->bias.data)
-                sum += (float) get(g->bias.data, g->bias.type, j);
+                sum += met(g, get(g->bias.data, g->bias.type, j));
 
         return sum;
 }
@@ -170,6 +175,57 @@ static void gemm_many_blocks_follow_rule(void **state) {
 
         for (unsigned i = 0; i < ELEMENTSOF(cases); i++)
                 check_case(&cases[i]);
+}
+
+/* Both rows in f16: weights and bias are rounded to it first. */
+static void gemm_f16_follows_rule(void **state) {
+        static const Case sizes[] = {{.m = 1, .n = 1, .k = 1}, {.m = 13, .n = 96, .k = 160}, {.m = 407, .n = 17, .k = 800},
+                {.m = 7, .n = 48, .k = 33, .block_rows = 16, .offset = 1}, {.m = 3, .n = 8500, .k = 40}};
+
+        for (unsigned i = 0; i < 3 * ELEMENTSOF(sizes); i++) {
+                Case c = sizes[i / 3];
+
+                c.x = c.y = LK_F16;
+                c.w = types[i % 3];
+                c.bias = i % 2 ? types[(i + 1) % 3] : 0;
+                check_case(&c);
+        }
+}
+
+/* Rows of bf16 meet a rotated weight rounded to bf16, rows of f32 as it is. */
+static void gemm_rotated_meets_bf16_rounded(void **state) {
+        static const LkType rows[] = {LK_BF16, LK_F16, LK_F32};
+
+        for (unsigned i = 0; i < ELEMENTSOF(rows) * ISAS; i++) {
+                uint64_t seed = i, m = 9, n = 20, k = 64;
+                LkType type = rows[i / ISAS];
+                CLEANUP_FREE int8_t *q = allocate(n * k);
+                CLEANUP_FREE float *scale = random_aligned(n, LK_F32, 0.1, &seed), *w = allocate(n * k * sizeof(float));
+                CLEANUP_FREE void *x = random_aligned(m * k, type, 1, &seed), *rounded = allocate(n * k * 4);
+                CLEANUP_FREE void *y = guarded(m * n, type), *expected = guarded(m * n, type);
+                LkDequantise all = {.w = {.data = q, .type = LK_I8, .rows = n, .cols = k, .row_stride = k, .block_rows = n,
+                                            .quant = {.scale = scale, .scale_stride = 4, .rotation = 16}},
+                        .y = w,
+                        .y_ld = k};
+                LkGemm a = {.m = m, .x = x, .x_type = type, .x_ld = k, .w = all.w, .y = y, .y_type = type, .y_ld = n};
+                LkContext *c;
+                const LkOps *ops = open_isa(all_isas[i % ISAS], 2, &c);
+
+                if (!ops)
+                        continue;
+                for (uint64_t j = 0; j < n * k; j++)
+                        q[j] = (int8_t) random_u64(&seed);
+                assert_int_equal(ops->dequantise(c, &all), 0);
+                assert_int_equal(ops->gemm(c, &a), 0);
+                for (uint64_t j = 0; j < n * k; j++)
+                        put(rounded, type, j, w[j]);
+                a.w = (LkMatrix){.data = rounded, .type = type, .rows = n, .cols = k, .row_stride = k * lk_type_size(type),
+                        .block_rows = n};
+                a.y = expected;
+                assert_int_equal(ops->gemm(c, &a), 0);
+                assert_memory_equal(y, expected, m * n * lk_type_size(type));
+                assert_null(ops->context_free(c));
+        }
 }
 
 static void gemm_unaligned_weights_follow_rule(void **state) {
@@ -368,6 +424,8 @@ int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(gemm_sizes_follow_rule),
                 cmocka_unit_test(gemm_many_blocks_follow_rule),
+                cmocka_unit_test(gemm_f16_follows_rule),
+                cmocka_unit_test(gemm_rotated_meets_bf16_rounded),
                 cmocka_unit_test(gemm_unaligned_weights_follow_rule),
                 cmocka_unit_test(gemm_block_view_follows_rule),
                 cmocka_unit_test(gemm_against_double_is_accurate),

@@ -146,6 +146,54 @@ static void norm_f32_modulation_follows_rule(void **state) {
         }
 }
 
+/* A stream in f32 that meets products in f16; what is added first may lie where the result goes. */
+static void norm_half_follows_rule(void **state) {
+        static const uint64_t sizes[][2] = {{1, 1}, {2, 8}, {7, 31}, {13, 96}, {3, 1027}, {5, 2048}};
+
+        for (unsigned i = 0; i < ELEMENTSOF(sizes) * 3 * ISAS; i++) {
+                uint64_t m = sizes[i / 3 / ISAS][0], n = sizes[i / 3 / ISAS][1], seed = i, x_size = m * (n + 2) * sizeof(float);
+                CLEANUP_FREE float *gate = random_aligned(n, LK_F32, 1, &seed), *x = NULL, *added = NULL;
+                CLEANUP_FREE int32_t *zeros = calloc(m, sizeof(*zeros));
+                CLEANUP_FREE uint8_t *y = random_aligned(m * (n + 6), LK_F16, 1, &seed), *expected = guarded(n, LK_F16);
+                LkResidual add;
+                LkContext *c;
+                const LkOps *ops = open_isa(all_isas[i % ISAS], 2, &c);
+                Data d;
+
+                if (!ops)
+                        continue;
+                data_make(m, n, LK_F32, types[i / ISAS % 3], false, &d);
+                x = allocate(x_size);
+                added = allocate(x_size);
+                memcpy(x, d.x, x_size);
+                memcpy(added, d.x, x_size);
+                add = (LkResidual){.type = LK_F32, .m = m, .n = n, .x = x, .x_ld = n + 2, .y = y, .y_type = LK_F16, .y_ld = n + 6,
+                        .mod = gate, .mod_ld = n, .mod_index = zeros};
+                for (uint64_t k = 0; i % 2 && k < m * n; k++) {
+                        float v = gate[k % n] * (float) get(y, LK_F16, k / n * (n + 6) + k % n);
+
+                        added[k / n * (n + 2) + k % n] += v;
+                }
+                d.a.x = x;
+                d.a.y = y;
+                d.a.y_type = LK_F16;
+                d.a.add = i % 2 ? &add : NULL;
+                assert_int_equal(ops->norm(c, &d.a), 0);
+                assert_memory_equal(x, added, x_size);
+                d.a.type = LK_F32;
+                for (uint64_t k = 0; k < m; k++) {
+                        CLEANUP_FREE float *row = allocate(n * sizeof(float));
+
+                        rule(&d.a, k, row);
+                        for (uint64_t j = 0; j < n; j++)
+                                put(expected, LK_F16, j, row[j]);
+                        assert_memory_equal(y + k * (n + 6) * 2, expected, n * 2);
+                }
+                data_done(&d);
+                assert_null(ops->context_free(c));
+        }
+}
+
 static void norm_rounded_first_follows_rule(void **state) {
         static const uint64_t ns[] = {1, 16, 31, 96, 1027};
 
@@ -287,6 +335,8 @@ static void norm_bad_argument_is_refused(void **state) {
         REFUSED(a.x = NULL);
         REFUSED(a.y = NULL);
         REFUSED(a.type = LK_F16);
+        REFUSED(a.y_type = LK_F16); /* modulated */
+        REFUSED(a.y_type = LK_BF16);
         REFUSED(a.x_ld = 7);
         REFUSED(a.y_ld = 7);
         REFUSED(a.weight.data = NULL);
@@ -469,6 +519,7 @@ int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(norm_sizes_follow_rule),
                 cmocka_unit_test(norm_f32_modulation_follows_rule),
+                cmocka_unit_test(norm_half_follows_rule),
                 cmocka_unit_test(norm_rounded_first_follows_rule),
                 cmocka_unit_test(norm_against_double_is_accurate),
                 cmocka_unit_test(norm_any_thread_count_same_bits),

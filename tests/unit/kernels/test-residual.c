@@ -12,11 +12,12 @@ typedef struct Data {
         uint64_t size; /* of x, bytes */
 } Data;
 
-static void data_make(uint64_t m, uint64_t n, LkType type, bool gated, Data *d) {
+static void data_make_beside(uint64_t m, uint64_t n, LkType type, LkType y_type, bool gated, Data *d) {
         uint64_t seed = m * 3 + n;
 
         *d = (Data){
                 .a = {.type = type,
+                        .y_type = y_type == type ? 0 : y_type,
                         .m = m,
                         .n = n,
                         .x_ld = n + 1,
@@ -24,7 +25,7 @@ static void data_make(uint64_t m, uint64_t n, LkType type, bool gated, Data *d) 
                         .mod_ld = n + 9,
                         .gate_at = 8},
                 .x = random_aligned(m * (n + 1), type, 3, &seed),
-                .y = random_aligned(m * (n + 4), type, 1, &seed),
+                .y = random_aligned(m * (n + 4), y_type, 1, &seed),
                 .mod = gated ? random_aligned(MOD_ROWS * (n + 9), type, 1, &seed) : NULL,
                 .index = allocate(m * sizeof(int32_t)),
                 .size = m * (n + 1) * lk_type_size(type),
@@ -34,6 +35,10 @@ static void data_make(uint64_t m, uint64_t n, LkType type, bool gated, Data *d) 
         d->a.y = d->y;
         d->a.mod = d->mod;
         d->a.mod_index = gated ? d->index : NULL;
+}
+
+static void data_make(uint64_t m, uint64_t n, LkType type, bool gated, Data *d) {
+        data_make_beside(m, n, type, type, gated, d);
 }
 
 static void data_done(Data *d) {
@@ -54,7 +59,7 @@ static void *rule(const Data *d) {
         memcpy(x, d->x, d->size);
         for (uint64_t i = 0; i < a->m; i++)
                 for (uint64_t j = 0; j < a->n; j++) {
-                        float y = (float) get(a->y, a->type, i * a->y_ld + j);
+                        float y = (float) get(a->y, a->y_type ? a->y_type : a->type, i * a->y_ld + j);
 
                         if (a->mod)
                                 y = (float) round_type(gate_at(a, i, j) * y, a->type);
@@ -83,12 +88,12 @@ static void *run(LkCpuIsa isa, uint32_t threads, const Data *d) {
 static void residual_sizes_follow_rule(void **state) {
         static const uint64_t ms[] = {1, 2, 13, 407}, ns[] = {1, 7, 8, 15, 16, 17, 96, 1031};
 
-        for (unsigned i = 0; i < ELEMENTSOF(ms) * ELEMENTSOF(ns) * 4; i++) {
+        for (unsigned i = 0; i < ELEMENTSOF(ms) * ELEMENTSOF(ns) * 6; i++) {
                 CLEANUP_FREE void *expected = NULL;
+                LkType type = i / 2 % 3 == 1 ? LK_BF16 : LK_F32;
                 Data d;
 
-                data_make(ms[i / 4 % ELEMENTSOF(ms)], ns[i / 4 / ELEMENTSOF(ms)], i % 2 ? LK_BF16 : LK_F32,
-                        i / 2 % 2, &d);
+                data_make_beside(ms[i / 6 % ELEMENTSOF(ms)], ns[i / 6 / ELEMENTSOF(ms)], type, i / 2 % 3 == 2 ? LK_F16 : type, i % 2, &d);
                 expected = rule(&d);
 
                 for (unsigned isa = 0; isa < ISAS; isa++) {
@@ -164,6 +169,7 @@ static void residual_bad_argument_is_refused(void **state) {
         REFUSED(a.x = NULL);
         REFUSED(a.y = NULL);
         REFUSED(a.type = LK_F16);
+        REFUSED(a.y_type = LK_F16); /* beside f32 only */
         REFUSED(a.x_ld = 7);
         REFUSED(a.y_ld = 7);
         REFUSED(a.x = (uint8_t *) d.x + 1);

@@ -68,11 +68,12 @@ static void check_all_isas(const Data *d) {
 static void swiglu_sizes_follow_rule(void **state) {
         static const uint64_t ms[] = {1, 2, 13, 407}, ns[] = {1, 7, 8, 15, 16, 17, 96, 1031};
 
-        for (unsigned i = 0; i < ELEMENTSOF(ms) * ELEMENTSOF(ns) * 2; i++) {
+        static const LkType types[] = {LK_F32, LK_BF16, LK_F16};
+
+        for (unsigned i = 0; i < ELEMENTSOF(ms) * ELEMENTSOF(ns) * 3; i++) {
                 Data d;
 
-                data_make(ms[i / 2 % ELEMENTSOF(ms)], ns[i / 2 / ELEMENTSOF(ms)], i % 2 ? LK_BF16 : LK_F32,
-                        2, &d);
+                data_make(ms[i / 3 % ELEMENTSOF(ms)], ns[i / 3 / ELEMENTSOF(ms)], types[i % 3], 2, &d);
                 check_all_isas(&d);
                 free(d.gate_up);
         }
@@ -94,6 +95,41 @@ static void swiglu_every_bf16_follows_rule(void **state) {
         free(d.gate_up);
 }
 
+/* Every finite f16 as gate, up below 1 so that nothing is too large. */
+static void swiglu_every_f16_follows_rule(void **state) {
+        Data d;
+
+        data_make(256, 256, LK_F16, 0.2, &d);
+        for (uint64_t u = 0; u < 65536; u++) {
+                uint16_t h = (u & 0x7c00) == 0x7c00 ? (uint16_t) (u & 0xfbff) : (uint16_t) u;
+
+                memcpy((uint8_t *) d.gate_up + (u / 256 * d.a.gate_ld + u % 256) * 2, &h, 2);
+        }
+
+        check_all_isas(&d);
+        free(d.gate_up);
+}
+
+/* What f16 cannot hold: beyond 65504 and half a step infinity, and one NaN for all. */
+static void swiglu_f16_edges(void **state) {
+        static const double gates[] = {1024, 1024, 1024, 1024, -1024, NAN}, ups[] = {63.96, 63.97, 64, -64, 64, -1};
+        static const uint16_t expected[] = {0x7bff, 0x7bff, 0x7c00, 0xfc00, 0x8000, 0x7e00};
+        Data d;
+
+        data_make(1, ELEMENTSOF(gates), LK_F16, 1, &d);
+        for (unsigned i = 0; i < ELEMENTSOF(gates); i++) {
+                put(d.gate_up, LK_F16, i, gates[i]);
+                put((void *) d.a.up, LK_F16, i, ups[i]);
+        }
+        for (unsigned isa = 0; isa < ISAS; isa++) {
+                CLEANUP_FREE uint16_t *y = run(all_isas[isa], 1, &d);
+
+                if (y)
+                        assert_memory_equal(y, expected, sizeof(expected));
+        }
+        free(d.gate_up);
+}
+
 /* As many f32 gates around the ends of the exponential's range: subnormal and infinite results of exp. */
 static void swiglu_f32_range_follows_rule(void **state) {
         Data d;
@@ -107,8 +143,11 @@ static void swiglu_f32_range_follows_rule(void **state) {
 }
 
 static void swiglu_against_double_is_accurate(void **state) {
-        for (unsigned t = 0; t < 2; t++) {
-                LkType type = t == 0 ? LK_F32 : LK_BF16;
+        static const LkType types[] = {LK_F32, LK_BF16, LK_F16};
+        static const double limits[] = {1e-6, 2.4e-3, 3e-4}; /* bf16: two roundings of 1.53e-3, and a tenth; f16: an eighth */
+
+        for (unsigned t = 0; t < ELEMENTSOF(types); t++) {
+                LkType type = types[t];
                 CLEANUP_FREE double *expected = allocate(50 * 300 * sizeof(double));
                 CLEANUP_FREE void *y = NULL;
                 Data d;
@@ -121,8 +160,7 @@ static void swiglu_against_double_is_accurate(void **state) {
                 }
 
                 y = run(LK_CPU_AUTO, 2, &d);
-                /* bf16: two roundings of 1.53e-3, and a tenth */
-                assert_true(relative_l2(y, type, d.a.y_ld, expected, 50, 300) < (t == 0 ? 1e-6 : 2.4e-3));
+                assert_true(relative_l2(y, type, d.a.y_ld, expected, 50, 300) < limits[t]);
                 free(d.gate_up);
         }
 }
@@ -161,7 +199,7 @@ static void swiglu_bad_argument_is_refused(void **state) {
         REFUSED(a.gate = NULL);
         REFUSED(a.up = NULL);
         REFUSED(a.y = NULL);
-        REFUSED(a.type = LK_F16);
+        REFUSED(a.type = LK_I8);
         REFUSED(a.gate_ld = 7);
         REFUSED(a.up_ld = 7);
         REFUSED(a.y_ld = 7);
@@ -174,6 +212,8 @@ int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(swiglu_sizes_follow_rule),
                 cmocka_unit_test(swiglu_every_bf16_follows_rule),
+                cmocka_unit_test(swiglu_every_f16_follows_rule),
+                cmocka_unit_test(swiglu_f16_edges),
                 cmocka_unit_test(swiglu_f32_range_follows_rule),
                 cmocka_unit_test(swiglu_against_double_is_accurate),
                 cmocka_unit_test(swiglu_any_thread_count_same_bits),

@@ -70,6 +70,7 @@ static WireJobOpen decode_video(CoderBench *b, uint64_t model) {
 
         w.video = bench_put(b, ST_F32, 4, (uint64_t[]){channels, 8, 4, 2}, z);
         w.output_type = ST_F32;
+        w.compute = WIRE_COMPUTE_F32;
         return w;
 }
 
@@ -111,6 +112,13 @@ static WireJobOpen decode_original(CoderBench *b) {
         return decode_video(b, CODER_VIDEO_ORIGINAL);
 }
 
+static WireJobOpen decode_half(CoderBench *b) {
+        WireJobOpen w = decode_video(b, CODER_VIDEO_ORIGINAL);
+
+        w.compute = WIRE_COMPUTE_AUTO;
+        return w;
+}
+
 static WireJobOpen encode_film(CoderBench *b) {
         return encode_video(b, CODER_VIDEO);
 }
@@ -142,4 +150,5 @@ const CoderKind coder_kinds[CODER_KINDS] = {
         {"decode sound, weight norm", CODER_AUDIO, decode_sound},
         {"decode sound, demo model", CODER_AUDIO_DEMO, decode_demo_sound},
         {"encode sound", CODER_AUDIO, encode_sound},
+        {"decode video in f16", CODER_VIDEO_ORIGINAL, decode_half},
 };

@@ -18,5 +18,6 @@ typedef struct CoderKind {
         WireJobOpen (*job)(CoderBench *b); /* its model is loaded */
 } CoderKind;
 
-#define CODER_KINDS 10u
+#define CODER_KINDS 11u
+#define CODER_DECODE_HALF 10u /* the one that is in f16 where the backend has it */
 extern const CoderKind coder_kinds[CODER_KINDS];

@@ -417,7 +417,7 @@ static int dequantise(LkContext *c, const LkDequantise *a) {
 
 static void touch_residual(LkContext *c, const LkResidual *a, LkType type, uint64_t m, uint64_t n, const void *x, uint64_t x_ld) {
         touch_rows(c, x, type, m, n, x_ld);
-        touch_rows(c, a->y, type, m, n, a->y_ld);
+        touch_rows(c, a->y, a->y_type ? a->y_type : type, m, n, a->y_ld);
         if (a->mod && m > 0) {
                 touch(c, a->mod, 1);
                 touch(c, a->mod_index, m * sizeof(int32_t));
@@ -434,7 +434,7 @@ static int norm(LkContext *c, const LkNorm *a) {
         read_vector(c, &a->weight);
         touch_rows(c, a->x, a->type, a->m, a->n, a->x_ld);
         if (a->y)
-                touch_rows(c, a->y, a->type, a->m, a->n, a->y_ld);
+                touch_rows(c, a->y, a->y_type ? a->y_type : a->type, a->m, a->n, a->y_ld);
         if (a->mod && a->m > 0) {
                 touch(c, a->mod, 1);
                 touch(c, a->mod_index, a->m * sizeof(int32_t));
@@ -460,8 +460,10 @@ static int qk_norm_rope(LkContext *c, const LkQkNormRope *a) {
         read_vector(c, &a->weight);
         touch_rows(c, a->x, a->type, a->m, (uint64_t) a->heads * a->head_dim, a->x_ld);
         if (a->cos) {
-                touch(c, a->cos, a->m * a->rope_dims * sizeof(float));
-                touch(c, a->sin, a->m * a->rope_dims * sizeof(float));
+                uint64_t turns = a->period > 0 && a->period < a->m ? a->period : a->m;
+
+                touch(c, a->cos, turns * a->rope_dims * sizeof(float));
+                touch(c, a->sin, turns * a->rope_dims * sizeof(float));
         }
         return ended(c, cpu->qk_norm_rope(c, a));
 }
@@ -505,13 +507,14 @@ static int quantise(LkContext *c, const LkQuantise *a) {
 
 static int attention(LkContext *c, const LkAttention *a) {
         uint64_t n = (uint64_t) a->heads * a->head_dim, keys = a->kv_heads > 0 ? (uint64_t) a->kv_heads * a->head_dim : n;
+        uint64_t sequences = a->sequences > 0 ? a->sequences : 1;
 
         begin_work(c);
         if (a->n_q > 0 && a->heads > 0) {
-                touch_rows(c, a->q, a->type, a->n_q, n, a->q_ld);
-                touch_rows(c, a->k, a->type, a->n_k, keys, a->k_ld);
-                touch_rows(c, a->v, a->type, a->n_k, keys, a->v_ld);
-                touch_rows(c, a->o, a->type, a->n_q, n, a->o_ld);
+                touch_rows(c, a->q, a->type, sequences * a->n_q, n, a->q_ld);
+                touch_rows(c, a->k, a->type, sequences * a->n_k, keys, a->k_ld);
+                touch_rows(c, a->v, a->type, sequences * a->n_k, keys, a->v_ld);
+                touch_rows(c, a->o, a->type, sequences * a->n_q, n, a->o_ld);
         }
         return ended(c, cpu->attention(c, a));
 }
@@ -570,6 +573,15 @@ static int average(LkContext *c, const LkAverage *a) {
         return ended(c, cpu->average(c, a));
 }
 
+static int unpatch(LkContext *c, const LkUnpatch *a) {
+        uint64_t tokens = a->t * a->h * a->w, numbers = (uint64_t) a->channels * a->patch[0] * a->patch[1] * a->patch[2];
+
+        begin_work(c);
+        touch_rows(c, a->x, LK_F32, tokens, numbers, a->x_ld);
+        touch(c, a->y, tokens * numbers * sizeof(float));
+        return ended(c, cpu->unpatch(c, a));
+}
+
 static int upload(LkContext *c, void *device, const void *host, uint64_t size) {
         begin_work(c);
         must(!is_device(host), "an upload comes from device memory");
@@ -606,6 +618,8 @@ const LkOps *device_ops(void) {
         cpu = lk_cpu_ops(LK_CPU_AUTO);
         table = *cpu;
         table.host_weights = false;
+        table.half = true;
+        table.batch = 3;
         table.memory_new = memory_new;
         table.memory_free = memory_free;
         table.memory_trim = memory_trim;
@@ -634,6 +648,7 @@ const LkOps *device_ops(void) {
         table.snake = snake;
         table.alias_free = alias_free;
         table.average = average;
+        table.unpatch = unpatch;
         table.context_free = context_free;
         for (size_t i = 0; i < CONTEXTS_MAX; i++)
                 forget(all_queues + i);

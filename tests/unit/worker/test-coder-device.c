@@ -51,11 +51,32 @@ static uint8_t *run_plainly(const CoderKind *k, uint64_t *ret_size) {
         WireJobOpen w;
         uint8_t *result;
 
+        b->ops.half = true; /* as on the device */
         bench_load(b, k->model, coder_files(k->model));
         w = k->job(b);
         result = bench_run(b, &w, ret_size);
         bench_end(b);
         return result;
+}
+
+/* Where the backend has f16, a job has it unless it asks for f32. */
+static void decode_in_f16_is_near_f32(void **state) {
+        CLEANUP_FREE uint8_t *half = NULL, *plain = NULL;
+        double difference = 0, length = 0;
+        uint64_t size, n;
+
+        half = run_plainly(coder_kinds + CODER_DECODE_HALF, &size);
+        plain = run_plainly(coder_kinds + 4, &n);
+        assert_int_equal(n, size);
+        for (uint64_t i = 0; i < n / sizeof(float); i++) {
+                float a, b;
+
+                memcpy(&a, half + i * sizeof(a), sizeof(a));
+                memcpy(&b, plain + i * sizeof(b), sizeof(b));
+                difference += ((double) a - (double) b) * ((double) a - (double) b);
+                length += (double) b * (double) b;
+        }
+        assert_true(difference > 1e-10 * length && difference < 9e-6 * length);
 }
 
 static int try_run(CoderBench *b, const CoderKind *k, Fault *f) {
@@ -274,6 +295,7 @@ static void code_without_convolutions_is_not_supported(void **state) {
 
 int main(void) {
         const struct CMUnitTest tests[] = {
+                cmocka_unit_test(decode_in_f16_is_near_f32),
                 cmocka_unit_test(code_any_memory_same_bits),
                 cmocka_unit_test(code_models_take_turns),
                 cmocka_unit_test(code_less_memory_than_said_goes_on),

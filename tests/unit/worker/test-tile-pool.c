@@ -18,7 +18,7 @@ typedef struct Scene {
         Job job;
         TilePool pool;
         atomic_uint made[CHUNKS][TILES];
-        atomic_uint memory_seen;
+        atomic_uint memory_seen, most; /* most: tiles at a time */
         unsigned usec;                  /* a tile takes */
         uint32_t fail_chunk, fail_tile; /* with -EIO, once */
         atomic_bool failed;
@@ -28,15 +28,18 @@ typedef struct Scene {
 static int make(void *userdata, const TilePlace *at, Fault *f) {
         Scene *x = userdata;
 
-        assert_true(at->chunk < CHUNKS && at->tile < TILES);
+        assert_true(at->chunk < CHUNKS && at->n > 0 && at->n <= TILES && at->tile <= TILES - at->n);
+        if (at->n > x->most)
+                x->most = at->n;
         if (at->memory) {
                 memset(at->memory, 1, 100);
                 x->memory_seen++;
         }
-        if (at->chunk == x->fail_chunk && at->tile == x->fail_tile && !atomic_exchange(&x->failed, true))
+        if (at->chunk == x->fail_chunk && at->tile <= x->fail_tile && x->fail_tile < at->tile + at->n && !atomic_exchange(&x->failed, true))
                 return fault_set(f, -EIO, FAULT_INTERNAL, "Tile %u of chunk %u broke.", at->tile, at->chunk);
         (void) usleep(x->usec);
-        x->made[at->chunk][at->tile]++;
+        for (uint32_t i = 0; i < at->n; i++)
+                x->made[at->chunk][at->tile + i]++;
         return 0;
 }
 
@@ -154,6 +157,57 @@ static void run_cancelled_makes_nothing(void **state) {
         assert_int_equal(made_of(x, 0), 0);
 }
 
+/* As many at a time as give every rank a turn, at most the batch. */
+static void run_takes_several_at_a_time(void **state) {
+        static const struct {
+                uint32_t batch, ranks, most;
+        } cases[] = {{1, 3, 1}, {2, 1, 2}, {3, 1, 3}, {4, 1, 3}, {9, 1, 5}, {9, 2, 3}, {9, 3, 2}, {2, 2, 2}};
+        Scene *x = *state;
+        Fault f = {};
+
+        for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
+                memset(x->made, 0, sizeof(x->made));
+                x->most = 0;
+                x->pool.batch = cases[i].batch;
+                x->pool.ahead_chunk = 0;
+                x->pool.ahead = 0;
+                for (uint32_t k = 0; k < CHUNKS; k++) {
+                        assert_int_equal(run(x, k, cases[i].ranks, &f), 0);
+                        assert_int_equal(made_of(x, k), TILES);
+                }
+                assert_int_equal(x->most, cases[i].most);
+        }
+}
+
+static void ahead_makes_some_of_the_next_chunk(void **state) {
+        Scene *x = *state;
+        Fault f = {};
+
+        x->pool.batch = 2;
+        for (uint32_t k = 0; k < CHUNKS; k++) {
+                assert_int_equal(run(x, k, 1, &f), 0);
+                assert_int_equal(made_of(x, k), TILES);
+                tile_pool_ahead(&x->pool, &x->b->runner, x->b->ranks, &x->job, 1);
+                if (k + 1 < CHUNKS)
+                        assert_int_equal(made_of(x, k + 1), 2);
+        }
+}
+
+/* It is made again, and only then does somebody hear of it. */
+static void ahead_failure_is_forgotten(void **state) {
+        Scene *x = *state;
+        Fault f = {};
+
+        x->pool.batch = 2;
+        x->fail_chunk = 1;
+        assert_int_equal(run(x, 0, 1, &f), 0);
+        tile_pool_ahead(&x->pool, &x->b->runner, x->b->ranks, &x->job, 1);
+        assert_true(x->failed);
+        assert_int_equal(made_of(x, 1), 0);
+        assert_int_equal(run(x, 1, 1, &f), 0);
+        assert_int_equal(made_of(x, 1), TILES);
+}
+
 static void note_stuck(void *userdata, const Job *j, uint32_t step, const Fault *f) {
         Scene *x = userdata;
 
@@ -185,6 +239,9 @@ int main(void) {
                 TEST(run_after_a_failure_begins_again),
                 TEST(run_tiles_ahead_of_another_chunk_do_not_count),
                 TEST(run_cancelled_makes_nothing),
+                TEST(run_takes_several_at_a_time),
+                TEST(ahead_makes_some_of_the_next_chunk),
+                TEST(ahead_failure_is_forgotten),
                 TEST(run_a_rank_that_hangs_is_named),
         };
 

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/worker/crew.h"
+
+#include <sched.h>
+
+static void *part_main(void *userdata) {
+        const struct CrewPart *p = userdata;
+
+        p->crew->func(p->crew->userdata, p->i, p->crew->n);
+        return NULL;
+}
+
+static uint32_t processors(void) {
+        cpu_set_t set;
+        int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+
+        return n < 1 ? 1 : n > (int) CREW_MAX ? CREW_MAX : (uint32_t) n;
+}
+
+void crew_begin(Crew *c, CrewFunc func, void *userdata) {
+        *c = (Crew){.func = func, .userdata = userdata, .n = processors()};
+        for (; c->started < c->n; c->started++) {
+                struct CrewPart *p = c->parts + c->started;
+
+                p->crew = c;
+                p->i = c->started;
+                if (pthread_create(&p->thread, NULL, part_main, p) != 0)
+                        return;
+        }
+}
+
+void crew_end(Crew *c) {
+        for (uint32_t i = c->started; i < c->n; i++)
+                c->func(c->userdata, i, c->n);
+        for (uint32_t i = 0; i < c->started; i++)
+                (void) pthread_join(c->parts[i].thread, NULL);
+}
