@@ -136,6 +136,7 @@ static const char *const kinds[_WIRE_PLAN_MAX] = {
 static const char *const exchanges[_WIRE_EXCHANGE_MAX] = {
         [WIRE_EXCHANGE_AUTO] = "auto",
         [WIRE_EXCHANGE_HOST] = "host",
+        [WIRE_EXCHANGE_P2P] = "p2p",
 };
 
 const char *plan_kind_to_string(WirePlanKind k) {

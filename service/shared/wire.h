@@ -442,6 +442,7 @@ typedef enum WirePlanKind {
 typedef enum WireExchange {
         WIRE_EXCHANGE_AUTO, /* of a request only */
         WIRE_EXCHANGE_HOST, /* through memory of the worker */
+        WIRE_EXCHANGE_P2P,  /* from device to device: only between those that HELLO says it of */
         _WIRE_EXCHANGE_MAX,
 } WireExchange;
 

@@ -27,10 +27,12 @@ typedef struct Backend {
 
         /* The rest is of a backend with memory of its own (!ops->host_weights), else NULL. */
 
-        /* Of the device. Any thread. */
-        int (*device_memory)(uint64_t *ret_free, uint64_t *ret_total);
-        /* In words what is wrong with it, after an operation failed. Whether it is gone from the bus: then with its PCI
-         * address. Any thread. */
+        /* Contexts that the calling thread makes from now on are of this device (its place in devices()). NULL: there is one. */
+        int (*bind)(uint32_t device);
+        /* Of a device. Any thread. */
+        int (*device_memory)(uint32_t device, uint64_t *ret_free, uint64_t *ret_total);
+        /* In words what is wrong with one of them, after an operation failed. Whether it is gone from the bus: then with its
+         * PCI address. Any thread. */
         bool (*device_error)(char *ret, size_t size);
         /* Which kernel does what, in lines. */
         const char *kernels;
