@@ -402,6 +402,8 @@ static void welcome(WorkerLink *w) {
         m.welcome.vram_reserve = c->vram_reserve;
         m.welcome.vram_limit = c->vram_limit;
         m.welcome.vram_idle_usec = (uint64_t) c->vram_idle_sec * SECOND;
+        for (uint32_t i = 0; i < w->ranks; i++)
+                m.welcome.device_of[i] = (uint8_t) (i % w->hello.n_devices);
         worker_send(w, &m, -EBADF);
 }
 

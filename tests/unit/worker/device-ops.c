@@ -33,6 +33,7 @@ typedef struct PeerCopy {
         uint8_t *to;
         const uint8_t *from;
         uint64_t size, position;
+        bool flip;
 } PeerCopy;
 
 typedef struct Block Block;
@@ -275,7 +276,7 @@ static void peers_until(Queues *q, uint64_t position) {
                 access_block(a->from, a->size, true);
                 access_block(a->to, a->size, true);
                 memcpy(a->to, a->from, a->size);
-                if (device_sim.flips_in > 0 && --device_sim.flips_in == 0)
+                if (a->flip)
                         a->to[a->size / 2] ^= 0x10;
                 access_block(a->from, a->size, false);
                 access_block(a->to, a->size, false);
@@ -426,7 +427,8 @@ static void queue_peer(Queues *q, const LkCopy *a) {
         if (!q->peers)
                 q->peers = calloc(COPIES_MAX, sizeof(*q->peers));
         must(q->peers && q->n_peers < COPIES_MAX, "too many copies between contexts");
-        q->peers[q->n_peers++] = (PeerCopy){a->to, a->from, size, ++own(q, q->clocks + LK_PEER)[LK_PEER]};
+        q->peers[q->n_peers++] = (PeerCopy){a->to, a->from, size, ++own(q, q->clocks + LK_PEER)[LK_PEER], device_sim.flip_next};
+        device_sim.flip_next = false;
         device_sim.peer_copies++;
         device_sim.peer_bytes += size;
 }
@@ -772,6 +774,12 @@ static int context_new(uint32_t threads, LkContext **ret) {
 void device_ops_bind(uint32_t device) {
         must(device < DEVICE_SIM_DEVICES, "no such device");
         bound = device;
+}
+
+uint32_t device_ops_device(const void *p) {
+        LOCKED;
+
+        return find_end(p, 1)->queues->device;
 }
 
 const LkOps *device_ops(void) {

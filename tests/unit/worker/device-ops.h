@@ -24,7 +24,7 @@ typedef struct DeviceSim {
         int64_t fetches_left; /* then fetch() fails with -EIO; -1: never */
         bool pin_fails;
         uint64_t peer_copies, peer_bytes; /* between contexts */
-        uint64_t flips_in; /* of so many copies between contexts the last one changes a bit; 0: none does */
+        bool flip_next;    /* the next copy between contexts changes a bit */
         bool peer_stuck;   /* copies between contexts never end */
         bool keeps; /* what is freed counts as used until memory_trim(), and is given out again, as a driver's heap does */
         uint32_t refusals, refuse; /* memory_new(): of the next `refusals` calls the last `refuse` fail with -ENOMEM */
@@ -37,6 +37,9 @@ const LkOps *device_ops(void);
 
 /* Contexts that this thread makes from now on are of this device (from 0). */
 void device_ops_bind(uint32_t device);
+
+/* The device that this memory is on. */
+uint32_t device_ops_device(const void *p);
 
 /* The CPU backend itself. */
 const LkOps *device_ops_cpu(void);

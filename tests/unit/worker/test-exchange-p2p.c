@@ -26,6 +26,7 @@
 
 static LkOps ops;
 static RankGroup *group;
+static bool lost; /* the device, by the last test */
 static uint8_t devices[RANKS] = {0, 1, 0, 1}; /* two ranks of one device each */
 
 static int bind_device(uint32_t device) {
@@ -46,7 +47,8 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
         group = rank_group_free(group);
-        device_ops_done();
+        if (!lost) /* its memory stays as it is */
+                device_ops_done();
         return 0;
 }
 
@@ -213,9 +215,9 @@ static void exchange_flipped_bit_changes_the_result(void **state) {
         Fault f = {};
 
         plan(&b, 3, WIRE_PLAN_KV_GATHER, 2);
-        device_sim.flips_in = 2;
+        device_sim.flip_next = true;
         assert_int_equal(run(&b, EXCHANGE_P2P, o.video, o.audio, 0, &bytes, &f), 0);
-        assert_int_equal(device_sim.flips_in, 0);
+        assert_false(device_sim.flip_next);
         assert_false(is_same(&b, &o));
         assert_int_equal(run(&b, EXCHANGE_P2P, o.video, o.audio, 0, &bytes, &f), 0);
         assert_true(is_same(&b, &o));
@@ -236,6 +238,7 @@ static void exchange_copy_that_hangs_ends_with_an_error(void **state) {
         assert_non_null(strstr(f.text, "to the device of another did not end in 1 s"));
         device_sim.peer_stuck = false;
         device_ops_sync();
+        lost = true;
         out_done(&o);
         bench_done(&b);
 }
