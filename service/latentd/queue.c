@@ -320,6 +320,9 @@ static int on_dispatch(sd_event_source *source, void *userdata) {
         if (r == -ESTALE)
                 (void) fault_set(&f, r, FAULT_WORKER_CRASHED,
                         "The worker died, and what it left cannot be gone on from: frames of this film were read already. Start it again.");
+        if (r == -ENODEV)
+                (void) fault_set(&f, r, FAULT_NO_WORKER,
+                        "None of the session's \"gpus\" is there any more. Open another session; latentctl doctor says what there is.");
         if (r < 0) {
                 (void) fault_set(&f, r, FAULT_INTERNAL, "The job could not be given to the worker: %s.",
                         strerror(-r));

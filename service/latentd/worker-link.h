@@ -22,6 +22,7 @@ uint64_t worker_link_epoch(const WorkerLink *w);
 uint32_t worker_link_ranks(const WorkerLink *w); /* of the last worker that was welcomed; 0 before */
 uint64_t worker_link_starts(const WorkerLink *w);
 const char *worker_link_no_device(const WorkerLink *w); /* why there is no GPU worker: "" there is, or nobody asked for one */
+const char *worker_link_notes(const WorkerLink *w);   /* WireHello.notes, and what latentd.conf left out */
 const char *worker_link_kernels(const WorkerLink *w);   /* as WireHello */
 const WireMemory *worker_link_memory(const WorkerLink *w); /* zeros without a worker */
 const WireHello *worker_link_hello(const WorkerLink *w); /* of the last worker that has devices; NULL before */

@@ -27,7 +27,7 @@ typedef struct Played {
         volatile uint64_t starts;     /* of workers */
         volatile uint64_t stamp_usec; /* a kernel of block 0 begins so much later */
         volatile uint64_t devices;    /* 0: one */
-        volatile uint64_t lost;       /* bits: devices that fail at the next copy to them, and are not there for the next worker */
+        volatile uint64_t lost;       /* bits: devices that fail at the next upload, and are not there for the next worker */
         volatile uint64_t flips, hangs; /* copies from device a to b, 1 + 8 * a + b: change a bit; never end */
         volatile uint64_t peer_copies; /* by all workers */
 } Played;
@@ -137,9 +137,13 @@ static int is_done(LkContext *c, uint32_t event) {
         return failed ? -EIO : contexts[find_context(c)].hangs ? 0 : device->is_done(c, event);
 }
 
-static int fetch(LkContext *c, const LkFetch *a) {
+static int upload(LkContext *c, void *to, const void *host, uint64_t size) {
         if (played->lost >> contexts[find_context(c)].device & 1)
                 failed = true;
+        return failed ? -EIO : result(device->upload(c, to, host, size));
+}
+
+static int fetch(LkContext *c, const LkFetch *a) {
         if (played->fails_in > 0 && --played->fails_in == 0)
                 failed = true;
         return failed ? -EIO : result(device->fetch(c, a));
@@ -267,6 +271,7 @@ const Backend *backend_get(Fault *f) {
         ops.memory_new = memory_new;
         ops.memory_free = memory_free;
         ops.memory_trim = memory_trim;
+        ops.upload = upload;
         ops.fetch = fetch;
         ops.context_new = context_new;
         ops.context_free = context_free;

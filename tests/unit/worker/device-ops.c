@@ -43,6 +43,7 @@ typedef struct Queues {
         LkContext *context;
         Clock clocks[_LK_QUEUE_MAX]; /* of each queue: itself, and what it waits for */
         Clock events[LK_EVENTS_MAX];
+        bool marked[LK_EVENTS_MAX];
         Copy *copies; /* that did not happen yet */
         size_t n_copies;
         PeerCopy *peers; /* likewise */
@@ -343,6 +344,7 @@ static int mark(LkContext *c, LkQueue queue, uint32_t event) {
 
         must(queue < _LK_QUEUE_MAX && event < LK_EVENTS_MAX, "no such event");
         q->events[event] = q->clocks[queue];
+        q->marked[event] = true;
         return 0;
 }
 
@@ -364,11 +366,10 @@ static int wait(LkContext *c, LkQueue queue, uint32_t event) {
 
 static int wait_for(LkContext *c, LkQueue queue, LkContext *other, uint32_t event) {
         LOCKED;
-        static const Clock never;
         Queues *q = queues_of(c), *o = queues_of(other);
 
         must(queue < _LK_QUEUE_MAX && event < LK_EVENTS_MAX, "no such event");
-        must(memcmp(o->events + event, &never, sizeof(never)) != 0, "an event of another context was never marked");
+        must(o->marked[event], "an event of another context was never marked");
         merge(q->clocks + queue, o->events + event);
         return 0;
 }
