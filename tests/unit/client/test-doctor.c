@@ -224,7 +224,7 @@ int main(void) {
                 TEST(numa_nodes_named),
                 cmocka_unit_test(state_degraded_is_a_problem),
                 cmocka_unit_test(status_sandbox_and_stuck_reads),
-                cmocka_unit_test(links_slow_one_is_explained),
+                TEST(links_slow_one_is_explained),
                 cmocka_unit_test(device_notes_are_warnings),
                 cmocka_unit_test(regions_with_errors_warn),
         };

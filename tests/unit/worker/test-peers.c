@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -127,7 +128,7 @@ static void peers_hanging_copy_is_given_up(void **state) {
         peers_try(&t, &h);
         assert_int_equal(h.peer_mbs[0][1], 0);
         assert_int_equal(h.peer_mbs[1][0], 0);
-        assert_non_null(strstr(h.notes, "did not end in 0 s"));
+        assert_non_null(strstr(h.notes, "did not end in 1 s"));
         assert_int_equal(peer_copies_of[1], copies_of_one);
         device_sim.peer_stuck = false;
         device_ops_sync();
