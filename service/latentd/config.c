@@ -476,14 +476,14 @@ static const ConfigKey keys[] = {
         {"MediaDirectory", parse_path, offsetof(Config, media_directory), 0, 0, "an absolute directory without \"..\""},
         {"WorkerRanks", parse_u32, offsetof(Config, worker_ranks), 0, 64,
                 "a number from 0 (one per device) to 64"},
+        {"WorkerThreads", parse_u32, offsetof(Config, worker_threads), 0, 1024, /* kernels/cpu/threads.h */
+                "a number from 0 (all) to 1024"},
         {"Gpus", parse_gpus, offsetof(Config, gpus), 0, 0, "numbers, UUIDs (GPU-...) or PCI addresses (0000:41:00.0), or nothing for all"},
         {"GpusExclude", parse_gpus, offsetof(Config, gpus_exclude), 0, 0, "numbers, UUIDs (GPU-...) or PCI addresses (0000:41:00.0)"},
         {"GpusMax", parse_u32, offsetof(Config, gpus_max), 0, WIRE_DEVICES_MAX, "a number from 0 (all) to 8"},
         {"GpuMinFree", parse_bytes, offsetof(Config, gpu_min_free), 0, 0, BYTES},
         {"GpuShares", parse_gpus, offsetof(Config, gpu_shares), 0, 1,
                 "GPU=SHARE words, a number, UUID or PCI address and a number greater than 0 and at most 1000 each"},
-        {"WorkerThreads", parse_u32, offsetof(Config, worker_threads), 0, 1024, /* kernels/cpu/threads.h */
-                "a number from 0 (all) to 1024"},
         {"CacheRamMax", parse_bytes, offsetof(Config, cache_ram_max), 0, 0, BYTES},
         {"CacheRamReserve", parse_bytes_or_percent, offsetof(Config, cache_ram_reserve), 0, 0,
                 BYTES ", or 0% to 100%"},
