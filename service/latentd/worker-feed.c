@@ -426,20 +426,19 @@ static int send_plan(WorkerLink *w, Job *j) {
         return 0;
 }
 
-int worker_link_plan_ranks(const WorkerLink *w, const Job *j, uint32_t *ret) {
-        WirePlan p = {};
+int worker_link_plan_job(const WorkerLink *w, Job *j) {
         int r;
 
         if (!has_plan(j)) {
-                *ret = j->request.ranks > 0 && j->request.ranks < w->ranks ? j->request.ranks : w->ranks;
+                j->plan_ranks = j->request.ranks > 0 && j->request.ranks < w->ranks ? j->request.ranks : w->ranks;
                 return 0;
         }
 
-        r = fill_plan(w, j, &p);
+        r = fill_plan(w, j, &j->plan);
         if (r < 0)
                 return r;
 
-        *ret = plan_ranks_used(&p);
+        j->plan_ranks = plan_ranks_used(&j->plan);
         return 0;
 }
 
