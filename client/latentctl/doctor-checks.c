@@ -259,7 +259,8 @@ void check_device_notes(Findings *f, const latent_value *status) {
                 int n = (int) strcspn(line, "\n");
 
                 finding_add(f, "GPUs", LEVEL_WARNING,
-                        "Steps run all the same; it is looked at anew when a worker starts (latentd(8), \"Several GPUs\").", "%.*s", n, line);
+                        "Steps run all the same; it is looked at anew when a worker starts (latentd(8), \"Several GPUs\").", "%.*s", n,
+                        line);
                 line += n;
                 line += *line == '\n';
         }
@@ -301,7 +302,8 @@ static void explain_link(const char *root, const latent_value *from, const laten
         if (a >= 0 && b >= 0 && a != b)
                 (void) snprintf(ret, size, "they are at the NUMA nodes %" PRId64 " and %" PRId64, a, b);
         else
-                (void) snprintf(ret, size, "their slots are as wide and fast as the GPUs: look at what is between them (nvidia-smi topo -m)");
+                (void) snprintf(ret, size,
+                        "their slots are as wide and fast as the GPUs: look at what is between them (nvidia-smi topo -m)");
 }
 
 static const latent_value *device_at(const latent_value *devices, const char *path) {
@@ -336,9 +338,11 @@ void check_links(Findings *f, const char *root, const latent_value *devices) {
                         if (!to || rate_of(way) * 2 >= best)
                                 continue;
                         explain_link(root, from, to, why, sizeof(why));
-                        finding_add(f, "links", LEVEL_WARNING, "Steps on both wait for it: leave one out (GpusExclude=), or see to the slot.",
+                        finding_add(f, "links", LEVEL_WARNING,
+                                "Steps on both wait for it: leave one out (GpusExclude=), or see to the slot.",
                                 "%s to %s: %s a second, the best link here has %s: %s", get_string(from, "PciAddress"),
-                                get_string(to, "PciAddress"), format_bytes((uint64_t) rate_of(way), a), format_bytes((uint64_t) best, b), why);
+                                get_string(to, "PciAddress"), format_bytes((uint64_t) rate_of(way), a),
+                                format_bytes((uint64_t) best, b), why);
                         n_slow++;
                 }
         if (best > 0 && n_slow == 0)

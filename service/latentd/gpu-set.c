@@ -160,8 +160,8 @@ int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, Wire
         drop_beyond(c, h, shares.shares, &devices);
         if (devices == 0)
                 return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED,
-                        "None of the %" PRIu32 " GPUs that are there may be used: look at Gpus=, GpusExclude= and GpuMinFree= of latentd.conf, "
-                        "and LATENTD_IGNORE.",
+                        "None of the %" PRIu32 " GPUs that are there may be used: look at Gpus=, GpusExclude= and GpuMinFree= of "
+                        "latentd.conf, and LATENTD_IGNORE.",
                         h->n_devices);
         keep(h, devices, shares.shares, ret);
         return 0;

@@ -12,8 +12,10 @@
 #include "service/shared/wire.h"
 
 typedef struct GpuSet {
-        uint8_t place[WIRE_DEVICES_MAX];   /* of those that take part: where the worker's own HELLO has them */
-        uint32_t shares[WIRE_DEVICES_MAX]; /* of a step's rows and heads, against each other; a thousand each as long as nobody says anything */
+        /* Of those that take part: where the worker's own HELLO has them; of a step's rows and heads against each other, a
+         * thousand each as long as nobody says anything. */
+        uint8_t place[WIRE_DEVICES_MAX];
+        uint32_t shares[WIRE_DEVICES_MAX];
 } GpuSet;
 
 /* Leaves those devices in h, in its order, and what is known of the ways between them; a line in its notes for each that is left

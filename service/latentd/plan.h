@@ -30,7 +30,8 @@ typedef struct PlanWishes {
  * sequence with fewer tiles than ranks is planned onto as many ranks as it has tiles, those with the largest
  * shares; the others get empty ranges, of heads too. A rank with a small share may have rows and no heads, or
  * neither. Wishes for more ranks than there are (the worker was started anew with fewer) are planned down,
- * then shares count for the ranks that are left (without those that shall have no part; -EINVAL: all of them). More chunks than the largest part has tiles are planned
+ * then shares count for the ranks that are left (without those that shall have no part; -EINVAL: all of them). More
+ * chunks than the largest part has tiles are planned
  * down. -EINVAL: a number is 0 or out of range. */
 int plan_make(uint64_t rows, uint32_t heads, uint32_t ranks, uint32_t row_tile, const PlanWishes *wishes,
         WirePlan *ret);

@@ -321,7 +321,8 @@ static int make_memory(Render *r) {
         int error;
 
         render_make_layout(r, &r->child_ready);
-        r->planned[RENDER_ENCODE] = (struct RenderPlanned){ .known = true, .memory = r->child_ready.memory_bytes, .steps = 1, .ranks = r->child_ranks };
+        r->planned[RENDER_ENCODE] = (struct RenderPlanned){
+                .known = true, .memory = r->child_ready.memory_bytes, .steps = 1, .ranks = r->child_ranks };
         render_weigh(r);
         error = render_check_memory(r, &f);
         if (error < 0) {
@@ -545,8 +546,8 @@ static int go_on(Render *r) {
         case RENDER_STAGE_PHASES:
                 if (r->plan_message) {
                         r->planned[r->phase] =
-                                (struct RenderPlanned){ true, r->child_ready.memory_bytes, r->child_ready.steps, r->child_ranks, r->child_plan,
-                                        r->child_step_usec };
+                                (struct RenderPlanned){ true, r->child_ready.memory_bytes, r->child_ready.steps, r->child_ranks,
+                                        r->child_plan, r->child_step_usec };
                         return plan_next(r);
                 }
 

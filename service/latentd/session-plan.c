@@ -46,9 +46,10 @@ static int reply_split(sd_bus_message *message, const Job *j) {
         if (r >= 0)
                 r = sd_bus_message_open_container(m, 'a', "{sv}");
         if (r >= 0)
-                r = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}{sv}{sv}", "rows", "t", y->rows, "steps", "u", y->steps, "output-bytes", "t",
-                        y->output_used, "ranks", "u", j->plan_ranks, "plan", "s", plan_kind_to_string((WirePlanKind) j->plan.kind), "exchange",
-                        "s", plan_exchange_to_string((WireExchange) j->plan.exchange), "chunks", "u", j->plan.chunks);
+                r = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}{sv}{sv}", "rows", "t", y->rows, "steps", "u", y->steps,
+                        "output-bytes", "t", y->output_used, "ranks", "u", j->plan_ranks,
+                        "plan", "s", plan_kind_to_string((WirePlanKind) j->plan.kind),
+                        "exchange", "s", plan_exchange_to_string((WireExchange) j->plan.exchange), "chunks", "u", j->plan.chunks);
         if (r >= 0)
                 r = append_rows(m, &j->plan);
         if (r >= 0 && usec > 0)

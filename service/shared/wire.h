@@ -507,7 +507,8 @@ typedef struct WireMemory {
 
 /* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a
  * block. */
-/* The worker cannot go on (a device failed, a rank does not end) and ends; what was asked goes on in the next one. The text goes behind "the worker ". */
+/* The worker cannot go on (a device failed, a rank does not end) and ends; what was asked goes on in the next one. The text
+ * goes behind "the worker ". */
 typedef enum WireFatal {
         WIRE_FATAL_NONE,
         WIRE_FATAL_DEVICE,  /* failed */

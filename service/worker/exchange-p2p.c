@@ -184,11 +184,15 @@ static int copy_views(const H3Rank *rank, const H3View *views, uint32_t n, uint8
 
         for (uint32_t i = 0; r >= 0 && i < n; i++) {
                 const H3View *v = views + i;
-                LkCopy a = {.to = place, .from = v->data, .rows = v->rows, .width = v->width, .to_stride = v->width, .from_stride = v->stride};
+                const LkCopy a = {
+                        .to = in ? place : v->data,
+                        .from = in ? v->data : place,
+                        .rows = v->rows,
+                        .width = v->width,
+                        .to_stride = in ? v->width : v->stride,
+                        .from_stride = in ? v->stride : v->width,
+                };
 
-                if (!in)
-                        a = (LkCopy){.to = v->data, .from = place, .rows = v->rows, .width = v->width, .to_stride = v->stride,
-                                .from_stride = v->width};
                 r = rank->ops->copy(rank->context, LK_COMPUTE, &a);
                 place += v->rows * v->width;
         }

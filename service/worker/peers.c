@@ -192,8 +192,8 @@ static void explain(const Pair *p, WireHello *hello, int r, uint64_t at) {
                 peers_note(hello, "GPU %s to %s: copies between them arrive with wrong bytes (the first at %" PRIu64
                                   "): they exchange through the host.", from, to, at);
         else if (p->hangs)
-                peers_note(hello, "GPU %s to %s: a copy between them did not end in %" PRIu64 " s: they exchange through the host.", from, to,
-                        (p->trial->deadline_usec + 999999) / 1000000);
+                peers_note(hello, "GPU %s to %s: a copy between them did not end in %" PRIu64 " s: they exchange through the host.", from,
+                        to, (p->trial->deadline_usec + 999999) / 1000000);
         else if (r == -EOPNOTSUPP)
                 peers_note(hello, "GPU %s to %s: the driver has no direct way between them: they exchange through the host.", from, to);
         else

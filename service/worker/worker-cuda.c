@@ -382,9 +382,9 @@ static bool device_error(char *ret, size_t size) {
                 e = error_of(guilty);
         if (!guilty)
                 guilty = cuda.gpus;
-        (void) snprintf(ret, size, "the GPU %s (%s, sm_%d%d) %s%s%s", guilty->properties.name, guilty->pci_address, guilty->properties.major,
-                guilty->properties.minor, off_bus ? "has fallen off the bus" : "failed", e != cudaSuccess ? ": " : "",
-                e != cudaSuccess ? cudaGetErrorString(e) : "");
+        (void) snprintf(ret, size, "the GPU %s (%s, sm_%d%d) %s%s%s", guilty->properties.name, guilty->pci_address,
+                guilty->properties.major, guilty->properties.minor, off_bus ? "has fallen off the bus" : "failed",
+                e != cudaSuccess ? ": " : "", e != cudaSuccess ? cudaGetErrorString(e) : "");
         return off_bus;
 }
 

@@ -159,13 +159,13 @@ static void config_read_device_memory(void **state) {
 }
 
 static void config_read_gpus(void **state) {
-        static const char *const wrong[] = {"Gpus=first", "Gpus=0000", "GpusExclude=GPU-0", "GpusExclude=0000:41:00", "GpusMax=9", "GpusMax=-1",
-                "GpuMinFree=much", "GpuShares=0", "GpuShares=0=0", "GpuShares=0=2000", "GpuShares=x=1", "GpuShares=0=1=2"};
+        static const char *const wrong[] = {"Gpus=first", "Gpus=0000", "GpusExclude=GPU-0", "GpusExclude=0000:41:00", "GpusMax=9",
+                "GpusMax=-1", "GpuMinFree=much", "GpuShares=0", "GpuShares=0=0", "GpuShares=0=2000", "GpuShares=x=1", "GpuShares=0=1=2"};
         State *s = *state;
 
         assert_null(s->config->gpus);
-        assert_int_equal(read_text(s, "[latentd]\nGpus=0, 0000:41:00.0\tGPU-01234567-89ab-cdef-0123-456789ABCDEF\nGpusExclude=7\nGpusMax=8\n"
-                                      "GpuMinFree=8G\nGpuShares=0=1.5 0000:42:00.0=1000\n"),
+        assert_int_equal(read_text(s, "[latentd]\nGpus=0, 0000:41:00.0\tGPU-01234567-89ab-cdef-0123-456789ABCDEF\n"
+                                      "GpusExclude=7\nGpusMax=8\nGpuMinFree=8G\nGpuShares=0=1.5 0000:42:00.0=1000\n"),
                 0);
         assert_string_equal(s->config->gpus, "0, 0000:41:00.0\tGPU-01234567-89ab-cdef-0123-456789ABCDEF");
         assert_string_equal(s->config->gpus_exclude, "7");
