@@ -282,6 +282,8 @@ static void peers_until(Queues *q, uint64_t position) {
                 access_block(a->from, a->size, false);
                 access_block(a->to, a->size, false);
         }
+        if (n == 0)
+                return;
         q->n_peers -= n;
         memmove(q->peers, q->peers + n, q->n_peers * sizeof(*q->peers));
 }
