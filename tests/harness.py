@@ -222,6 +222,15 @@ class Service:
     def workers(self):
         return children_of(self.process.pid, "latent-worker-cpu")
 
+    def kill_workers(self):
+        """kill -9 of each worker; returns their pids once the service has seen the deaths. One that dies after its job's last step must not be what the
+        next job finds: the next death would then be the second one of a step, which ends the job."""
+        pids = self.workers()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until("the deaths are seen", 20, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), step=0.001)
+        return pids
+
     def kill(self, sig=signal.SIGKILL):
         self.process.send_signal(sig)
         return self.process.wait()
