@@ -571,10 +571,11 @@ typedef struct LkUnpatch {
 } LkUnpatch;
 
 /* The queues of a context run beside each other, the work of one in the order it was given. Every operation
- * goes to LK_COMPUTE but fetch(). */
+ * goes to LK_COMPUTE but fetch() and copies between contexts. */
 typedef enum LkQueue {
         LK_COMPUTE,
         LK_COPY,
+        LK_PEER,
         _LK_QUEUE_MAX,
 } LkQueue;
 
@@ -587,6 +588,14 @@ typedef struct LkFetch {
         const void *host;
         uint64_t rows, width, stride; /* width: bytes of a row */
 } LkFetch;
+
+/* Rows of device memory to device memory: of the context's own on LK_COMPUTE, from its own to that of any context of the
+ * process on LK_PEER. Nothing overlaps. */
+typedef struct LkCopy {
+        void *to;
+        const void *from;
+        uint64_t rows, width, to_stride, from_stride; /* width: bytes of a row */
+} LkCopy;
 
 typedef bool (*LkStop)(void *userdata);
 
@@ -623,6 +632,15 @@ typedef struct LkOps {
         /* Work that the queue is given later waits for it. An event that was never marked is done. */
         int (*wait)(LkContext *c, LkQueue queue, uint32_t event);
         int (*join)(LkContext *c, uint32_t event); /* the calling thread waits; sleeps meanwhile */
+
+        /* Between the contexts of a process, on devices that reach each other; NULL: this backend has no such thing. */
+        int (*copy)(LkContext *c, LkQueue queue, const LkCopy *a); /* LK_COMPUTE or LK_PEER */
+        /* Work that the queue is given later waits for what other's event stands for now, or for what it stands for a moment
+         * later. other may be at work on its thread meanwhile, but has marked the event before (the caller knows that). */
+        int (*wait_for)(LkContext *c, LkQueue queue, LkContext *other, uint32_t event);
+        /* Whether what the event stands for is done: 1, 0. Does not wait. */
+        int (*is_done)(LkContext *c, uint32_t event);
+
         /* For figures: stamp() goes into LK_COMPUTE, stamped() waits for all that LK_COMPUTE has and says when (CLOCK_MONOTONIC,
          * usec, to about 100) the newest stamp was reached. NULL: work is done when it is given. */
         int (*stamp)(LkContext *c);

@@ -20,7 +20,7 @@
 #define RANKS_MAX 64u
 
 static const char *const plans[] = {"hidden-gather", "kv-gather", "qkv-all-to-all"};
-static const char *const exchanges[] = {"host"};
+static const char *const exchanges[] = {"host", "p2p"};
 
 typedef struct ParityOptions {
         const char *compute, *qkv_order;
@@ -40,6 +40,7 @@ typedef struct Parity {
         latent_client *client;
         latent_model *model;
         uint32_t ranks;     /* offered */
+        size_t n_exchanges; /* that the service has */
         uint64_t text_dim, frames;
         float *reference;   /* video, then audio velocity, of one rank */
         uint64_t n_reference;
@@ -196,7 +197,7 @@ static int run_step(Parity *p, Outcome *o, latent_error *e) {
 
 static int open_model(Parity *p, const char *name, latent_error *e) {
         const latent_load_options load = {.struct_size = sizeof(load), .qkv_order = p->options->qkv_order};
-        CLEANUP(latent_value_freep) latent_value *model = NULL, *service = NULL;
+        CLEANUP(latent_value_freep) latent_value *model = NULL, *service = NULL, *devices = NULL;
         const char *kind;
         int r;
 
@@ -207,8 +208,11 @@ static int open_model(Parity *p, const char *name, latent_error *e) {
                 r = latent_model_properties(p->model, &model, e);
         if (r >= 0)
                 r = latent_client_status(p->client, &service, e);
+        if (r >= 0)
+                r = latent_client_devices(p->client, &devices, e);
         if (r < 0)
                 return r;
+        p->n_exchanges = strcmp(get_string(latent_value_at(devices, 0), "Kind"), "cpu") == 0 ? 1 : ELEMENTSOF(exchanges);
 
         kind = latent_value_as_string(latent_value_get(model, "Kind"));
         if (kind && strcmp(kind, "lora") == 0)
@@ -234,7 +238,7 @@ static int run_all(Parity *p, latent_error *e) {
         r = run_step(p, o++, e);
         for (uint32_t ranks = 2; ranks <= p->ranks; ranks++)
                 for (size_t i = 0; i < ELEMENTSOF(plans); i++)
-                        for (size_t k = 0; k < ELEMENTSOF(exchanges); k++) {
+                        for (size_t k = 0; k < p->n_exchanges; k++) {
                                 if (r < 0)
                                         return r;
                                 *o = (Outcome){.asked = ranks, .plan = plans[i], .exchange = exchanges[k]};

@@ -252,6 +252,103 @@ void check_device_reason(Findings *f, const latent_value *status) {
                         "See to what it says, then systemctl restart latentd; or set Worker=cpu in latentd.conf.", "%s", reason);
 }
 
+void check_device_notes(Findings *f, const latent_value *status) {
+        const char *line = get_string(status, "DeviceNotes");
+
+        while (*line != '\0') {
+                int n = (int) strcspn(line, "\n");
+
+                finding_add(f, "GPUs", LEVEL_WARNING,
+                        "Steps run all the same; it is looked at anew when a worker starts (latentd(8), \"Several GPUs\").", "%.*s", n,
+                        line);
+                line += n;
+                line += *line == '\n';
+        }
+}
+
+/* The bytes a second of the way that is taken. */
+static double rate_of(const latent_value *way) {
+        uint64_t peer = 0, host = 0;
+
+        (void) latent_value_as_uint(latent_value_at(way, 2), &peer);
+        (void) latent_value_as_uint(latent_value_at(way, 3), &host);
+        return (double) (peer > host ? peer : host);
+}
+
+/* One setting of a GPU's slot below what it could be; false: it is not. */
+static bool slot_is_less(const char *root, const char *address, const char *what, char *ret, size_t size) {
+        char path[128], now[64], most[64];
+
+        (void) snprintf(path, sizeof(path), "/sys/bus/pci/devices/%.16s/current_link_%s", address, what);
+        if (read_line(root, path, now, sizeof(now)) < 0)
+                return false;
+        (void) snprintf(path, sizeof(path), "/sys/bus/pci/devices/%.16s/max_link_%s", address, what);
+        if (read_line(root, path, most, sizeof(most)) < 0 || strcmp(now, most) == 0)
+                return false;
+        (void) snprintf(ret, size, "%s has a link %s of %s, it could have %s", address, what, now, most);
+        return true;
+}
+
+static void explain_link(const char *root, const latent_value *from, const latent_value *to, char *ret, size_t size) {
+        const latent_value *ends[] = {from, to};
+        int64_t a = -1, b = -1;
+
+        for (size_t i = 0; i < ELEMENTSOF(ends); i++)
+                if (slot_is_less(root, get_string(ends[i], "PciAddress"), "width", ret, size) ||
+                        slot_is_less(root, get_string(ends[i], "PciAddress"), "speed", ret, size))
+                        return;
+        (void) latent_value_as_int(latent_value_get(from, "NumaNode"), &a);
+        (void) latent_value_as_int(latent_value_get(to, "NumaNode"), &b);
+        if (a >= 0 && b >= 0 && a != b)
+                (void) snprintf(ret, size, "they are at the NUMA nodes %" PRId64 " and %" PRId64, a, b);
+        else
+                (void) snprintf(ret, size,
+                        "their slots are as wide and fast as the GPUs: look at what is between them (nvidia-smi topo -m)");
+}
+
+static const latent_value *device_at(const latent_value *devices, const char *path) {
+        for (size_t i = 0; i < latent_value_count(devices); i++)
+                if (strcmp(get_string(latent_value_at(devices, i), "path"), path) == 0)
+                        return latent_value_at(devices, i);
+        return NULL;
+}
+
+static const latent_value *way_at(const latent_value *devices, size_t device, size_t way) {
+        return latent_value_at(latent_value_get(latent_value_at(devices, device), "Transports"), way);
+}
+
+/* A step waits for the slowest link. */
+void check_links(Findings *f, const char *root, const latent_value *devices) {
+        char a[FORMAT_MAX], b[FORMAT_MAX], why[256];
+        double best = 0, slowest = 0;
+        size_t n_slow = 0;
+
+        for (size_t i = 0; i < latent_value_count(devices); i++)
+                for (size_t k = 0; way_at(devices, i, k); k++) {
+                        double rate = rate_of(way_at(devices, i, k));
+
+                        best = rate > best ? rate : best;
+                        slowest = slowest == 0 || rate < slowest ? rate : slowest;
+                }
+        for (size_t i = 0; i < latent_value_count(devices); i++)
+                for (size_t k = 0; way_at(devices, i, k); k++) {
+                        const latent_value *from = latent_value_at(devices, i), *way = way_at(devices, i, k);
+                        const latent_value *to = device_at(devices, latent_value_as_string(latent_value_at(way, 0)));
+
+                        if (!to || rate_of(way) * 2 >= best)
+                                continue;
+                        explain_link(root, from, to, why, sizeof(why));
+                        finding_add(f, "links", LEVEL_WARNING,
+                                "Steps on both wait for it: leave one out (GpusExclude=), or see to the slot.",
+                                "%s to %s: %s a second, the best link here has %s: %s", get_string(from, "PciAddress"),
+                                get_string(to, "PciAddress"), format_bytes((uint64_t) rate_of(way), a),
+                                format_bytes((uint64_t) best, b), why);
+                        n_slow++;
+                }
+        if (best > 0 && n_slow == 0)
+                finding_add(f, "links", LEVEL_OK, "", "%s a second at least between GPUs", format_bytes((uint64_t) slowest, a));
+}
+
 /* A line of the table each. */
 void check_kernels(Findings *f, const latent_value *devices) {
         for (size_t i = 0; i < latent_value_count(devices); i++) {

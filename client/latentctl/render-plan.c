@@ -38,6 +38,18 @@ static void place_text(const latent_value *phase, char *buf, size_t size) {
                 (void) snprintf(buf + used, size - (size_t) used, "; numa %s", get_string(phase, "numa"));
 }
 
+/* How steps are cut, and what one takes, where the service knows: of sampling. */
+static void print_split(const latent_value *phase) {
+        char usec[FORMAT_MAX] = NOT_MEASURED;
+
+        if (!latent_value_get(phase, "plan"))
+                return;
+        if (latent_value_get(phase, "step-usec"))
+                (void) format_usec(get_uint(phase, "step-usec"), usec);
+        (void) printf("\neach step of %s: %" PRIu64 " ranks, %s by %s, %" PRIu64 " chunks, time %s\n", get_string(phase, "phase"),
+                get_uint(phase, "ranks"), get_string(phase, "plan"), get_string(phase, "exchange"), get_uint(phase, "chunks"), usec);
+}
+
 static void add_phase(Table *t, const latent_value *phase) {
         char weights[FORMAT_MAX], step[FORMAT_MAX] = "not known yet", usec[FORMAT_MAX] = NOT_MEASURED,
                                   place[96], leave[160];
@@ -75,4 +87,6 @@ void render_plan_print(const latent_value *plan) {
         for (size_t i = 0; i < latent_value_count(phases); i++)
                 add_phase(&t, latent_value_at(phases, i));
         table_print(&t);
+        for (size_t i = 0; i < latent_value_count(phases); i++)
+                print_split(latent_value_at(phases, i));
 }

@@ -19,6 +19,7 @@ struct LkContext {
         LkCudaAttention attention;
         cudaStream_t stream; /* LK_COMPUTE */
         cudaStream_t copy;   /* LK_COPY, of lower priority */
+        cudaStream_t peer;   /* LK_PEER */
         cudaEvent_t events[LK_EVENTS_MAX]; /* NULL: never marked */
         cudaEvent_t stamp, now; /* they measure time; NULL: none taken yet */
         cudaEvent_t order; /* between the two queues, for our own use */
@@ -60,6 +61,10 @@ static inline unsigned row_blocks(uint64_t m) {
         return blocks > GRID_X_MAX ? 0 : (unsigned) blocks;
 }
 
+static inline cudaStream_t cuda_stream_of(const LkContext *c, LkQueue queue) {
+        return queue == LK_COPY ? c->copy : queue == LK_PEER ? c->peer : c->stream;
+}
+
 /* cuda.cu: an event that does not measure time and whose waiters sleep. */
 int cuda_event_new(cudaEvent_t *ret);
 
@@ -73,6 +78,7 @@ void cuda_memory_done(LkContext *c); /* of a context that goes: also what is in 
 int cuda_upload(LkContext *c, void *device, const void *host, uint64_t size);
 int cuda_download(LkContext *c, void *host, const void *device, uint64_t size);
 int cuda_fetch(LkContext *c, const LkFetch *a);
+int cuda_copy(LkContext *c, LkQueue queue, const LkCopy *a);
 void cuda_stage_free(CudaStage *s);
 
 /* pin.cu */

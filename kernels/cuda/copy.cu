@@ -131,3 +131,20 @@ int cuda_fetch(LkContext *c, const LkFetch *a) {
         }
         return 0;
 }
+
+/* Where both ends are comes from their addresses. Between devices that were not made to reach each other the driver goes
+ * through the host. */
+int cuda_copy(LkContext *c, LkQueue queue, const LkCopy *a) {
+        const bool dense = a->rows <= 1 || (a->to_stride == a->width && a->from_stride == a->width);
+        cudaStream_t stream = cuda_stream_of(c, queue);
+
+        if (a->rows == 0 || a->width == 0)
+                return 0;
+        if (queue == LK_COPY || (unsigned) queue >= _LK_QUEUE_MAX || !a->to || !a->from)
+                return -EINVAL;
+        if (dense)
+                return cuda_result(cudaMemcpyAsync(a->to, a->from, a->rows * a->width, cudaMemcpyDefault, stream));
+        if (a->to_stride < a->width || a->from_stride < a->width || a->to_stride > PITCH_MAX || a->from_stride > PITCH_MAX)
+                return -EINVAL;
+        return cuda_result(cudaMemcpy2DAsync(a->to, a->to_stride, a->from, a->from_stride, a->width, a->rows, cudaMemcpyDefault, stream));
+}

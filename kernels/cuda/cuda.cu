@@ -19,7 +19,7 @@ static LkContext *context_free(LkContext *c) {
         if (c->stream)
                 (void) cuda_result(cudaStreamSynchronize(c->stream));
         product_free(c);
-        if (c->stream && c->copy)
+        if (c->stream && c->copy && c->peer)
                 cuda_memory_done(c);
         cuda_stage_free(c->stage);
         for (unsigned i = 0; i < LK_EVENTS_MAX; i++)
@@ -31,6 +31,8 @@ static LkContext *context_free(LkContext *c) {
                 (void) cuda_result(cudaEventDestroy(c->stamp));
         if (c->now)
                 (void) cuda_result(cudaEventDestroy(c->now));
+        if (c->peer)
+                (void) cuda_result(cudaStreamDestroy(c->peer));
         if (c->copy)
                 (void) cuda_result(cudaStreamDestroy(c->copy));
         if (c->stream)
@@ -60,6 +62,8 @@ static int make_queues(LkContext *c) {
                 r = cuda_result(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, highest));
         if (r >= 0)
                 r = cuda_result(cudaStreamCreateWithPriority(&c->copy, cudaStreamNonBlocking, lowest));
+        if (r >= 0)
+                r = cuda_result(cudaStreamCreateWithPriority(&c->peer, cudaStreamNonBlocking, highest));
         return r < 0 ? r : cuda_event_new(&c->order);
 }
 
@@ -81,10 +85,6 @@ static int context_new(uint32_t threads, LkContext **ret) {
         return 0;
 }
 
-static cudaStream_t stream_of(const LkContext *c, LkQueue queue) {
-        return queue == LK_COPY ? c->copy : c->stream;
-}
-
 static int mark(LkContext *c, LkQueue queue, uint32_t event) {
         int r = 0;
 
@@ -92,19 +92,38 @@ static int mark(LkContext *c, LkQueue queue, uint32_t event) {
                 return -EINVAL;
         if (!c->events[event])
                 r = cuda_event_new(&c->events[event]);
-        return r < 0 ? r : cuda_result(cudaEventRecord(c->events[event], stream_of(c, queue)));
+        return r < 0 ? r : cuda_result(cudaEventRecord(c->events[event], cuda_stream_of(c, queue)));
 }
 
 static int wait(LkContext *c, LkQueue queue, uint32_t event) {
         if ((unsigned) queue >= _LK_QUEUE_MAX || event >= LK_EVENTS_MAX)
                 return -EINVAL;
-        return c->events[event] ? cuda_result(cudaStreamWaitEvent(stream_of(c, queue), c->events[event], 0)) : 0;
+        return c->events[event] ? cuda_result(cudaStreamWaitEvent(cuda_stream_of(c, queue), c->events[event], 0)) : 0;
 }
 
 static int join(LkContext *c, uint32_t event) {
         if (event >= LK_EVENTS_MAX)
                 return -EINVAL;
         return c->events[event] ? cuda_result(cudaEventSynchronize(c->events[event])) : 0;
+}
+
+/* Another thread's: it made the event before it told anybody of it, and does so once. */
+static int wait_for(LkContext *c, LkQueue queue, LkContext *other, uint32_t event) {
+        if ((unsigned) queue >= _LK_QUEUE_MAX || !other || event >= LK_EVENTS_MAX || !other->events[event])
+                return -EINVAL;
+        return cuda_result(cudaStreamWaitEvent(cuda_stream_of(c, queue), other->events[event], 0));
+}
+
+static int is_done(LkContext *c, uint32_t event) {
+        cudaError_t e;
+
+        if (event >= LK_EVENTS_MAX)
+                return -EINVAL;
+        e = c->events[event] ? cudaEventQuery(c->events[event]) : cudaSuccess;
+        if (e != cudaErrorNotReady)
+                return e == cudaSuccess ? 1 : cuda_result(e);
+        (void) cudaGetLastError();
+        return 0;
 }
 
 static int stamp(LkContext *c) {
@@ -155,6 +174,9 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.mark = mark;
         ops.wait = wait;
         ops.join = join;
+        ops.copy = cuda_copy;
+        ops.wait_for = wait_for;
+        ops.is_done = is_done;
         ops.stamp = stamp;
         ops.stamped = stamped;
         ops.pin = cuda_pin;

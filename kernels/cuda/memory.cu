@@ -82,6 +82,7 @@ void cuda_memory_free(LkContext *c, void *p) {
 static void give_back(LkContext *c, bool used) {
         CudaBlock **at = &c->blocks;
 
+        (void) cuda_result(cudaStreamSynchronize(c->peer));
         (void) cuda_result(cudaStreamSynchronize(c->copy));
         (void) cuda_result(cudaStreamSynchronize(c->stream));
         while (*at) {

@@ -12,9 +12,11 @@
 #include <sys/un.h>
 
 #include "service/latentd/crash-budget.h"
+#include "service/latentd/device.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 #include "service/shared/text-file.h"
+#include "service/shared/wire.h"
 
 #ifndef LATENTD_LIBEXECDIR
 #define LATENTD_LIBEXECDIR "/usr/local/libexec"
@@ -412,6 +414,45 @@ static int parse_parts(const ConfigKey *key, const char *value, Config *c) {
         return 0;
 }
 
+/* A number, "GPU-" and a UUID, or a PCI address: of what form it is, not whether there is one. */
+static bool is_gpu_name(const char *s) {
+        size_t n = strlen(s);
+
+        if (n > 0 && n < 4 && strspn(s, "0123456789") == n)
+                return true;
+        if (strncasecmp(s, "GPU-", 4) == 0)
+                return n == 40 && strspn(s + 4, "0123456789abcdefABCDEF-") == 36;
+        return n == 12 && strspn(s, "0123456789abcdefABCDEF:.") == n && s[4] == ':' && s[7] == ':' && s[10] == '.';
+}
+
+/* max 1: each with a share behind its '='. An empty list is none at all. */
+static int parse_gpus(const ConfigKey *key, const char *value, Config *c) {
+        CLEANUP_FREE char *copy = strdup(value), *list = strdup(value);
+        char **p = field(key, c), *save = NULL;
+        double share;
+        int r;
+
+        if (!copy || !list)
+                return -ENOMEM;
+        for (char *s = strtok_r(copy, " \t,", &save); s; s = strtok_r(NULL, " \t,", &save)) {
+                char *number = key->max > 0 ? strchr(s, '=') : NULL;
+
+                if (key->max > 0) {
+                        if (!number)
+                                return -EINVAL;
+                        *number++ = '\0';
+                        r = device_parse_share(number, &share);
+                        if (r < 0)
+                                return r;
+                }
+                if (!is_gpu_name(s))
+                        return -EINVAL;
+        }
+        free(*p);
+        *p = strspn(value, " \t,") == strlen(value) ? NULL : STEAL_PTR(list);
+        return 0;
+}
+
 #define BYTES "bytes, with K, M, G or T for powers of 1024"
 
 static const ConfigKey keys[] = {
@@ -437,6 +478,12 @@ static const ConfigKey keys[] = {
                 "a number from 0 (one per device) to 64"},
         {"WorkerThreads", parse_u32, offsetof(Config, worker_threads), 0, 1024, /* kernels/cpu/threads.h */
                 "a number from 0 (all) to 1024"},
+        {"Gpus", parse_gpus, offsetof(Config, gpus), 0, 0, "numbers, UUIDs (GPU-...) or PCI addresses (0000:41:00.0), or nothing for all"},
+        {"GpusExclude", parse_gpus, offsetof(Config, gpus_exclude), 0, 0, "numbers, UUIDs (GPU-...) or PCI addresses (0000:41:00.0)"},
+        {"GpusMax", parse_u32, offsetof(Config, gpus_max), 0, WIRE_DEVICES_MAX, "a number from 0 (all) to 8"},
+        {"GpuMinFree", parse_bytes, offsetof(Config, gpu_min_free), 0, 0, BYTES},
+        {"GpuShares", parse_gpus, offsetof(Config, gpu_shares), 0, 1,
+                "GPU=SHARE words, a number, UUID or PCI address and a number greater than 0 and at most 1000 each"},
         {"CacheRamMax", parse_bytes, offsetof(Config, cache_ram_max), 0, 0, BYTES},
         {"CacheRamReserve", parse_bytes_or_percent, offsetof(Config, cache_ram_reserve), 0, 0,
                 BYTES ", or 0% to 100%"},
@@ -503,6 +550,9 @@ Config *config_free(Config *c) {
         free_strings(c->model_path);
         free(c->allowed_users);
         free(c->private_socket);
+        free(c->gpus);
+        free(c->gpus_exclude);
+        free(c->gpu_shares);
         free(c->worker_socket);
         free(c->worker_cuda_socket);
         free(c->worker_directory);
@@ -513,7 +563,7 @@ Config *config_free(Config *c) {
 }
 
 static int unknown_key(const char *file, unsigned line, const char *name, Fault *f) {
-        char list[512] = "";
+        char list[1024] = "";
         size_t n = 0;
 
         for (size_t i = 0; i < ELEMENTSOF(keys) && n < sizeof(list); i++)

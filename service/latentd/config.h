@@ -53,6 +53,10 @@ typedef struct Config {
         char *worker_cuda_socket;   /* WorkerCudaSocket=, default /run/latentd/worker-cuda.sock */
         char *worker_directory;     /* WorkerDirectory=: where latent-worker-* are; default: libexecdir */
         uint32_t worker_ranks;      /* WorkerRanks=0..64: logical ranks per worker; 0: one per device */
+        char *gpus, *gpus_exclude;  /* Gpus=, GpusExclude=: numbers, UUIDs, PCI addresses; gpus NULL: all */
+        char *gpu_shares;           /* GpuShares=: the same with "=SHARE" each */
+        uint32_t gpus_max;          /* GpusMax=: 0: all */
+        uint64_t gpu_min_free;      /* GpuMinFree=: bytes that a GPU must have free when a worker starts; 0: any */
         uint32_t worker_threads;    /* WorkerThreads=: CPU threads of a CPU worker; 0: all */
         uint64_t cache_ram_max;     /* CacheRamMax= bytes with K, M, G, T; 0: not set */
         uint64_t cache_ram_reserve; /* CacheRamReserve=, bytes or percent of MemTotal; default 10% */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "service/latentd/bus-error.h"
+#include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 
@@ -38,10 +39,45 @@ static int property_get_text(sd_bus *bus, const char *path, const char *interfac
         return -ENOENT;
 }
 
+/* Of the worker's devices, WIRE_DEVICES_MAX: it is none of them. */
+static uint32_t place_of(const WireHello *h, const Device *d) {
+        for (uint32_t i = 0; h && d->present && i < h->n_devices; i++)
+                if (d->info.pci_address[0] != '\0' && strcmp(h->devices[i].pci_address, d->info.pci_address) == 0)
+                        return i;
+
+        return WIRE_DEVICES_MAX;
+}
+
+/* To each other device: what was measured when the worker started. */
+static int append_link(sd_bus_message *reply, const char *property, const char *other, uint32_t peer, uint32_t host) {
+        bool direct = peer > 0 && peer >= host;
+
+        if (strcmp(property, "Links") == 0)
+                return sd_bus_message_append(reply, "(od)", other, (direct ? peer : host) * 1e6);
+
+        return sd_bus_message_append(reply, "(ostt)", other, direct ? "p2p" : "host", (uint64_t) peer * 1000000, (uint64_t) host * 1000000);
+}
+
 static int property_get_links(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
                               void *userdata, sd_bus_error *error) {
-        /* Workers measure no links in this version: they report none. */
-        return sd_bus_message_append(reply, "a(od)", 0);
+        const Device *d = userdata, *other;
+        const WireHello *h = worker_link_hello(d->manager->worker);
+        uint32_t from = place_of(h, d);
+        int r;
+
+        r = sd_bus_message_open_container(reply, 'a', strcmp(property, "Links") == 0 ? "(od)" : "(ostt)");
+        TAILQ_FOREACH(other, &d->manager->devices, entry) {
+                uint32_t to = place_of(h, other);
+                CLEANUP_FREE char *name = NULL;
+
+                if (r < 0 || from == to || from == WIRE_DEVICES_MAX || to == WIRE_DEVICES_MAX)
+                        continue;
+                r = device_path(other, &name);
+                if (r >= 0)
+                        r = append_link(reply, property, name, h->peer_mbs[from][to], h->host_mbs[from][to]);
+        }
+
+        return r < 0 ? r : sd_bus_message_close_container(reply);
 }
 
 static const sd_bus_vtable device_vtable[] = {
@@ -57,6 +93,7 @@ static const sd_bus_vtable device_vtable[] = {
         SD_BUS_PROPERTY("MemoryFree", "t", NULL, offsetof(Device, info.memory_free), 0),
         SD_BUS_PROPERTY("State", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_EMITS_CHANGE),
         SD_BUS_PROPERTY("Links", "a(od)", property_get_links, 0, 0),
+        SD_BUS_PROPERTY("Transports", "a(ostt)", property_get_links, 0, 0),
         SD_BUS_PROPERTY("Share", "d", NULL, offsetof(Device, share), 0),
         SD_BUS_VTABLE_END
 };

@@ -342,6 +342,7 @@ static int property_get_text(sd_bus *bus, const char *path, const char *interfac
                 { "StateReason", m->state_reason                                   },
                 { "NumericsId",  worker_link_numerics_id(m->worker)                },
                 { "DeviceReason", worker_link_no_device(m->worker)                 },
+                { "DeviceNotes", worker_link_notes(m->worker)                      },
                 { "WorkerStart", worker_start_by_socket(m->config) ? "socket" : "spawn" },
         };
 
@@ -454,6 +455,7 @@ static const sd_bus_vtable manager_vtable[] = {
         SD_BUS_PROPERTY("Features", "as", property_get_features, 0, SD_BUS_VTABLE_PROPERTY_CONST),
         SD_BUS_PROPERTY("NumericsId", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("DeviceReason", "s", property_get_text, 0, 0),
+        SD_BUS_PROPERTY("DeviceNotes", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("Workers", "u", property_get_u, 0, 0),
         SD_BUS_PROPERTY("WorkerStart", "s", property_get_text, 0, 0),
         SD_BUS_PROPERTY("Ranks", "u", property_get_u, 0, 0),

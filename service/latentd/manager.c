@@ -395,22 +395,8 @@ static Device *device_find_absent(Manager *m, const char *kind, const WireDevice
         return NULL;
 }
 
-/* What udev says about the PCI function now. */
-static double device_share(const WireDevice *info) {
-        CLEANUP_FREE DeviceInfo *list = NULL;
-        size_t n;
-
-        if (info->pci_address[0] == '\0' || device_enumerate(&list, &n) < 0)
-                return 1;
-
-        for (size_t i = 0; i < n; i++)
-                if (strcasecmp(list[i].pci_address, info->pci_address) == 0)
-                        return list[i].share;
-
-        return 1;
-}
-
-static int device_new(Manager *m, const WireHello *hello, const WireDevice *info) {
+/* share: in thousandths. */
+static int device_new(Manager *m, const WireHello *hello, const WireDevice *info, uint32_t share) {
         Device *d;
 
         d = calloc(1, sizeof(*d));
@@ -420,7 +406,7 @@ static int device_new(Manager *m, const WireHello *hello, const WireDevice *info
         d->id = m->next_id++;
         d->manager = m;
         d->info = *info;
-        d->share = device_share(info);
+        d->share = share / 1000.0;
         d->present = true;
         d->announced_state = device_state(d);
         (void) snprintf(d->kind, sizeof(d->kind), "%s", hello->backend);
@@ -430,7 +416,7 @@ static int device_new(Manager *m, const WireHello *hello, const WireDevice *info
         return 0;
 }
 
-void manager_devices_present(Manager *m, const WireHello *hello) {
+void manager_devices_present(Manager *m, const WireHello *hello, const uint32_t *shares) {
         uint32_t n = hello->n_devices < WIRE_DEVICES_MAX ? hello->n_devices : WIRE_DEVICES_MAX;
 
         for (uint32_t i = 0; i < n; i++) {
@@ -442,13 +428,13 @@ void manager_devices_present(Manager *m, const WireHello *hello) {
                 if (d) {
                         d->info = *info;
                         memcpy(d->kernels, hello->kernels, sizeof(d->kernels));
-                        d->share = device_share(info);
+                        d->share = shares[i] / 1000.0;
                         d->present = true;
                         d->busy = d->quarantined = false;
                         continue;
                 }
 
-                r = device_new(m, hello, info);
+                r = device_new(m, hello, info, shares[i]);
                 if (r < 0)
                         log_warning_errno(r, "Cannot add device %s", info->name);
         }

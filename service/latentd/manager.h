@@ -40,7 +40,7 @@ struct Device {
         WireDevice info;
         char kind[16];
         char kernels[2048]; /* as in WireHello */
-        double share; /* LATENTD_SHARE of its PCI function, else 1 */
+        double share; /* GpuShares=, LATENTD_SHARE of its PCI function, or 1 */
         bool present, busy;
         bool quarantined; /* it fell off the bus; until a worker has it again */
         const char *announced_state; /* what clients were told last */
@@ -96,8 +96,8 @@ void manager_stop(Manager *m, int status);
 sd_bus *manager_next_bus(Manager *m, const sd_bus *previous);
 /* Worker state for people: NULL or "" is ready. Emits the property change; the log is the caller's part. */
 void manager_set_state(Manager *m, const char *reason);
-/* From the worker's Hello: adds or revives devices. And when it goes. */
-void manager_devices_present(Manager *m, const WireHello *hello);
+/* From the worker's Hello: adds or revives devices, with shares in thousandths. And when it goes. */
+void manager_devices_present(Manager *m, const WireHello *hello, const uint32_t *shares);
 void manager_devices_gone(Manager *m);
 void manager_device_quarantine(Manager *m, const char *text); /* those present whose PCI addresses are in the text */
 void manager_devices_busy(Manager *m, bool busy);

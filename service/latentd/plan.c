@@ -36,7 +36,11 @@ static void divide(uint64_t total, uint32_t n, const uint64_t *shares, uint64_t 
 
 /* Leaves the `keep` largest shares, the first among equals. */
 static void drop_shares(uint32_t n, uint64_t keep, uint64_t *shares) {
-        for (uint64_t used = n; used > keep; used--) {
+        uint64_t used = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                used += shares[i] > 0;
+        for (; used > keep; used--) {
                 uint32_t least = n;
 
                 for (uint32_t i = 0; i < n; i++)
@@ -76,6 +80,21 @@ static bool wishes_are_possible(const PlanWishes *w) {
         return true;
 }
 
+/* The shares of the ranks that have a part, 0 for those between them that have none; returns how many that are. */
+static uint32_t take_part(uint32_t ranks, const PlanWishes *w, uint64_t *shares) {
+        uint32_t n = 0, end = 0;
+
+        for (uint32_t i = 0; i < ranks; i++) {
+                shares[i] = 0;
+                if (w->without >> i & 1 || (w->ranks > 0 && n >= w->ranks) || (w->n_shares > 0 && n >= w->n_shares))
+                        continue;
+                shares[i] = w->n_shares > 0 ? w->shares[n] : 1;
+                n++;
+                end = i + 1;
+        }
+        return end;
+}
+
 int plan_make(uint64_t rows, uint32_t heads, uint32_t ranks, uint32_t row_tile, const PlanWishes *w,
         WirePlan *ret) {
         uint64_t shares[WIRE_RANKS_MAX], tiles_of[WIRE_RANKS_MAX], heads_of[WIRE_RANKS_MAX];
@@ -86,13 +105,10 @@ int plan_make(uint64_t rows, uint32_t heads, uint32_t ranks, uint32_t row_tile, 
                 row_tile == 0 || !wishes_are_possible(w))
                 return -EINVAL;
 
-        if (w->ranks > 0 && w->ranks < ranks)
-                ranks = w->ranks;
-        if (w->n_shares > 0 && w->n_shares < ranks)
-                ranks = w->n_shares;
+        ranks = take_part(ranks, w, shares);
+        if (ranks == 0)
+                return -EINVAL;
         tiles = (rows - 1) / row_tile + 1;
-        for (uint32_t i = 0; i < ranks; i++)
-                shares[i] = w->n_shares > 0 ? w->shares[i] : 1;
         drop_shares(ranks, tiles, shares);
         divide(tiles, ranks, shares, tiles_of);
         divide(heads, ranks, shares, heads_of);
@@ -103,7 +119,7 @@ int plan_make(uint64_t rows, uint32_t heads, uint32_t ranks, uint32_t row_tile, 
         ret->ranks = ranks;
         ret->row_tile = row_tile;
         ret->kind = choose_kind(w, ranks, heads);
-        ret->exchange = w->exchange == WIRE_EXCHANGE_AUTO ? WIRE_EXCHANGE_HOST : w->exchange;
+        ret->exchange = w->exchange == WIRE_EXCHANGE_AUTO ? WIRE_EXCHANGE_HOST : w->exchange; /* of AUTO: gpu-set.h may know better */
         for (uint32_t i = 0; i < ranks; i++) {
                 tile += tiles_of[i];
                 most = tiles_of[i] > most ? tiles_of[i] : most;
@@ -136,6 +152,7 @@ static const char *const kinds[_WIRE_PLAN_MAX] = {
 static const char *const exchanges[_WIRE_EXCHANGE_MAX] = {
         [WIRE_EXCHANGE_AUTO] = "auto",
         [WIRE_EXCHANGE_HOST] = "host",
+        [WIRE_EXCHANGE_P2P] = "p2p",
 };
 
 const char *plan_kind_to_string(WirePlanKind k) {

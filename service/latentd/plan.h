@@ -4,6 +4,8 @@
 /* The split of a step over ranks: contiguous rows cut at multiples of the row tile, contiguous heads
  * (DESIGN.md "The split"). */
 
+#include <stddef.h>
+
 #include "service/shared/wire.h"
 
 #define PLAN_SHARE_MAX UINT32_C(1000000)
@@ -15,6 +17,9 @@ typedef struct PlanWishes {
         uint32_t shares[WIRE_RANKS_MAX]; /* [n_shares], 1 .. PLAN_SHARE_MAX, relative; none: equal */
         WirePlanKind kind;
         WireExchange exchange;
+        uint32_t n_gpus; /* 0: all that there are */
+        char gpus[WIRE_DEVICES_MAX][sizeof(((WireDevice *) NULL)->pci_address)]; /* gpu-set.h */
+        uint64_t without; /* ranks that have no part, a bit each: ranks and shares are of the others */
         uint32_t chunks; /* 0: as fits; up to WIRE_CHUNKS_MAX */
 } PlanWishes;
 
@@ -25,7 +30,8 @@ typedef struct PlanWishes {
  * sequence with fewer tiles than ranks is planned onto as many ranks as it has tiles, those with the largest
  * shares; the others get empty ranges, of heads too. A rank with a small share may have rows and no heads, or
  * neither. Wishes for more ranks than there are (the worker was started anew with fewer) are planned down,
- * then shares count for the ranks that are left. More chunks than the largest part has tiles are planned
+ * then shares count for the ranks that are left (without those that shall have no part; -EINVAL: all of them). More
+ * chunks than the largest part has tiles are planned
  * down. -EINVAL: a number is 0 or out of range. */
 int plan_make(uint64_t rows, uint32_t heads, uint32_t ranks, uint32_t row_tile, const PlanWishes *wishes,
         WirePlan *ret);

@@ -10,6 +10,7 @@
 #include "service/latentd/job.h"
 #include "service/latentd/render.h"
 #include "service/latentd/session.h"
+#include "service/latentd/step-pace.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
@@ -320,6 +321,9 @@ static int on_dispatch(sd_event_source *source, void *userdata) {
         if (r == -ESTALE)
                 (void) fault_set(&f, r, FAULT_WORKER_CRASHED,
                         "The worker died, and what it left cannot be gone on from: frames of this film were read already. Start it again.");
+        if (r == -ENODEV)
+                (void) fault_set(&f, r, FAULT_NO_WORKER,
+                        "None of the session's \"gpus\" is there any more. Open another session; latentctl doctor says what there is.");
         if (r < 0) {
                 (void) fault_set(&f, r, FAULT_INTERNAL, "The job could not be given to the worker: %s.",
                         strerror(-r));
@@ -363,12 +367,24 @@ static uint64_t commit_word(const Job *j) {
                 (const uint64_t *) (const void *) (map + j->ready.commit_offset), __ATOMIC_ACQUIRE);
 }
 
+/* From where its device began with block 0, if that is known: before it weights may have come. */
+static void note_pace(const Job *j, const WireStepDone *m) {
+        uint64_t now = clock_usec();
+
+        if (j->request.kind != WIRE_JOB_STEP && j->request.kind != WIRE_JOB_SAMPLE)
+                return;
+        if (m->first_usec > j->step_started_usec && m->first_usec < now)
+                step_pace_note(j, now - m->first_usec);
+        else
+                step_pace_note(j, m->compute_usec);
+}
+
 /* Nothing of it will run. */
 static void finish_plan(const WorkerLink *w, Job *j) {
         Fault f = {};
         int r;
 
-        r = worker_link_plan_ranks(w, j, &j->plan_ranks);
+        r = worker_link_plan_job(w, j);
         if (r < 0)
                 (void) fault_set(&f, r, FAULT_INTERNAL, "The split over ranks cannot be made: %s.", strerror(-r));
         job_finish(j, r < 0 ? JOB_FAILED : JOB_DONE, r < 0 ? &f : NULL);
@@ -530,6 +546,7 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
         j->compute_usec += m->compute_usec < elapsed ? m->compute_usec : elapsed;
         if (j->first_kernel_usec == 0 && m->first_usec > j->created_usec && m->first_usec <= clock_usec())
                 j->first_kernel_usec = m->first_usec - j->created_usec;
+        note_pace(j, m);
         j->exchanged_bytes += m->exchanged_bytes;
         j->retries = 0;
         if (m->sparse) {

@@ -79,6 +79,8 @@ struct Render {
         uint64_t child_took_usec, child_compute_usec;
         bool child_cached;
         uint32_t child_ranks; /* of a plan */
+        WirePlan child_plan;  /* likewise, of steps */
+        uint64_t child_step_usec;
 
         RenderSizes sizes;
         RenderRange encoded, noise, sigmas, sampled, sound, film; /* layout; noise: zeros, the latents that nothing is known of */
@@ -128,6 +130,8 @@ struct Render {
                 bool known; /* its model is loaded */
                 uint64_t memory; /* a step's, beside arenas and weights */
                 uint32_t steps, ranks;
+                WirePlan plan;      /* SAMPLE */
+                uint64_t step_usec; /* likewise; 0: no such step was run yet */
         } planned[_RENDER_PHASE_MAX];
 };
 

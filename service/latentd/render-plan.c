@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "service/latentd/model.h"
+#include "service/latentd/plan.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
 
@@ -86,6 +87,17 @@ static int append_nodes(sd_bus_message *m, const Model *model) {
         return error;
 }
 
+/* How its steps are cut, as Session.Plan says it of a step. */
+static int append_split(sd_bus_message *m, const struct RenderPlanned *y) {
+        int error;
+
+        error = sd_bus_message_append(m, "{sv}{sv}{sv}", "plan", "s", plan_kind_to_string((WirePlanKind) y->plan.kind), "exchange", "s",
+                plan_exchange_to_string((WireExchange) y->plan.exchange), "chunks", "u", y->plan.chunks);
+        if (error >= 0 && y->step_usec > 0)
+                error = sd_bus_message_append(m, "{sv}", "step-usec", "t", y->step_usec);
+        return error;
+}
+
 /* One that is loaded is in the worker that runs it; of one that is not only the files are known. */
 static int append_phase(sd_bus_message *m, const Render *r, RenderPhase p, Residence *x) {
         const struct RenderPlanned *y = &r->planned[p];
@@ -105,6 +117,8 @@ static int append_phase(sd_bus_message *m, const Render *r, RenderPhase p, Resid
                         y->known ? y->ranks : ranks, "numa", "s", numa);
         if (error >= 0 && y->known)
                 error = sd_bus_message_append(m, "{sv}", "step-bytes", "t", y->memory);
+        if (error >= 0 && y->known && p == RENDER_SAMPLE && y->plan.ranks > 0)
+                error = append_split(m, y);
         if (error >= 0 && measured)
                 error = sd_bus_message_append(m, "{sv}", "usec", "t", (uint64_t) (r->weights[p] + (loaded ? 0 : r->loads[p])));
         if (error >= 0)

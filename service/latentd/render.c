@@ -11,6 +11,7 @@
 #include "service/latentd/model.h"
 #include "service/latentd/queue.h"
 #include "service/latentd/render-internal.h"
+#include "service/latentd/step-pace.h"
 #include "service/latentd/worker-start.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
@@ -38,6 +39,8 @@ static void on_child_done(void *userdata, const Job *j) {
         if (j->kind != JOB_LOAD)
                 r->child_ready = j->ready;
         r->child_ranks = j->plan_ranks;
+        r->child_plan = j->plan;
+        r->child_step_usec = j->kind == JOB_PLAN && j->state == JOB_DONE ? step_pace_usec(j) : 0;
         r->child_took_usec = clock_usec() - j->created_usec;
         r->child_compute_usec = j->compute_usec;
         r->child_cached = j->cached;
@@ -318,7 +321,8 @@ static int make_memory(Render *r) {
         int error;
 
         render_make_layout(r, &r->child_ready);
-        r->planned[RENDER_ENCODE] = (struct RenderPlanned){ true, r->child_ready.memory_bytes, 1, r->child_ranks };
+        r->planned[RENDER_ENCODE] = (struct RenderPlanned){
+                .known = true, .memory = r->child_ready.memory_bytes, .steps = 1, .ranks = r->child_ranks };
         render_weigh(r);
         error = render_check_memory(r, &f);
         if (error < 0) {
@@ -542,7 +546,8 @@ static int go_on(Render *r) {
         case RENDER_STAGE_PHASES:
                 if (r->plan_message) {
                         r->planned[r->phase] =
-                                (struct RenderPlanned){ true, r->child_ready.memory_bytes, r->child_ready.steps, r->child_ranks };
+                                (struct RenderPlanned){ true, r->child_ready.memory_bytes, r->child_ready.steps, r->child_ranks,
+                                        r->child_plan, r->child_step_usec };
                         return plan_next(r);
                 }
 

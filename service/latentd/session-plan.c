@@ -7,16 +7,65 @@
 
 #include "service/latentd/bus-error.h"
 #include "service/latentd/job.h"
+#include "service/latentd/model.h"
 #include "service/latentd/peer.h"
+#include "service/latentd/plan.h"
 #include "service/latentd/session-request.h"
+#include "service/latentd/step-pace.h"
+#include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
+
+/* What each rank has: "rank-rows", 0 of one without a part. */
+static int append_rows(sd_bus_message *m, const WirePlan *p) {
+        uint64_t rows[WIRE_RANKS_MAX];
+        int r;
+
+        for (uint32_t i = 0; i < p->ranks; i++)
+                rows[i] = p->rows[i].end - p->rows[i].begin;
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", "rank-rows");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "at");
+        if (r >= 0)
+                r = sd_bus_message_append_array(m, 't', rows, p->ranks * sizeof(rows[0]));
+        for (int i = 0; i < 2 && r >= 0; i++)
+                r = sd_bus_message_close_container(m);
+        return r;
+}
+
+/* Of a step: how it would be split, and what is known of its time and of the model's place. */
+static int reply_split(sd_bus_message *message, const Job *j) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        const WireMemory *w = worker_link_memory(j->manager->worker);
+        const WireJobReady *y = &j->ready;
+        uint64_t usec = step_pace_usec(j);
+        int r;
+
+        r = sd_bus_message_new_method_return(message, &m);
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'a', "{sv}");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}{sv}{sv}", "rows", "t", y->rows, "steps", "u", y->steps,
+                        "output-bytes", "t", y->output_used, "ranks", "u", j->plan_ranks,
+                        "plan", "s", plan_kind_to_string((WirePlanKind) j->plan.kind),
+                        "exchange", "s", plan_exchange_to_string((WireExchange) j->plan.exchange), "chunks", "u", j->plan.chunks);
+        if (r >= 0)
+                r = append_rows(m, &j->plan);
+        if (r >= 0 && usec > 0)
+                r = sd_bus_message_append(m, "{sv}", "step-usec", "t", usec);
+        if (r >= 0 && j->model && w->device_model == j->model->id)
+                r = sd_bus_message_append(m, "{sv}", "device-blocks", "u", w->device_blocks);
+        if (r >= 0)
+                r = sd_bus_message_close_container(m);
+        return r < 0 ? sd_bus_reply_method_errno(message, r, NULL) : sd_bus_send(NULL, m, NULL);
+}
 
 static int reply_plan(sd_bus_message *message, const Job *j) {
         const WireJobReady *y = &j->ready;
 
         if (!wire_job_is_coding(j->request.kind))
-                return sd_bus_reply_method_return(message, "a{sv}", 4, "rows", "t", y->rows, "steps", "u", y->steps,
-                        "output-bytes", "t", y->output_used, "ranks", "u", j->plan_ranks);
+                return reply_split(message, j);
 
         return sd_bus_reply_method_return(message, "a{sv}", 5, "rows", "t", y->rows, "steps", "u", y->steps,
                 "output-bytes", "t", y->output_used, "ranks", "u", j->plan_ranks, "memory-bytes", "t", y->memory_bytes);

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* OpenSession's "gpus": which devices of the worker a session's steps run on. A worker of this version runs every step on
- * all that it has, so the names are checked against those and nothing else follows from them. */
-#include <ctype.h>
+/* OpenSession's "gpus": which devices of the worker a session's steps run on, and "exchange" as far as devices matter. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "service/latentd/gpu-set.h"
 #include "service/latentd/session-request-internal.h"
 #include "service/latentd/worker-link.h"
 
@@ -30,15 +28,6 @@ int request_read_gpus(sd_bus_message *m, const BusKey *k, Fault *f) {
         return sd_bus_message_exit_container(m);
 }
 
-static bool is_device(const char *name, const WireDevice *d, uint32_t index) {
-        char *end;
-
-        if (isdigit((unsigned char) name[0]) && strlen(name) < 4 && strtoul(name, &end, 10) == index && *end == '\0')
-                return true;
-
-        return name[0] != '\0' && (strcasecmp(name, d->uuid) == 0 || strcasecmp(name, d->pci_address) == 0);
-}
-
 /* "0 (GPU-..., 0000:41:00.0)". */
 static void list_devices(const WireHello *h, char ret[static 600]) {
         size_t used = 0;
@@ -53,7 +42,7 @@ static int find_device(const WireHello *h, const char *name, uint32_t *ret, Faul
         char devices[600];
 
         for (uint32_t i = 0; i < h->n_devices; i++)
-                if (is_device(name, &h->devices[i], i)) {
+                if (gpu_is_named(name, &h->devices[i], i)) {
                         *ret = i;
                         return 0;
                 }
@@ -65,7 +54,7 @@ static int find_device(const WireHello *h, const char *name, uint32_t *ret, Faul
 }
 
 /* Each is there, and named once. */
-static int find_devices(const RequestGpus *x, const WireHello *h, Fault *f) {
+static int find_devices(const RequestGpus *x, const WireHello *h, PlanWishes *w, Fault *f) {
         bool seen[WIRE_DEVICES_MAX] = {};
 
         for (size_t i = 0; i < x->n; i++) {
@@ -79,12 +68,13 @@ static int find_devices(const RequestGpus *x, const WireHello *h, Fault *f) {
                         return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"gpus\" names %.16s more than once.",
                                 h->devices[device].pci_address);
                 seen[device] = true;
+                memcpy(w->gpus[i], h->devices[device].pci_address, sizeof(w->gpus[i]));
         }
 
         return 0;
 }
 
-int request_check_gpus(const Manager *m, const RequestGpus *x, Fault *f) {
+int request_check_gpus(const Manager *m, const RequestGpus *x, PlanWishes *w, Fault *f) {
         const WireHello *h = worker_link_hello(m->worker);
         int r;
 
@@ -107,13 +97,18 @@ int request_check_gpus(const Manager *m, const RequestGpus *x, Fault *f) {
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "\"gpus\" names %zu devices, the worker has %" PRIu32 ".", x->n,
                         h->n_devices);
 
-        r = find_devices(x, h, f);
+        r = find_devices(x, h, w, f);
         if (r < 0)
                 return r;
-        if (x->n < h->n_devices)
+        w->n_gpus = x->n < h->n_devices ? (uint32_t) x->n : 0;
+        return 0;
+}
+
+int request_check_exchange(const Manager *m, const PlanWishes *w, Fault *f) {
+        const WireHello *h = worker_link_hello(m->worker);
+
+        if (w->exchange == WIRE_EXCHANGE_P2P && h && h->peer_mbs[0][0] == 0)
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "\"gpus\" names %zu of the %" PRIu32
-                        " devices, and this version runs every step on all that its worker has. Name all of them, or leave the key out.",
-                        x->n, h->n_devices);
+                        "\"exchange\" is p2p, which is for GPUs, and this service computes with %s: say auto or host.", h->backend);
         return 0;
 }

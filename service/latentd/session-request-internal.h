@@ -21,9 +21,11 @@ typedef struct RequestGpus {
 
 /* BusKey.read; value: RequestGpus. */
 int request_read_gpus(sd_bus_message *m, const BusKey *k, Fault *f);
-/* They are all of the worker's devices, by number, UUID or PCI address. NotSupported: it computes on the CPU, or has more;
+/* They are devices of the worker, by number, UUID or PCI address: w's gpus. NotSupported: it computes on the CPU;
  * InvalidArgument: one is not there, or named twice; Busy, NoWorker: no worker has told of its devices. */
-int request_check_gpus(const Manager *m, const RequestGpus *x, Fault *f);
+int request_check_gpus(const Manager *m, const RequestGpus *x, PlanWishes *w, Fault *f);
+/* NotSupported: the worker has no such devices. */
+int request_check_exchange(const Manager *m, const PlanWishes *w, Fault *f);
 
 /* What Step and Sample have in common. */
 typedef struct Request {

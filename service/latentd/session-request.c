@@ -249,7 +249,7 @@ static int read_split(const Manager *m, const Split *s, PlanWishes *ret, Fault *
                         s->plan);
         if (plan_exchange_from_string(s->exchange, &w.exchange) < 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"exchange\" is \"%.32s\", expected auto or host.", s->exchange);
+                        "\"exchange\" is \"%.32s\", expected auto, host or p2p.", s->exchange);
         if (s->chunks > WIRE_CHUNKS_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"chunks\" is %" PRIu32 ", expected 1 to %d, or 0 for as many as fit.", s->chunks,
@@ -293,6 +293,7 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
         uint32_t compute_index;
         Split split = { .plan = "auto", .exchange = "auto" };
         RequestGpus gpus = {};
+        PlanWishes wished = {};
         const BusKey keys[] = {
                 { "model", "o", &model },
                 { "conditioner", "o", &conditioner },
@@ -317,7 +318,7 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
         if (r < 0)
                 return r;
 
-        r = request_check_gpus(m, &gpus, f);
+        r = request_check_gpus(m, &gpus, &wished, f);
         if (r < 0)
                 return r;
 
@@ -338,8 +339,12 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
         o.compute = (WireCompute) compute_index;
 
         r = read_split(m, &split, &o.split, f);
+        if (r >= 0)
+                r = request_check_exchange(m, &o.split, f);
         if (r < 0)
                 return r;
+        o.split.n_gpus = wished.n_gpus;
+        memcpy(o.split.gpus, wished.gpus, sizeof(o.split.gpus));
 
         r = check_class(job_class, f);
         if (r < 0)

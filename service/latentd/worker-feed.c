@@ -312,7 +312,15 @@ static bool has_plan(const Job *j) {
 
 /* Fills p behind its header, which stays. */
 static int fill_plan(const WorkerLink *w, const Job *j, WirePlan *p) {
-        return plan_make(j->ready.rows, j->model->info.heads, w->ranks, w->row_tile, &j->session->split, p);
+        PlanWishes wishes = j->session->split;
+        int r;
+
+        r = gpu_set_wishes(&w->set, &w->hello, w->ranks, &wishes);
+        if (r >= 0)
+                r = plan_make(j->ready.rows, j->model->info.heads, w->ranks, w->row_tile, &wishes, p);
+        if (r >= 0)
+                p->exchange = gpu_set_exchange(&w->hello, p, wishes.exchange);
+        return r;
 }
 
 /* Merged copies are memory that this process does not see being taken: the worker gets its limit beforehand. For a MERGE, which may
@@ -418,20 +426,19 @@ static int send_plan(WorkerLink *w, Job *j) {
         return 0;
 }
 
-int worker_link_plan_ranks(const WorkerLink *w, const Job *j, uint32_t *ret) {
-        WirePlan p = {};
+int worker_link_plan_job(const WorkerLink *w, Job *j) {
         int r;
 
         if (!has_plan(j)) {
-                *ret = j->request.ranks > 0 && j->request.ranks < w->ranks ? j->request.ranks : w->ranks;
+                j->plan_ranks = j->request.ranks > 0 && j->request.ranks < w->ranks ? j->request.ranks : w->ranks;
                 return 0;
         }
 
-        r = fill_plan(w, j, &p);
+        r = fill_plan(w, j, &j->plan);
         if (r < 0)
                 return r;
 
-        *ret = plan_ranks_used(&p);
+        j->plan_ranks = plan_ranks_used(&j->plan);
         return 0;
 }
 

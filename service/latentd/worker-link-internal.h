@@ -4,6 +4,7 @@
 /* What the parts of the broker's end of a worker share: worker-link.c (life and death), worker-send.c
  * (sending), worker-feed.c (models, arenas, jobs). Tests shorten the times. */
 
+#include "service/latentd/gpu-set.h"
 #include "service/latentd/queue.h"
 #include "service/latentd/worker-link.h"
 #include "service/latentd/worker-start.h"
@@ -56,7 +57,8 @@ struct WorkerLink {
         bool was_ready, was_busy; /* ENDING: when it began */
         char end_reason[200];     /* behind "the worker "; "" while not known */
         char no_device[512];      /* why the last worker that should have some has no devices; "" it has, or nobody asked */
-        WireHello hello;
+        WireHello hello; /* with the devices that take part alone */
+        GpuSet set;      /* likewise */
         WireMemory memory; /* as it said last */
         uint32_t ranks;
         sd_event_source *io, *child, *timer;

@@ -150,6 +150,10 @@ const WireHello *worker_link_hello(const WorkerLink *w) {
         return w->hello.n_devices > 0 ? &w->hello : NULL;
 }
 
+const char *worker_link_notes(const WorkerLink *w) {
+        return w->hello.notes;
+}
+
 const char *worker_link_kernels(const WorkerLink *w) {
         return w->hello.kernels;
 }
@@ -402,6 +406,8 @@ static void welcome(WorkerLink *w) {
         m.welcome.vram_reserve = c->vram_reserve;
         m.welcome.vram_limit = c->vram_limit;
         m.welcome.vram_idle_usec = (uint64_t) c->vram_idle_sec * SECOND;
+        for (uint32_t i = 0; i < w->ranks; i++)
+                m.welcome.device_of[i] = w->set.place[i % w->hello.n_devices];
         worker_send(w, &m, -EBADF);
 }
 
@@ -426,8 +432,18 @@ static void on_no_device(WorkerLink *w, const WireHello *m) {
         worker_link_drop(w, text);
 }
 
+static int choose_devices(WorkerLink *w, Fault *f) {
+        CLEANUP_FREE DeviceInfo *infos = NULL;
+        size_t n = 0;
+
+        if (w->hello.devices[0].pci_address[0] != '\0')
+                (void) device_enumerate(&infos, &n);
+        return gpu_set_apply(w->manager->config, infos, n, &w->hello, &w->set, f);
+}
+
 static void on_hello(WorkerLink *w, const WireHello *m) {
         char text[200];
+        Fault f = {};
 
         if (strcmp(m->build_id, LATENTD_VERSION) != 0) {
                 (void) snprintf(text, sizeof(text),
@@ -449,11 +465,17 @@ static void on_hello(WorkerLink *w, const WireHello *m) {
         }
 
         w->hello = *m;
+        if (choose_devices(w, &f) < 0) {
+                (void) snprintf(w->hello.reason, sizeof(w->hello.reason), "%.500s", f.text);
+                w->hello.n_devices = 0;
+                on_no_device(w, &w->hello);
+                return;
+        }
         w->greeted = true;
         if (!w->no_cuda)
                 w->no_device[0] = '\0';
         log_info("A worker is there: %s, %" PRIu32 " devices, numerics %s, pid %" PRIi32 ".", m->backend,
-                m->n_devices, m->numerics_id, m->pid);
+                w->hello.n_devices, m->numerics_id, m->pid);
         welcome(w);
 }
 
@@ -468,7 +490,7 @@ static void on_welcome_ack(WorkerLink *w, const WireMessage *m) {
         w->state = LINK_READY;
         w->wanted = false;
         disarm(w);
-        manager_devices_present(w->manager, &w->hello);
+        manager_devices_present(w->manager, &w->hello, w->set.shares);
         manager_set_state(w->manager, NULL);
         worker_feed_on_ready(w);
         queue_dispatch(w->manager->queue);

@@ -22,6 +22,7 @@ uint64_t worker_link_epoch(const WorkerLink *w);
 uint32_t worker_link_ranks(const WorkerLink *w); /* of the last worker that was welcomed; 0 before */
 uint64_t worker_link_starts(const WorkerLink *w);
 const char *worker_link_no_device(const WorkerLink *w); /* why there is no GPU worker: "" there is, or nobody asked for one */
+const char *worker_link_notes(const WorkerLink *w);   /* WireHello.notes, and what latentd.conf left out */
 const char *worker_link_kernels(const WorkerLink *w);   /* as WireHello */
 const WireMemory *worker_link_memory(const WorkerLink *w); /* zeros without a worker */
 const WireHello *worker_link_hello(const WorkerLink *w); /* of the last worker that has devices; NULL before */
@@ -51,8 +52,8 @@ void worker_link_forget_session(WorkerLink *w, Session *s); /* ARENA_CLOSE */
 int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool with_step);
 int worker_link_step(
         WorkerLink *w, Job *j, uint32_t step); /* PLAN first where the worker has none for a STEP or SAMPLE */
-/* How many ranks would have rows of the job, which the worker has opened. */
-int worker_link_plan_ranks(const WorkerLink *w, const Job *j, uint32_t *ret);
+/* How the job, which the worker has opened, would be split: its plan (of those that have one) and plan_ranks. -ENODEV, -EINVAL. */
+int worker_link_plan_job(const WorkerLink *w, Job *j);
 void worker_link_close_job(WorkerLink *w, Job *j);
 void worker_link_cancel(WorkerLink *w, Job *j);
 /* What the worker keeps without need goes. w may be NULL; nothing happens without a worker. */

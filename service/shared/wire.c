@@ -189,6 +189,7 @@ static void normalise(WireMessage *m) {
                 TERMINATE(m->hello.numerics_id);
                 TERMINATE(m->hello.reason);
                 TERMINATE(m->hello.kernels);
+                TERMINATE(m->hello.notes);
                 for (size_t i = 0; i < WIRE_DEVICES_MAX; i++) {
                         WireDevice *d = &m->hello.devices[i];
 

@@ -109,6 +109,8 @@ typedef struct WireDevice {
         uint32_t reserved;
 } WireDevice;
 
+#define WIRE_LINK_SAME UINT32_MAX
+
 typedef struct WireHello {
         WireHeader header;
         char build_id[64]; /* must equal the broker's own: LATENTD_VERSION */
@@ -121,6 +123,10 @@ typedef struct WireHello {
         WireDevice devices[WIRE_DEVICES_MAX];
         char reason[512];   /* without devices: why, for people; else "" */
         char kernels[2048]; /* which kernel does what on the devices, in lines; "" with one set of kernels for all */
+        /* From a device to another, in 10^6 bytes a second. peer: by itself, 0 where copies were not proven to arrive;
+         * WIRE_LINK_SAME: to itself. host: through memory of the worker, 0: not measured. */
+        uint32_t peer_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX], host_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX];
+        char notes[1024]; /* for people, a line each: devices that are there and left out, ways that are not taken; or "" */
 } WireHello;
 
 typedef struct WireWelcome {
@@ -131,6 +137,7 @@ typedef struct WireWelcome {
         /* Of a worker whose devices have memory of their own, bytes of each: what others shall find free; what it may take, 0: all.
          * What it holds goes when no step came for so long; 0: never. */
         uint64_t vram_reserve, vram_limit, vram_idle_usec;
+        uint8_t device_of[WIRE_RANKS_MAX]; /* rank: its place in HELLO's devices; the worker lets go of devices without ranks */
 } WireWelcome;
 
 /* wire_init() sets acks to 1. */
@@ -446,6 +453,7 @@ typedef enum WirePlanKind {
 typedef enum WireExchange {
         WIRE_EXCHANGE_AUTO, /* of a request only */
         WIRE_EXCHANGE_HOST, /* through memory of the worker */
+        WIRE_EXCHANGE_P2P,  /* from device to device: only between those that HELLO says it of */
         _WIRE_EXCHANGE_MAX,
 } WireExchange;
 
@@ -507,7 +515,8 @@ typedef struct WireMemory {
 
 /* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a
  * block. */
-/* The worker cannot go on and ends; what was asked goes on in the next one. The text goes behind "the worker ". */
+/* The worker cannot go on (a device failed, a rank does not end) and ends; what was asked goes on in the next one. The text
+ * goes behind "the worker ". */
 typedef enum WireFatal {
         WIRE_FATAL_NONE,
         WIRE_FATAL_DEVICE,  /* failed */

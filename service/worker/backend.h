@@ -18,19 +18,23 @@ typedef struct Backend {
          * this machine lacks what the backend needs: the worker says so and has no devices. NULL: nothing to do. */
         int (*start)(Fault *f);
 
-        /* Fills up to WIRE_DEVICES_MAX descriptions for HELLO and returns how many. Reads /proc: call it
-         * before the filter of system calls is on. */
-        uint32_t (*devices)(WireDevice *ret_devices);
+        /* Fills up to WIRE_DEVICES_MAX descriptions for HELLO, and what is known of the ways between them, and returns how
+         * many there are. Reads /proc: call it before the filter of system calls is on. */
+        uint32_t (*devices)(WireHello *hello);
 
         /* Bytes of host memory that a step could take now; 0 where that is not known. */
         uint64_t (*memory_available)(void);
 
         /* The rest is of a backend with memory of its own (!ops->host_weights), else NULL. */
 
-        /* Of the device. Any thread. */
-        int (*device_memory)(uint64_t *ret_free, uint64_t *ret_total);
-        /* In words what is wrong with it, after an operation failed. Whether it is gone from the bus: then with its PCI
-         * address. Any thread. */
+        /* Contexts that the calling thread makes from now on are of this device (its place in devices()). NULL: there is one. */
+        int (*bind)(uint32_t device);
+        /* Of the devices only these (a bit each) have ranks: lets go of the others. Once, before there is a rank. NULL likewise. */
+        void (*choose)(uint64_t devices);
+        /* Of a device. Any thread. */
+        int (*device_memory)(uint32_t device, uint64_t *ret_free, uint64_t *ret_total);
+        /* In words what is wrong with one of them, after an operation failed. Whether it is gone from the bus: then with its
+         * PCI address. Any thread. */
         bool (*device_error)(char *ret, size_t size);
         /* Which kernel does what, in lines. */
         const char *kernels;

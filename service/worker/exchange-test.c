@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/reaper.h"
 
 #define FAULTS_MAX 8
 
@@ -19,6 +20,8 @@ typedef enum FaultKind {
         FAULT_STUCK,
         FAULT_DELAY,
         FAULT_DEADLINE,
+        FAULT_KILL,
+        FAULT_HANG,
 } FaultKind;
 
 typedef struct ExchangeFault {
@@ -40,6 +43,13 @@ static uint32_t mix(uint32_t x) {
         x ^= x >> 15;
         x *= 0x846ca68bu;
         return x ^ x >> 16;
+}
+
+/* Others in each process. */
+static bool happens(uint32_t per_million) {
+        static atomic_uint n;
+
+        return mix(mix((uint32_t) getpid()) ^ ++n) % 1000000 < per_million;
 }
 
 static int apply(ExchangeFault *f, uint32_t rank, const H3Message *m, uint8_t *bytes, uint64_t size) {
@@ -68,6 +78,17 @@ static int apply(ExchangeFault *f, uint32_t rank, const H3Message *m, uint8_t *b
                         (void) usleep(x / 4 % (f->b + 1));
                 return 0;
 
+        case FAULT_KILL:
+                if (!bytes && happens(f->a))
+                        reaper_kill_process();
+                return 0;
+
+        case FAULT_HANG:
+                if (!bytes && happens(f->a))
+                        for (;;)
+                                (void) usleep(10000);
+                return 0;
+
         default:
                 return 0;
         }
@@ -86,7 +107,7 @@ static bool parse(const char *word, ExchangeFault *ret) {
         static const struct {
                 const char *name;
                 int numbers;
-        } kinds[] = {{"flip", 3}, {"fail", 3}, {"stuck", 3}, {"delay", 2}, {"deadline", 1}};
+        } kinds[] = {{"flip", 3}, {"fail", 3}, {"stuck", 3}, {"delay", 2}, {"deadline", 1}, {"kill", 1}, {"hang", 1}};
         char name[16];
         int n;
 

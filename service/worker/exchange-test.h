@@ -9,6 +9,7 @@
  *     stuck:RANK:BLOCK:CHUNK   the rank hangs there
  *     delay:SEED:USEC          one message in four is late, up to USEC
  *     deadline:MSEC            of every wait
+ *     kill:N, hang:N           of a million messages so many end the process, or its rank for good; others in each process
  *
  * Blocks and chunks count from 0. */
 

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The exchange between the ranks of one run through memory of the worker ("host"): one copy in by the sender,
- * one copy out by the receiver, each with its own device. No rank sees another's memory.
+/* The exchange between the ranks of one run, through memory of the worker or from device to device.
  *
- * Every message has a place of its own, and a sequence number that is published after the copy; a sender waits
- * until the message before has been taken by all its receivers. Every wait has a deadline. The first error
- * releases all. */
+ * Every message has a place of its own, and a sequence number that is published once it is there, or will be by what was given
+ * to the devices; a sender waits until the message before has been taken by all its receivers. Every wait has a deadline. The
+ * first error releases all. */
 
 #include <stdint.h>
 
@@ -15,8 +14,16 @@
 
 typedef struct Exchange Exchange;
 
+typedef enum ExchangeKind {
+        EXCHANGE_HOST, /* exchange-host.c: any backend */
+        EXCHANGE_P2P,  /* exchange-p2p.c: contexts that copy to each other (LkOps.copy) */
+} ExchangeKind;
+
+/* From here on events of the ranks' contexts are the exchange's. */
+#define EXCHANGE_FIRST_EVENT 128u
+
 /* For tests: called on the rank's thread before it sends or takes a message (bytes NULL), and after it has put
- * one into its place (bytes: there). < 0: the rank fails with it. */
+ * one into a place that the host sees (bytes: there). < 0: the rank fails with it. */
 typedef struct ExchangeHook {
         int (*func)(void *userdata, uint32_t rank, const H3Message *m, uint8_t *bytes, uint64_t size);
         void *userdata;
@@ -45,14 +52,21 @@ typedef struct ExchangeText {
 
 uint64_t exchange_text_message(const void *text, const H3Message *m);
 
-/* Bytes that exchange_new() takes. */
-uint64_t exchange_memory(const H3Plan *p, ExchangeSize size);
+/* Bytes that exchange_new() takes, and exchange_open() of a rank's device. */
+uint64_t exchange_memory(ExchangeKind kind, const H3Plan *p, ExchangeSize size);
+uint64_t exchange_device_memory(ExchangeKind kind, const H3Plan *p, ExchangeSize size, uint32_t rank);
 
 /* For one run of this plan, which must outlive it. size is asked here only. deadline_usec: of each wait; hook: may be
  * NULL. -ENOMEM. */
-int exchange_new(const H3Plan *p, ExchangeSize size, uint64_t deadline_usec, const ExchangeHook *hook, Exchange **ret);
+int exchange_new(ExchangeKind kind, const H3Plan *p, ExchangeSize size, uint64_t deadline_usec, const ExchangeHook *hook,
+        Exchange **ret);
 /* No rank may use it any more. */
 Exchange *exchange_free(Exchange *e);
+
+/* On each rank's thread, before its first message and after its last, also if it failed. What close() returns is an error of
+ * the device. A rank that cannot open() must fail(). */
+int exchange_open(Exchange *e, const H3Rank *rank);
+int exchange_close(Exchange *e, const H3Rank *rank);
 
 /* What the ranks are given. */
 H3Exchange *exchange_interface(Exchange *e);

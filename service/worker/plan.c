@@ -40,7 +40,8 @@ static int check_numbers(const WirePlan *w, uint64_t rows, uint32_t ranks, Fault
                 return fault_set(f, -EINVAL, FAULT_INTERNAL,
                         "The plan is for %" PRIu32 " ranks, this worker has %" PRIu32 ".", w->ranks, ranks);
 
-        if (w->kind == WIRE_PLAN_AUTO || w->kind >= _WIRE_PLAN_MAX || w->exchange != WIRE_EXCHANGE_HOST)
+        if (w->kind == WIRE_PLAN_AUTO || w->kind >= _WIRE_PLAN_MAX || w->exchange == WIRE_EXCHANGE_AUTO ||
+                w->exchange >= _WIRE_EXCHANGE_MAX)
                 return fault_set(f, -EINVAL, FAULT_INTERNAL,
                         "The plan is of the unknown kind %" PRIu32 " or exchange %" PRIu32 ".", w->kind,
                         w->exchange);
@@ -96,6 +97,7 @@ int plan_new(const WirePlan *w, uint64_t rows, uint32_t heads, uint32_t ranks, P
                 .rows = p->rows,
                 .heads = p->heads,
         };
+        p->exchange = w->exchange == WIRE_EXCHANGE_P2P ? EXCHANGE_P2P : EXCHANGE_HOST;
         *ret = STEAL_PTR(p);
         return 0;
 }

@@ -7,9 +7,11 @@
 
 #include "service/h3/rank.h"
 #include "service/shared/wire.h"
+#include "service/worker/exchange.h"
 
 typedef struct Plan {
         H3Plan h3; /* points to the arrays below */
+        ExchangeKind exchange;
         H3Range rows[WIRE_RANKS_MAX];
         H3Range heads[WIRE_RANKS_MAX];
 } Plan;

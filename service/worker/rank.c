@@ -31,6 +31,7 @@ struct RankGroup {
         RankFunc func;
         void *userdata;
         uint32_t n_ranks, threads_per_rank;
+        RankPlaces places; /* bind NULL: one device */
         pthread_t steps;
         bool steps_running;
 
@@ -129,7 +130,9 @@ static void *rank_thread(void *userdata) {
         (void) prctl(PR_SET_NAME, name);
         (void) slice_make_long(); /* of the backend's threads too: they work, others pass on */
 
-        r = g->ops->context_new(g->threads_per_rank, &rank->context);
+        r = g->places.bind ? g->places.bind(g->places.device_of[rank->index]) : 0;
+        if (r >= 0)
+                r = g->ops->context_new(g->threads_per_rank, &rank->context);
         (void) pthread_mutex_lock(&g->lock);
         if (r < 0 && g->error == 0)
                 g->error = r;
@@ -209,6 +212,11 @@ static uint32_t threads_of_rank(uint32_t ranks, uint32_t threads) {
 
 int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc func, void *userdata,
         RankGroup **ret, Fault *f) {
+        return rank_group_new_at(ops, ranks, threads, &(RankPlaces){}, func, userdata, ret, f);
+}
+
+int rank_group_new_at(const LkOps *ops, uint32_t ranks, uint32_t threads, const RankPlaces *places, RankFunc func, void *userdata,
+        RankGroup **ret, Fault *f) {
         RankGroup *g;
         int r;
 
@@ -224,6 +232,7 @@ int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc 
         g->func = func;
         g->userdata = userdata;
         g->n_ranks = ranks;
+        g->places = *places;
         g->idle_usec = UINT64_MAX;
         g->threads_per_rank = threads_of_rank(ranks, threads);
         r = init_locks(g);

@@ -24,6 +24,16 @@ typedef void (*RankFunc)(void *userdata, RankGroup *g, Job *j, uint32_t step);
 int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc func, void *userdata,
         RankGroup **ret, Fault *f);
 
+/* Where ranks compute. */
+typedef struct RankPlaces {
+        int (*bind)(uint32_t device); /* Backend.bind */
+        const uint8_t *device_of;     /* [ranks], devices; looked at when the ranks start */
+} RankPlaces;
+
+/* The same with the ranks on several devices. */
+int rank_group_new_at(const LkOps *ops, uint32_t ranks, uint32_t threads, const RankPlaces *places, RankFunc func, void *userdata,
+        RankGroup **ret, Fault *f);
+
 /* Called on the steps' thread when it has nothing to do: after the last queued step, after a poke, and at the time
  * (CLOCK_MONOTONIC, usec; UINT64_MAX: none) that the call before returned. May give the ranks work. */
 typedef uint64_t (*RankIdle)(void *userdata, RankGroup *g);

@@ -218,24 +218,38 @@ static int clean_rank(void *userdata, uint32_t rank, LkContext *context) {
         return r;
 }
 
+/* Of one device. */
 typedef struct Room {
+        uint64_t ranks;        /* at work on it: bits; 0: nothing is planned there */
         uint64_t bytes;        /* for everything */
-        uint64_t least, whole; /* of the weights, over all ranks: with a ring alone, with all of them there */
+        uint64_t least, whole; /* of the weights, over its ranks: with a ring alone, with all of them there */
+        uint64_t use;          /* what the use takes beside them */
 } Room;
 
+static bool has_rank(const Room *room, uint32_t rank) {
+        return room->ranks >> rank & 1;
+}
+
 /* After clean_rank(): the weights are all that we have on the device. */
-static int measure_room(const Residency *x, const Backend *b, Room *ret) {
+static int measure_room(const Residency *x, const Backend *b, uint32_t device, Room *ret) {
         uint64_t n_free, total, limit = x->limits.limit;
         int r;
 
-        r = b->device_memory(&n_free, &total);
+        *ret = (Room){};
+        for (uint32_t i = 0; i < RANKS_MAX; i++)
+                if (x->device_of[i] == device && is_at_work(x, i))
+                        ret->ranks |= UINT64_C(1) << i;
+        if (ret->ranks == 0)
+                return 0;
+
+        r = b->device_memory(device, &n_free, &total);
         if (r < 0)
                 return r;
-        *ret = (Room){.bytes = n_free};
+        ret->bytes = n_free;
         for (uint32_t i = 0; i < RANKS_MAX; i++) {
                 DeviceWeightsState s;
 
-                if (!x->ranks[i].weights)
+                if (!has_rank(ret, i) || !x->ranks[i].weights)
                         continue;
                 device_weights_state(model_weights_device(x->ranks[i].weights), &s);
                 ret->bytes += s.bytes;
@@ -252,16 +266,24 @@ static int measure_room(const Residency *x, const Backend *b, Room *ret) {
         return 0;
 }
 
-/* Of device memory beside the weights, over all ranks. */
-static int bytes_of_use(const Residency *x, const ResidencyUse *use, uint32_t piece, uint64_t *ret) {
+/* Of device memory beside the weights, over these of the ranks at work. */
+static int bytes_of_use(const Residency *x, const ResidencyUse *use, uint64_t ranks, uint32_t piece, uint64_t *ret) {
         uint64_t sum = use->bytes, bytes;
         int r;
 
+        if (ranks != x->plan_ranks) /* they take alike */
+                sum = sum / (uint64_t) __builtin_popcountll(x->plan_ranks) * (uint64_t) __builtin_popcountll(ranks);
         for (uint32_t i = 0; use->plan && i < use->plan->ranks; i++) {
+                const ExchangeStep sizes = {x->h3, use->plan, use->job->compute};
+
+                if (!(ranks >> i & 1))
+                        continue;
                 r = h3_step_memory(x->h3, use->job->layout, use->plan, i, use->job->compute, piece, &bytes);
                 if (r < 0)
                         return r;
-                if (__builtin_add_overflow(sum, bytes, &sum))
+                if (__builtin_add_overflow(sum, bytes, &sum) ||
+                        __builtin_add_overflow(sum,
+                                exchange_device_memory(use->exchange, use->plan, (ExchangeSize){exchange_step_message, &sizes}, i), &sum))
                         return -EOVERFLOW;
         }
         *ret = sum;
@@ -269,28 +291,27 @@ static int bytes_of_use(const Residency *x, const ResidencyUse *use, uint32_t pi
 }
 
 /* The most rows at a time that leave room for all weights; else for half of them or a modest number of rows; else that
- * fit at all. *ret_bytes: what the use takes then. */
-static int choose_piece(const Residency *x, const ResidencyUse *use, const Room *room, uint32_t *ret, uint64_t *ret_bytes) {
+ * fit at all. */
+static int choose_piece(const Residency *x, const ResidencyUse *use, Room *room, uint32_t *ret) {
         if (!x->h3) { /* nothing to choose */
                 *ret = 0;
-                *ret_bytes = use->bytes;
-                return use->bytes <= room->bytes && room->least <= room->bytes - use->bytes ? 0 : -ENOMEM;
+                (void) bytes_of_use(x, use, room->ranks, 0, &room->use); /* without a plan it cannot fail */
+                return room->use <= room->bytes && room->least <= room->bytes - room->use ? 0 : -ENOMEM;
         }
         for (unsigned round = 0; round < 3; round++)
                 for (size_t i = 0; i < ELEMENTSOF(pieces); i++) {
-                        uint64_t bytes, want = room->bytes;
+                        uint64_t want = room->bytes;
                         int r;
 
                         if (x->h3->int8_cols > 0 && pieces[i] > PIECE_INT8)
                                 continue;
-                        r = bytes_of_use(x, use, pieces[i], &bytes);
+                        r = bytes_of_use(x, use, room->ranks, pieces[i], &room->use);
                         if (r < 0)
                                 return r;
                         *ret = pieces[i];
-                        *ret_bytes = bytes;
                         if (round == 1 && pieces[i] > PIECE_MODEST)
                                 want /= 2;
-                        if (bytes <= want && (round == 0 ? room->whole : room->least) <= want - bytes)
+                        if (room->use <= want && (round == 0 ? room->whole : room->least) <= want - room->use)
                                 return 0;
                 }
         return -ENOMEM;
@@ -298,19 +319,20 @@ static int choose_piece(const Residency *x, const ResidencyUse *use, const Room 
 
 typedef struct Planning {
         Residency *all;
-        uint64_t share; /* bytes of a rank's weights */
+        Room rooms[WIRE_DEVICES_MAX];
+        uint64_t share[WIRE_DEVICES_MAX]; /* bytes of a rank's weights */
 } Planning;
 
 /* Ranks may share a device: those that have more than their share let go before others take it. */
 static int yield_rank(void *userdata, uint32_t rank, LkContext *context) {
         const Planning *p = userdata;
         ModelWeights *w = p->all->ranks[rank].weights;
+        uint64_t least, share = p->share[p->all->device_of[rank]];
         DeviceWeightsState s = {};
-        uint64_t least;
 
         if (w)
                 device_weights_state(model_weights_device(w), &s);
-        return s.bytes > p->share ? device_weights_plan(model_weights_device(w), p->share, false, &least) : 0;
+        return s.bytes > share ? device_weights_plan(model_weights_device(w), share, false, &least) : 0;
 }
 
 static int plan_rank(void *userdata, uint32_t rank, LkContext *context) {
@@ -318,44 +340,78 @@ static int plan_rank(void *userdata, uint32_t rank, LkContext *context) {
         ResidencyRank *own = p->all->ranks + rank;
         uint64_t least;
 
-        return own->weights ? device_weights_plan(model_weights_device(own->weights), p->share, true, &least) : 0;
+        return own->weights ? device_weights_plan(model_weights_device(own->weights), p->share[p->all->device_of[rank]], true, &least) : 0;
 }
 
-static int does_not_fit(const Residency *x, const Room *room, uint64_t bytes, Fault *f) {
+static int does_not_fit(const Residency *x, const Room *room, Fault *f) {
         return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
                 "The step needs %" PRIu64 " bytes of device memory, and %" PRIu64 " for weights to pass through; %" PRIu64
                 " may be taken%s. Make the film smaller or shorter, or give the worker more of the device.",
-                bytes, room->least, room->bytes, x->limits.limit > 0 ? " (VramLimit=, VramReserve=)" : " (VramReserve=)");
+                room->use, room->least, room->bytes, x->limits.limit > 0 ? " (VramLimit=, VramReserve=)" : " (VramReserve=)");
+}
+
+/* One number of rows at a time for all: what the device with the least room has. */
+static int measure_rooms(Residency *x, const Backend *b, const ResidencyUse *use, Planning *p, Fault *f) {
+        uint32_t piece = UINT32_MAX, own;
+        int r;
+
+        for (uint32_t d = 0; d < WIRE_DEVICES_MAX; d++) {
+                r = measure_room(x, b, d, p->rooms + d);
+                if (r < 0)
+                        return r;
+                if (p->rooms[d].ranks == 0)
+                        continue;
+                r = choose_piece(x, use, p->rooms + d, &own);
+                if (r == -ENOMEM)
+                        return does_not_fit(x, p->rooms + d, f);
+                if (r < 0)
+                        return r;
+                piece = own < piece ? own : piece;
+        }
+        x->piece_rows = piece;
+
+        for (uint32_t d = 0; d < WIRE_DEVICES_MAX; d++) {
+                Room *room = p->rooms + d;
+
+                if (room->ranks == 0)
+                        continue;
+                r = bytes_of_use(x, use, room->ranks, piece, &room->use);
+                if (r < 0)
+                        return r;
+                p->share[d] = (room->bytes - room->use) / (uint64_t) __builtin_popcountll(room->ranks);
+        }
+        return 0;
 }
 
 static int take_memory(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f) {
-        uint64_t bytes = 0, n = (uint64_t) __builtin_popcountll(x->plan_ranks);
         Planning p = {.all = x};
-        Room room;
+        uint64_t bytes = 0, whole = 0;
         int r;
 
         r = on_all_ranks(g, clean_rank, x);
         if (r >= 0)
-                r = measure_room(x, b, &room);
-        if (r < 0)
-                return r;
-        r = choose_piece(x, use, &room, &x->piece_rows, &bytes);
-        if (r == -ENOMEM)
-                return does_not_fit(x, &room, bytes, f);
+                r = measure_rooms(x, b, use, &p, f);
         if (r < 0)
                 return r;
 
-        p.share = (room.bytes - bytes) / n;
         r = on_all_ranks(g, yield_rank, &p);
         if (r >= 0)
                 r = on_all_ranks(g, plan_rank, &p);
         residency_note(x);
+        for (uint32_t d = 0; d < WIRE_DEVICES_MAX; d++) {
+                bytes += p.rooms[d].use;
+                whole += p.rooms[d].whole;
+        }
         x->all_bytes = bytes + x->device_bytes;
         x->regrow_usec = 0;
-        log_debug("A step takes %" PRIu64 " bytes of the device with %" PRIu32 " rows at a time, weights %" PRIu64 " of %" PRIu64
+        log_debug("A step takes %" PRIu64 " bytes of the devices with %" PRIu32 " rows at a time, weights %" PRIu64 " of %" PRIu64
                   ", %" PRIu32 " blocks stay.",
-                bytes, x->piece_rows, x->device_bytes, room.whole, x->device_blocks);
-        return r == -ENOSPC ? does_not_fit(x, &room, bytes, f) : r;
+                bytes, x->piece_rows, x->device_bytes, whole, x->device_blocks);
+        if (r == -ENOSPC)
+                for (uint32_t d = 0; d < WIRE_DEVICES_MAX; d++)
+                        if (p.rooms[d].ranks != 0)
+                                return does_not_fit(x, p.rooms + d, f);
+        return r;
 }
 
 static uint64_t ranks_of(const ResidencyUse *use) {
@@ -369,6 +425,7 @@ static uint64_t ranks_of(const ResidencyUse *use) {
 
 int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f) {
         uint64_t ranks, bytes;
+        bool same_ranks;
         int r;
 
         if (b->ops->host_weights)
@@ -377,14 +434,16 @@ int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const Reside
         x->used_usec = clock_usec();
         take_model(x, g, b->ops, use);
         ranks = ranks_of(use);
-        r = bytes_of_use(x, use, PIECE_LEAST, &bytes);
+        same_ranks = x->plan_ranks == ranks;
+        x->plan_ranks = ranks;
+        x->planned = x->planned && same_ranks;
+        r = bytes_of_use(x, use, ranks, PIECE_LEAST, &bytes);
         if (r < 0)
                 return r;
-        if (x->planned && x->plan_ranks == ranks && x->plan_bytes == bytes && !(x->regrow_usec > 0 && x->regrow_usec <= x->used_usec))
+        if (x->planned && x->plan_bytes == bytes && !(x->regrow_usec > 0 && x->regrow_usec <= x->used_usec))
                 return 0;
 
         x->planned = false;
-        x->plan_ranks = ranks;
         x->plan_bytes = bytes;
         r = take_memory(x, b, g, use, f);
         if (r == -ENOMEM)

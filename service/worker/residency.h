@@ -12,6 +12,7 @@
 
 #include "service/h3/weights.h"
 #include "service/worker/backend.h"
+#include "service/worker/exchange.h"
 #include "service/worker/job-context.h"
 #include "service/worker/model-weights.h"
 #include "service/worker/rank.h"
@@ -20,8 +21,8 @@
 #define RESIDENCY_OVERHEAD (UINT64_C(1) << 30)
 
 typedef struct ResidencyLimits {
-        uint64_t reserve;   /* bytes of the device that others shall find free */
-        uint64_t limit;     /* bytes of the device that the worker may take, its overhead included; 0: all */
+        uint64_t reserve;   /* bytes of each device that others shall find free */
+        uint64_t limit;     /* bytes of each device that the worker may take, its overhead included; 0: all */
         uint64_t idle_usec; /* without a step; then device memory is given back. 0: never */
 } ResidencyLimits;
 
@@ -43,11 +44,12 @@ typedef struct Residency {
         const void *model;
         uint64_t serial;
         ResidencyRank ranks[RANKS_MAX];
+        uint8_t device_of[RANKS_MAX]; /* rank: its device; set when the worker starts */
 
         bool planned;         /* memory is taken for the following */
         uint64_t plan_ranks;  /* bits */
         uint64_t plan_bytes;  /* of all ranks with the fewest rows at a time: what uses differ by */
-        uint64_t all_bytes;   /* of the device, for the weights and beside them */
+        uint64_t all_bytes;   /* of the devices, for the weights and beside them */
         uint32_t piece_rows;  /* H3Rank */
         uint64_t regrow_usec; /* after a shrink: when it is planned anew; 0: as planned */
         uint64_t regrow_delay_usec;
@@ -63,6 +65,7 @@ typedef struct ResidencyUse {
         const Job *job;         /* whose model */
         bool base;              /* not what its adapters make of it */
         const H3Plan *plan;     /* NULL: the first `ranks` work, and take */
+        ExchangeKind exchange;  /* with plan */
         uint32_t ranks;         /* 0: one */
         uint64_t bytes;         /* of device memory beside the weights, over all ranks */
 } ResidencyUse;

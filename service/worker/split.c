@@ -76,10 +76,12 @@ static int work(void *userdata, uint32_t index, LkContext *context) {
                 .exchange = x->exchange ? exchange_interface(x->exchange) : NULL,
         };
 
-        int r;
+        int r, closed;
 
         x->parts[index] = (Part){x, index, context};
         r = s->on_begin ? s->on_begin(s->userdata, index, &rank) : 0;
+        if (r >= 0 && rank.exchange)
+                r = exchange_open(x->exchange, &rank);
         if (r < 0) {
                 if (rank.exchange) /* others wait for it */
                         rank.exchange->fail(rank.exchange, index, r, NULL);
@@ -88,7 +90,8 @@ static int work(void *userdata, uint32_t index, LkContext *context) {
         r = h3_step(&rank, s->model, s->in, &hooks, s->video, s->audio, x->faults + index);
         if (r >= 0 && stamps)
                 read_stamp(s, context);
-        return r;
+        closed = rank.exchange ? exchange_close(x->exchange, &rank) : 0;
+        return r < 0 ? r : closed;
 }
 
 static void stuck(void *userdata, uint32_t rank) {
@@ -149,9 +152,10 @@ static int first_error(const Split *x, int r, Fault *f) {
         return first < 0 ? first : r;
 }
 
-int split_memory(const LkOps *ops, const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute compute, uint64_t *ret) {
+int split_memory(const LkOps *ops, const H3Model *m, const H3Layout *l, const H3Plan *p, ExchangeKind exchange, H3Compute compute,
+        uint64_t *ret) {
         const ExchangeStep sizes = {m, p, compute};
-        uint64_t sum = exchange_memory(p, (ExchangeSize){exchange_step_message, &sizes});
+        uint64_t sum = exchange_memory(exchange, p, (ExchangeSize){exchange_step_message, &sizes});
 
         for (uint32_t i = 0; ops->host_weights && i < p->ranks; i++) {
                 uint64_t bytes;
@@ -185,7 +189,7 @@ int split_run(RankGroup *g, const SplitStep *s, uint64_t *ret_bytes, Fault *f) {
         if (s->plan->ranks > 1) {
                 const ExchangeStep sizes = {s->model, s->plan, s->in->compute};
 
-                r = exchange_new(s->plan, (ExchangeSize){exchange_step_message, &sizes}, x->deadline_usec,
+                r = exchange_new(s->exchange, s->plan, (ExchangeSize){exchange_step_message, &sizes}, x->deadline_usec,
                         &s->hook, &exchange);
                 if (r < 0)
                         return r;

@@ -12,6 +12,7 @@ typedef struct SplitStep {
         const H3Model *model;
         const H3Plan *plan;
         const H3StepInput *in;
+        ExchangeKind exchange;
         float *video, *audio; /* the velocities, written by all ranks */
 
         /* As H3StepHooks.on_block, on each rank's thread. */
@@ -32,7 +33,8 @@ typedef struct SplitStep {
 
 /* Bytes of host memory that the step takes over all ranks, with what lies between them; the latter alone where the
  * ranks' own are on a device. */
-int split_memory(const LkOps *ops, const H3Model *m, const H3Layout *l, const H3Plan *p, H3Compute compute, uint64_t *ret);
+int split_memory(const LkOps *ops, const H3Model *m, const H3Layout *l, const H3Plan *p, ExchangeKind exchange, H3Compute compute,
+        uint64_t *ret);
 
 /* How long a rank may be waited for that multiplies rows by weights: the sum of its rows times their bytes. */
 uint64_t split_deadline(const LkOps *ops, double row_bytes);

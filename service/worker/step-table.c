@@ -62,8 +62,8 @@ static bool has_memory(const StepRunner *s, const Job *j, uint64_t bytes) {
 
         if (have == 0)
                 return true; /* not known */
-        return split_memory(s->backend->ops, job_model(j), j->layout, &j->plan->h3, j->compute, &need) >= 0 && need <= have &&
-               bytes <= have - need;
+        return split_memory(s->backend->ops, job_model(j), j->layout, &j->plan->h3, j->plan->exchange, j->compute, &need) >= 0 &&
+               need <= have && bytes <= have - need;
 }
 
 typedef struct Making {

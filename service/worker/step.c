@@ -168,7 +168,7 @@ static int on_begin(void *userdata, uint32_t rank, H3Rank *to) {
 }
 
 static int step_memory(const StepRunner *s, const Job *j, uint64_t *ret) {
-        return split_memory(s->backend->ops, job_model(j), j->layout, &j->plan->h3, j->compute, ret);
+        return split_memory(s->backend->ops, job_model(j), j->layout, &j->plan->h3, j->plan->exchange, j->compute, ret);
 }
 
 uint64_t step_planned_memory(const StepRunner *s, const Job *j, uint32_t ranks) {
@@ -198,7 +198,7 @@ uint64_t step_planned_memory(const StepRunner *s, const Job *j, uint32_t ranks) 
                 .heads = heads,
                 .sparse = j->sparse,
         };
-        return split_memory(s->backend->ops, j->model->h3, j->layout, &plan, j->compute, &bytes) < 0 ? 0 : bytes;
+        return split_memory(s->backend->ops, j->model->h3, j->layout, &plan, EXCHANGE_HOST, j->compute, &bytes) < 0 ? 0 : bytes;
 }
 
 static void on_stuck(void *userdata, const Fault *f) {
@@ -247,6 +247,7 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3Ste
                 .ops = s->backend->ops,
                 .model = job_model(j),
                 .plan = &j->plan->h3,
+                .exchange = j->plan->exchange,
                 .in = &in,
                 .video = j->velocity.video,
                 .audio = j->velocity.audio,
@@ -285,7 +286,7 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3Ste
 
 /* With the model on the devices. */
 static int compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInput *ret_in, StepResult *ret, Fault *f) {
-        const ResidencyUse use = {.job = j, .plan = &j->plan->h3};
+        const ResidencyUse use = {.job = j, .plan = &j->plan->h3, .exchange = j->plan->exchange};
         int r;
 
         r = residency_prepare(&s->residency, s->backend, g, &use, f);

@@ -94,7 +94,7 @@ int text_split_memory(const H3TextModel *m, const H3TextSize *size, uint64_t *re
         H3Range rows[H3_TEXT_RANKS_MAX];
         H3Plan plan = h3_text_plan(size->ranks, rows);
         const ExchangeText sizes = {m, *size};
-        uint64_t sum, between = exchange_memory(&plan, (ExchangeSize){exchange_text_message, &sizes});
+        uint64_t sum, between = exchange_memory(EXCHANGE_HOST, &plan, (ExchangeSize){exchange_text_message, &sizes});
 
         if (__builtin_mul_overflow(h3_text_memory(m, size), (uint64_t) size->ranks, &sum) ||
                 __builtin_add_overflow(sum, between, &sum))
@@ -119,7 +119,7 @@ int text_split_run(RankGroup *g, const TextSplit *s, void *ret_hidden, uint64_t 
         x->plan = h3_text_plan(s->ranks, x->rows);
         x->deadline_usec = s->deadline_usec > 0 ? s->deadline_usec : expected_deadline(s, &sizes.size);
         if (s->ranks > 1) {
-                r = exchange_new(&x->plan, (ExchangeSize){exchange_text_message, &sizes}, x->deadline_usec,
+                r = exchange_new(EXCHANGE_HOST, &x->plan, (ExchangeSize){exchange_text_message, &sizes}, x->deadline_usec,
                         &s->hook, &exchange);
                 if (r < 0)
                         return r;

@@ -30,8 +30,8 @@ static const char *architecture(const LkOps *ops) {
 
 static const LkOps *cpu_ops; /* set by backend_get() */
 
-static uint32_t devices(WireDevice *ret_devices) {
-        WireDevice *d = &ret_devices[0];
+static uint32_t devices(WireHello *hello) {
+        WireDevice *d = &hello->devices[0];
 
         memset(d, 0, sizeof(*d));
         (void) snprintf(d->architecture, sizeof(d->architecture), "%s", architecture(cpu_ops));

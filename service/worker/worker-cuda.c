@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA backend of the worker: its op table, and the one device that this version drives. */
+/* The CUDA backend of the worker: its op table, and the devices that are alike, with the ways between them. */
 
 #include "service/worker/backend.h"
 
@@ -15,6 +15,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 #include "service/worker/meminfo.h"
+#include "service/worker/peers.h"
 #include "service/worker/timeline.h"
 
 /* The portable kernels want mma.sync of bf16 and cp.async. */
@@ -22,16 +23,30 @@
 /* Below it there is no room beside CUDA itself (RESIDENCY_OVERHEAD) for the least step of the least model. */
 #define SMALLEST_MEMORY (UINT64_C(3) << 30)
 
-/* All of it is written by start(), on the main thread. */
+/* Of the trial of copies between devices. */
+#define PATTERN (UINT64_C(64) << 20)
+#define PATTERN_USEC UINT64_C(5000000)
+
+typedef struct Gpu {
+        int number; /* CUDA's */
+        struct cudaDeviceProp properties;
+        char pci_address[16];
+        char numerics_id[128];
+        bool is_out;                /* no rank has it: choose() */
+        _Atomic(LkContext *) first; /* made by start(); the first rank takes it over */
+} Gpu;
+
+/* All of it is written by start() and choose(), on the main thread. */
 static struct {
         bool started;
         LkOps ops;
-        char numerics_id[128], kernels[2048];
-        int device;
-        struct cudaDeviceProp properties;
-        char pci_address[16];
-        _Atomic(LkContext *) first; /* made by start(); the first rank takes it over */
-} gpu;
+        char kernels[2048];
+        uint32_t n;
+        Gpu gpus[WIRE_DEVICES_MAX];
+        WireHello links; /* what start() found out for it */
+} cuda;
+
+static _Thread_local uint32_t bound; /* which of them */
 
 static int no_device(Fault *f, const char *text) {
         return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED, "%s", text);
@@ -103,12 +118,12 @@ static int try_kernel(LkContext *c) {
         return r < 0 ? r : half == 0x3f80 ? 0 : -EIO;
 }
 
-static int open_device(Fault *f) {
+static int open_device(Gpu *g, Fault *f) {
         LkContext *c = NULL;
         char text[256];
         int r;
 
-        r = cudaSetDevice(gpu.device) == cudaSuccess ? 0 : -ENODEV;
+        r = cudaSetDevice(g->number) == cudaSuccess ? 0 : -ENODEV;
         timeline_note("context");
         if (r >= 0)
                 r = lk_cuda_ops()->context_new(0, &c);
@@ -117,9 +132,8 @@ static int open_device(Fault *f) {
                 r = try_kernel(c);
         timeline_note("kernel");
         if (r >= 0) {
-                (void) lk_cuda_numerics_id(c, gpu.numerics_id, sizeof(gpu.numerics_id));
-                (void) lk_cuda_describe(c, gpu.kernels, sizeof(gpu.kernels));
-                gpu.first = c;
+                (void) lk_cuda_numerics_id(c, g->numerics_id, sizeof(g->numerics_id));
+                g->first = c;
                 return 0;
         }
 
@@ -128,60 +142,131 @@ static int open_device(Fault *f) {
                 (void) snprintf(text, sizeof(text), "others have taken its memory");
         else if (r == -ENODEV)
                 (void) snprintf(text, sizeof(text), "this build has no kernels for sm_%d%d (option gpu_arch), or others use it alone",
-                        gpu.properties.major, gpu.properties.minor);
+                        g->properties.major, g->properties.minor);
         else if (r == -ELIBACC)
                 (void) snprintf(text, sizeof(text), "cuBLAS of CUDA %d (libcublasLt.so.%d) cannot be loaded: install it",
                         CUDART_VERSION / 1000, CUDART_VERSION / 1000);
         else
                 (void) snprintf(text, sizeof(text), "%s", strerror(-r));
-        return fault_set(f, r, FAULT_NOT_SUPPORTED, "The GPU %s (%s) cannot be used: %s.", gpu.properties.name,
-                gpu.pci_address, text);
+        return fault_set(f, r, FAULT_NOT_SUPPORTED, "The GPU %s (%s) cannot be used: %s.", g->properties.name, g->pci_address, text);
 }
 
 /* f: what is wrong with it. */
-static int try_device(int i, Fault *f) {
+static int try_device(int i, Gpu *g, Fault *f) {
         char address[32] = "";
         cudaError_t e;
         int r;
 
         (void) cudaDeviceGetPCIBusId(address, sizeof(address), i);
-        e = cudaGetDeviceProperties(&gpu.properties, i);
+        g->number = i;
+        e = cudaGetDeviceProperties(&g->properties, i);
         if (e != cudaSuccess)
                 return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED, "GPU %d (%s) does not answer: %s.", i, address, cudaGetErrorString(e));
-        address_of(&gpu.properties, gpu.pci_address, sizeof(gpu.pci_address));
-        r = check_device(&gpu.properties, gpu.pci_address, f);
-        if (r < 0)
-                return r;
-        gpu.device = i;
-        return open_device(f);
+        address_of(&g->properties, g->pci_address, sizeof(g->pci_address));
+        r = check_device(&g->properties, g->pci_address, f);
+        return r < 0 ? r : open_device(g, f);
 }
 
-/* The first one that will do; f: what is wrong with the last one that will not. */
-static int choose_device(int n, Fault *f) {
+static void close_device(Gpu *g) {
+        LkContext *c;
+
+        if (cudaSetDevice(g->number) != cudaSuccess)
+                return;
+        c = atomic_exchange(&g->first, NULL);
+        if (c)
+                (void) lk_cuda_ops()->context_free(c);
+        (void) cudaDeviceReset(); /* what the driver took for us, too */
+}
+
+/* A step is cut over devices that give the same bits: those that are like the first one that will do. f: what is wrong with
+ * the last one that will not. */
+static int open_devices(int n, Fault *f) {
         int r = -ENODEV;
 
-        for (int i = 0; r < 0 && i < n; i++) {
+        for (int i = 0; i < n; i++) {
+                Gpu *g = cuda.gpus + cuda.n;
+
+                if (cuda.n == WIRE_DEVICES_MAX) {
+                        peers_note(&cuda.links, "%d GPUs are there; a worker uses %d at most.", n, WIRE_DEVICES_MAX);
+                        break;
+                }
                 *f = (Fault){};
-                r = try_device(i, f);
-                if (r < 0 && n > 1)
-                        log_warning("%s", f->text);
+                r = try_device(i, g, f);
+                if (r < 0) {
+                        if (n > 1)
+                                peers_note(&cuda.links, "%s", f->text);
+                        continue;
+                }
+                if (cuda.n > 0 && strcmp(g->numerics_id, cuda.gpus[0].numerics_id) != 0) {
+                        peers_note(&cuda.links, "The GPU %s (%s) is left out: beside %s (%s) its results would have other bits.",
+                                g->properties.name, g->pci_address, cuda.gpus[0].properties.name, cuda.gpus[0].pci_address);
+                        close_device(g);
+                        continue;
+                }
+                cuda.n++;
         }
-        if (r >= 0 && n > 1)
-                log_notice("%d GPUs are there; this version computes on one: %s (%s).", n, gpu.properties.name, gpu.pci_address);
-        return r;
+        if (cuda.n > 1)
+                timeline_note("other devices");
+        return cuda.n > 0 ? 0 : r;
+}
+
+static int bind_device(uint32_t device) {
+        if (device >= cuda.n || cuda.gpus[device].is_out || cudaSetDevice(cuda.gpus[device].number) != cudaSuccess)
+                return -ENODEV;
+        bound = device;
+        return 0;
 }
 
 /* Threads begin on device 0. */
 static int context_new(uint32_t threads, LkContext **ret) {
         LkContext *c;
+        int r;
 
-        if (!gpu.started || cudaSetDevice(gpu.device) != cudaSuccess)
-                return -ENODEV;
-        c = atomic_exchange(&gpu.first, NULL);
+        r = cuda.started ? bind_device(bound) : -ENODEV;
+        if (r < 0)
+                return r;
+        c = atomic_exchange(&cuda.gpus[bound].first, NULL);
         if (!c)
                 return lk_cuda_ops()->context_new(threads, ret);
         *ret = c;
         return 0;
+}
+
+/* On one thread, before anything is copied: several at once fail. */
+static int connect(uint32_t from, uint32_t to) {
+        int can = 0;
+        cudaError_t e;
+
+        if (cudaDeviceCanAccessPeer(&can, cuda.gpus[from].number, cuda.gpus[to].number) != cudaSuccess || !can)
+                return -EOPNOTSUPP;
+        if (bind_device(from) < 0)
+                return -ENODEV;
+        e = cudaDeviceEnablePeerAccess(cuda.gpus[to].number, 0);
+        (void) cudaGetLastError();
+        return e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled ? 0 : -EOPNOTSUPP;
+}
+
+static void describe(WireDevice *d, const Gpu *g);
+
+static void try_links(void) {
+        LkContext *contexts[WIRE_DEVICES_MAX];
+        WireDevice devices[WIRE_DEVICES_MAX];
+        const PeersTrial trial = {
+                .ops = lk_cuda_ops(),
+                .n = cuda.n,
+                .devices = devices,
+                .contexts = contexts,
+                .bind = bind_device,
+                .connect = connect,
+                .size = PATTERN,
+                .deadline_usec = PATTERN_USEC,
+        };
+
+        for (uint32_t i = 0; i < cuda.n; i++) {
+                contexts[i] = cuda.gpus[i].first;
+                describe(devices + i, cuda.gpus + i);
+        }
+        peers_try(&trial, &cuda.links);
 }
 
 static int start(Fault *f) {
@@ -189,21 +274,31 @@ static int start(Fault *f) {
 
         r = count_devices(&n, f);
         if (r >= 0)
-                r = choose_device(n, f);
+                r = open_devices(n, f);
         lk_cuda_await_libraries(); /* a process that is shut in loads nothing any more */
         if (r < 0)
                 return r;
-        gpu.ops.numerics_id = gpu.numerics_id;
-        gpu.started = true;
+        (void) lk_cuda_describe(cuda.gpus[0].first, cuda.kernels, sizeof(cuda.kernels));
+        try_links();
+        cuda.ops.numerics_id = cuda.gpus[0].numerics_id;
+        cuda.started = true;
         return 0;
 }
 
-static int numa_node(void) {
+static void choose(uint64_t devices) {
+        for (uint32_t i = 0; i < cuda.n; i++)
+                if (!(devices >> i & 1)) {
+                        close_device(cuda.gpus + i);
+                        cuda.gpus[i].is_out = true;
+                }
+}
+
+static int numa_node(const Gpu *g) {
         char path[64];
         FILE *file;
         int node = -1;
 
-        (void) snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/numa_node", gpu.pci_address);
+        (void) snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/numa_node", g->pci_address);
         file = fopen(path, "re");
         if (!file)
                 return -1;
@@ -221,41 +316,51 @@ static void print_uuid(const cudaUUID_t *uuid, char *ret, size_t size) {
                         (unsigned char) uuid->bytes[i]);
 }
 
-static int device_memory(uint64_t *ret_free, uint64_t *ret_total) {
+static int device_memory(uint32_t device, uint64_t *ret_free, uint64_t *ret_total) {
         size_t n_free, n_total;
 
-        if (!gpu.started || cudaSetDevice(gpu.device) != cudaSuccess || cudaMemGetInfo(&n_free, &n_total) != cudaSuccess)
+        if (!cuda.started || device >= cuda.n || cuda.gpus[device].is_out || cudaSetDevice(cuda.gpus[device].number) != cudaSuccess ||
+                cudaMemGetInfo(&n_free, &n_total) != cudaSuccess)
                 return -ENODEV;
         *ret_free = n_free;
         *ret_total = n_total;
         return 0;
 }
 
-static uint32_t devices(WireDevice *ret_devices) {
-        WireDevice *d = &ret_devices[0];
+static void describe(WireDevice *d, const Gpu *g) {
+        memset(d, 0, sizeof(*d));
+        (void) snprintf(d->name, sizeof(d->name), "%.63s", g->properties.name);
+        (void) snprintf(d->pci_address, sizeof(d->pci_address), "%s", g->pci_address);
+        (void) snprintf(d->architecture, sizeof(d->architecture), "sm_%d%d", g->properties.major, g->properties.minor);
+        print_uuid(&g->properties.uuid, d->uuid, sizeof(d->uuid));
+        d->numa_node = numa_node(g);
+        d->memory_total = g->properties.totalGlobalMem;
+}
 
-        if (!gpu.started)
+static uint32_t devices(WireHello *hello) {
+        if (!cuda.started)
                 return 0;
 
-        memset(d, 0, sizeof(*d));
-        (void) snprintf(d->name, sizeof(d->name), "%.63s", gpu.properties.name);
-        (void) snprintf(d->pci_address, sizeof(d->pci_address), "%s", gpu.pci_address);
-        (void) snprintf(d->architecture, sizeof(d->architecture), "sm_%d%d", gpu.properties.major, gpu.properties.minor);
-        print_uuid(&gpu.properties.uuid, d->uuid, sizeof(d->uuid));
-        d->numa_node = numa_node();
-        if (device_memory(&d->memory_free, &d->memory_total) < 0)
-                d->memory_total = gpu.properties.totalGlobalMem;
-        return 1;
+        memcpy(hello->peer_mbs, cuda.links.peer_mbs, sizeof(hello->peer_mbs));
+        memcpy(hello->host_mbs, cuda.links.host_mbs, sizeof(hello->host_mbs));
+        memcpy(hello->notes, cuda.links.notes, sizeof(hello->notes));
+        for (uint32_t i = 0; i < cuda.n; i++) {
+                WireDevice *d = hello->devices + i;
+
+                describe(d, cuda.gpus + i);
+                (void) device_memory(i, &d->memory_free, &d->memory_total);
+        }
+        return cuda.n;
 }
 
 /* A GPU that is gone from the bus reads as ones. */
-static bool is_off_the_bus(void) {
+static bool is_off_the_bus(const Gpu *g) {
         unsigned char id[2] = {};
         char path[64];
         FILE *file;
         size_t n;
 
-        (void) snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/config", gpu.pci_address);
+        (void) snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/config", g->pci_address);
         file = fopen(path, "re");
         if (!file)
                 return errno == ENOENT;
@@ -264,14 +369,33 @@ static bool is_off_the_bus(void) {
         return n == sizeof(id) && id[0] == 0xff && id[1] == 0xff;
 }
 
-static bool device_error(char *ret, size_t size) {
-        const bool off_bus = is_off_the_bus();
-        cudaError_t e = cudaSetDevice(gpu.device);
+/* An error that stays comes out again. */
+static cudaError_t error_of(const Gpu *g) {
+        cudaError_t e = cudaSetDevice(g->number);
 
-        if (e == cudaSuccess)
-                e = cudaDeviceSynchronize(); /* an error that stays comes out again */
-        (void) snprintf(ret, size, "the GPU %s (%s, sm_%d%d) %s%s%s", gpu.properties.name, gpu.pci_address,
-                gpu.properties.major, gpu.properties.minor, off_bus ? "has fallen off the bus" : "failed",
+        return e == cudaSuccess ? cudaDeviceSynchronize() : e;
+}
+
+/* The one that is off the bus, or has an error; else the first. */
+static bool device_error(char *ret, size_t size) {
+        const Gpu *guilty = NULL;
+        cudaError_t e = cudaSuccess;
+        bool off_bus = false;
+
+        for (uint32_t i = 0; !off_bus && i < cuda.n; i++)
+                if (!cuda.gpus[i].is_out && is_off_the_bus(cuda.gpus + i)) {
+                        guilty = cuda.gpus + i;
+                        off_bus = true;
+                }
+        for (uint32_t i = 0; !guilty && i < cuda.n; i++)
+                if (!cuda.gpus[i].is_out && (e = error_of(cuda.gpus + i)) != cudaSuccess)
+                        guilty = cuda.gpus + i;
+        if (off_bus)
+                e = error_of(guilty);
+        if (!guilty)
+                guilty = cuda.gpus;
+        (void) snprintf(ret, size, "the GPU %s (%s, sm_%d%d) %s%s%s", guilty->properties.name, guilty->pci_address,
+                guilty->properties.major, guilty->properties.minor, off_bus ? "has fallen off the bus" : "failed",
                 e != cudaSuccess ? ": " : "", e != cudaSuccess ? cudaGetErrorString(e) : "");
         return off_bus;
 }
@@ -281,19 +405,21 @@ const Backend *backend_get(Fault *f) {
                 .program = "latent-worker-cuda",
                 .start = start,
                 .devices = devices,
+                .bind = bind_device,
+                .choose = choose,
                 .memory_available = meminfo_available,
                 .device_memory = device_memory,
                 .device_error = device_error,
-                .kernels = gpu.kernels,
+                .kernels = cuda.kernels,
                 .bf16_only = true,
                 .uses_driver = true,
         };
 
         if (!backend.ops) {
-                gpu.ops = *lk_cuda_ops();
-                gpu.ops.context_new = context_new;
-                gpu.ops.numerics_id = "cuda-none";
-                backend.ops = &gpu.ops;
+                cuda.ops = *lk_cuda_ops();
+                cuda.ops.context_new = context_new;
+                cuda.ops.numerics_id = "cuda-none";
+                backend.ops = &cuda.ops;
         }
         return &backend;
 }

@@ -26,6 +26,7 @@
 typedef struct Worker {
         const Backend *backend;
         Link *link;
+        uint32_t n_devices;
         RankGroup *ranks; /* NULL before WELCOME */
         StepRunner steps; /* the steps' thread's */
         ModelTable models;
@@ -148,14 +149,35 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         link_send(w->link, &m);
 }
 
-/* A thread that cannot be ended takes the process with it: the broker starts another. */
+/* A thread that cannot be ended takes the process with it: the broker starts another, in which the job goes on from the last step
+ * that it committed. */
 static void on_stuck(void *userdata, const Job *j, uint32_t step, const Fault *f) {
         Worker *w = userdata;
+        WireMessage m;
 
         (void) log_error(0, "%s The worker ends.", f->text);
-        reply_error(w, j->id, step, -ETIMEDOUT, f);
+        wire_init(&m, WIRE_ERROR, link_epoch(w->link), j->id, step);
+        (void) fault_set(&m.error.fault, -ETIMEDOUT, FAULT_WORKER_CRASHED, "lost a rank: %.400s", f->text);
+        m.error.fatal = WIRE_FATAL_DEVICE;
+        link_send(w->link, &m);
         link_flush(w->link);
         reaper_kill_process();
+}
+
+/* Which device each rank computes on. */
+static int place_ranks(Worker *w, const WireWelcome *welcome, Fault *f) {
+        uint64_t devices = 0;
+
+        for (uint32_t i = 0; i < welcome->ranks && i < WIRE_RANKS_MAX; i++) {
+                if (welcome->device_of[i] >= w->n_devices)
+                        return fault_set(f, -EPROTO, FAULT_INTERNAL, "WELCOME gives rank %" PRIu32 " the device %u of %" PRIu32 ".", i,
+                                welcome->device_of[i], w->n_devices);
+                w->steps.residency.device_of[i] = welcome->device_of[i];
+                devices |= UINT64_C(1) << welcome->device_of[i];
+        }
+        if (w->backend->choose)
+                w->backend->choose(devices);
+        return 0;
 }
 
 static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
@@ -174,7 +196,11 @@ static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
                 .idle_usec = m->welcome.vram_idle_usec,
         };
         w->steps.residency.used_usec = clock_usec();
-        r = rank_group_new(w->backend->ops, m->welcome.ranks, m->welcome.threads, on_step, w, &w->ranks, f);
+        r = place_ranks(w, &m->welcome, f);
+        if (r < 0)
+                return r;
+        r = rank_group_new_at(w->backend->ops, m->welcome.ranks, m->welcome.threads,
+                &(RankPlaces){w->backend->bind, w->steps.residency.device_of}, on_step, w, &w->ranks, f);
         if (r >= 0 && !w->backend->ops->host_weights) {
                 rank_group_set_idle(w->ranks, on_idle);
                 rank_group_poke(w->ranks); /* also a worker that no step comes to is idle some day */
@@ -535,11 +561,12 @@ int worker_start(const Backend *backend, int socket, const Fault *no_device, Fau
                 (void) snprintf(m.hello.reason, sizeof(m.hello.reason), "%.511s", no_device->text);
                 (void) log_error(0, "%s", no_device->text);
         } else {
-                m.hello.n_devices = backend->devices(m.hello.devices);
+                m.hello.n_devices = backend->devices(&m.hello);
                 (void) snprintf(m.hello.kernels, sizeof(m.hello.kernels), "%s", backend->kernels ? backend->kernels : "");
                 log_info("Version %s on %s (%s).", LATENTD_VERSION, m.hello.devices[0].name,
                         m.hello.devices[0].architecture);
         }
+        w->n_devices = m.hello.n_devices;
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", LATENTD_VERSION);
         (void) snprintf(m.hello.backend, sizeof(m.hello.backend), "%s", backend->ops->backend);
         (void) snprintf(m.hello.numerics_id, sizeof(m.hello.numerics_id), "%s", backend->ops->numerics_id);

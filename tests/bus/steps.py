@@ -29,7 +29,7 @@ class Client:
         self.bus.close()
 
     def open(self, **options):
-        types = {"ranks": "u", "chunks": "u", "shares": "au"}
+        types = {"ranks": "u", "chunks": "u", "shares": "au", "gpus": "as"}
         d = {k: Variant(types.get(k, "s"), v) for k, v in options.items()}
         size = Variant("t", 8 << 20)
         session, i, o = self.bus.manager("OpenSession", "a{sv}", {"model": Variant("o", self.model), "input-bytes": size,

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA worker on a device that the CPU plays (tests/unit/worker/device-ops.h), for tests of the service where there is
+/* The CUDA worker on devices that the CPU plays (tests/unit/worker/device-ops.h), for tests of the service where there is
  * no GPU: the real worker, with another backend. The file that LATENT_PLAYED names is a struct Played that the test and
  * the worker share. */
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,21 +16,38 @@
 #include "service/shared/clock.h"
 #include "service/worker/backend.h"
 #include "service/worker/meminfo.h"
+#include "service/worker/peers.h"
 #include "tests/unit/worker/device-ops.h"
 
 typedef struct Played {
-        volatile uint64_t limit;      /* bytes of the device */
+        volatile uint64_t limit;      /* bytes of each device */
         volatile uint64_t used, peak; /* by the worker; peak: of all workers */
         volatile uint64_t fails_in;   /* copies to the device, then it fails for this worker; 0: it does not */
         volatile uint64_t gone;       /* it is not there for the next worker */
         volatile uint64_t starts;     /* of workers */
         volatile uint64_t stamp_usec; /* a kernel of block 0 begins so much later */
+        volatile uint64_t devices;    /* 0: one */
+        volatile uint64_t lost;       /* bits: devices that fail at the next upload, and are not there for the next worker */
+        volatile uint64_t flips, hangs; /* copies from device a to b, 1 + 8 * a + b: change a bit; never end */
+        volatile uint64_t peer_copies; /* by all workers */
 } Played;
 
 static Played *played;
 static const LkOps *device;
 static LkOps ops;
 static bool failed; /* sticky */
+static uint32_t numbers[DEVICE_SIM_DEVICES], n_devices; /* of those that are there */
+static bool is_out[DEVICE_SIM_DEVICES];
+static WireHello links;
+
+#define CONTEXTS_MAX 64
+static struct {
+        LkContext *context;
+        uint32_t device;
+        bool hangs;
+} contexts[CONTEXTS_MAX]; /* only added to, by the main thread and ranks that start */
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local uint32_t bound;
 
 static int result(int r) {
         played->used = device_sim.used;
@@ -53,6 +71,78 @@ static void memory_trim(LkContext *c) {
         (void) result(0);
 }
 
+static int bind_device(uint32_t i) {
+        if (i >= n_devices || is_out[i])
+                return -ENODEV;
+        bound = i;
+        device_ops_bind(numbers[i]);
+        return 0;
+}
+
+static size_t find_context(const LkContext *c) {
+        size_t i;
+
+        (void) pthread_mutex_lock(&contexts_lock);
+        for (i = 0; i + 1 < CONTEXTS_MAX && contexts[i].context != c; i++)
+                ;
+        (void) pthread_mutex_unlock(&contexts_lock);
+        return i;
+}
+
+static int context_new(uint32_t threads, LkContext **ret) {
+        int r = bind_device(bound);
+
+        if (r >= 0)
+                r = device->context_new(threads, ret);
+        if (r < 0)
+                return r;
+        (void) pthread_mutex_lock(&contexts_lock);
+        for (size_t i = 0; i < CONTEXTS_MAX; i++)
+                if (!contexts[i].context) {
+                        contexts[i].context = *ret;
+                        contexts[i].device = numbers[bound];
+                        break;
+                }
+        (void) pthread_mutex_unlock(&contexts_lock);
+        return 0;
+}
+
+static LkContext *context_free(LkContext *c) {
+        size_t i = find_context(c);
+
+        (void) pthread_mutex_lock(&contexts_lock);
+        contexts[i].context = NULL;
+        contexts[i].hangs = false;
+        (void) pthread_mutex_unlock(&contexts_lock);
+        return device->context_free(c);
+}
+
+static int copy(LkContext *c, LkQueue queue, const LkCopy *a) {
+        size_t i = find_context(c);
+        uint64_t way;
+
+        if (queue != LK_PEER)
+                return failed ? -EIO : result(device->copy(c, queue, a));
+        played->peer_copies++;
+        way = 1 + 8 * contexts[i].device + device_ops_device(a->to);
+        if (played->hangs == way) {
+                contexts[i].hangs = true;
+                return 0;
+        }
+        device_sim.flip_next = played->flips == way;
+        return failed ? -EIO : result(device->copy(c, queue, a));
+}
+
+static int is_done(LkContext *c, uint32_t event) {
+        return failed ? -EIO : contexts[find_context(c)].hangs ? 0 : device->is_done(c, event);
+}
+
+static int upload(LkContext *c, void *to, const void *host, uint64_t size) {
+        if (played->lost >> contexts[find_context(c)].device & 1)
+                failed = true;
+        return failed ? -EIO : result(device->upload(c, to, host, size));
+}
+
 static int fetch(LkContext *c, const LkFetch *a) {
         if (played->fails_in > 0 && --played->fails_in == 0)
                 failed = true;
@@ -71,6 +161,40 @@ static int stamped(LkContext *c, uint64_t *ret_usec) {
         return result(0);
 }
 
+static void describe(WireDevice *d, uint32_t number) {
+        memset(d, 0, sizeof(*d));
+        (void) snprintf(d->name, sizeof(d->name), "Played GPU");
+        (void) snprintf(d->pci_address, sizeof(d->pci_address), "0000:4%u:00.0", 1 + number);
+        (void) snprintf(d->uuid, sizeof(d->uuid), "GPU-01234567-89ab-cdef-0123-456789abcde%c", "f012"[number]);
+        (void) snprintf(d->architecture, sizeof(d->architecture), "sm_00");
+        d->numa_node = -1;
+        d->memory_total = d->memory_free = played->limit;
+}
+
+static void try_links(void) {
+        LkContext *own[WIRE_DEVICES_MAX];
+        WireDevice listed[WIRE_DEVICES_MAX];
+        const PeersTrial trial = {
+                .ops = &ops,
+                .n = n_devices,
+                .devices = listed,
+                .contexts = own,
+                .bind = bind_device,
+                .size = 1 << 20,
+                .deadline_usec = 1000000,
+        };
+
+        for (uint32_t i = 0; i < n_devices; i++) {
+                describe(listed + i, numbers[i]);
+                if (bind_device(i) < 0 || ops.context_new(1, own + i) < 0)
+                        abort();
+        }
+        peers_try(&trial, &links);
+        for (uint32_t i = 0; i < n_devices; i++)
+                if (!contexts[find_context(own[i])].hangs)
+                        (void) ops.context_free(own[i]);
+}
+
 static int start(Fault *f) {
         const char *path = getenv("LATENT_PLAYED");
         CLEANUP_CLOSE int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -EBADF;
@@ -86,29 +210,43 @@ static int start(Fault *f) {
 
         played->used = 0;
         device_sim.keeps = true;
+        for (uint32_t i = 0; i < DEVICE_SIM_DEVICES && i < (played->devices > 0 ? played->devices : 1); i++)
+                if (!(played->lost >> i & 1))
+                        numbers[n_devices++] = i;
+        if (n_devices == 0)
+                return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED, "All GPUs are played to be lost.");
+        try_links();
         return 0;
 }
 
-static uint32_t devices(WireDevice *d) {
-        memset(d, 0, sizeof(*d));
-        (void) snprintf(d->name, sizeof(d->name), "Played GPU");
-        (void) snprintf(d->pci_address, sizeof(d->pci_address), "0000:41:00.0");
-        (void) snprintf(d->uuid, sizeof(d->uuid), "GPU-01234567-89ab-cdef-0123-456789abcdef");
-        (void) snprintf(d->architecture, sizeof(d->architecture), "sm_00");
-        d->numa_node = -1;
-        d->memory_total = d->memory_free = played->limit;
-        return 1;
+static void choose(uint64_t devices) {
+        for (uint32_t i = 0; i < n_devices; i++)
+                is_out[i] = !(devices >> i & 1);
 }
 
-static int device_memory(uint64_t *ret_free, uint64_t *ret_total) {
+static uint32_t devices(WireHello *hello) {
+        memcpy(hello->peer_mbs, links.peer_mbs, sizeof(hello->peer_mbs));
+        memcpy(hello->host_mbs, links.host_mbs, sizeof(hello->host_mbs));
+        memcpy(hello->notes, links.notes, sizeof(hello->notes));
+        for (uint32_t i = 0; i < n_devices; i++)
+                describe(hello->devices + i, numbers[i]);
+        return n_devices;
+}
+
+static int device_memory(uint32_t i, uint64_t *ret_free, uint64_t *ret_total) {
+        uint64_t used = device_sim.used_of[numbers[i]];
+
         *ret_total = played->limit;
-        *ret_free = played->limit > device_sim.used ? played->limit - device_sim.used : 0;
+        *ret_free = played->limit > used ? played->limit - used : 0;
         return failed ? -ENODEV : 0;
 }
 
 static bool device_error(char *ret, size_t size) {
-        (void) snprintf(ret, size, "the GPU Played GPU (0000:41:00.0) %s", played->gone ? "has fallen off the bus" : "failed");
-        return played->gone;
+        uint32_t number = played->lost != 0 ? (uint32_t) __builtin_ctzll(played->lost) : 0;
+        bool off_bus = played->gone || played->lost != 0;
+
+        (void) snprintf(ret, size, "the GPU Played GPU (0000:4%u:00.0) %s", 1 + number, off_bus ? "has fallen off the bus" : "failed");
+        return off_bus;
 }
 
 const Backend *backend_get(Fault *f) {
@@ -117,6 +255,8 @@ const Backend *backend_get(Fault *f) {
                 .ops = &ops,
                 .start = start,
                 .devices = devices,
+                .bind = bind_device,
+                .choose = choose,
                 .memory_available = meminfo_available,
                 .device_memory = device_memory,
                 .device_error = device_error,
@@ -131,7 +271,12 @@ const Backend *backend_get(Fault *f) {
         ops.memory_new = memory_new;
         ops.memory_free = memory_free;
         ops.memory_trim = memory_trim;
+        ops.upload = upload;
         ops.fetch = fetch;
+        ops.context_new = context_new;
+        ops.context_free = context_free;
+        ops.copy = copy;
+        ops.is_done = is_done;
         ops.stamp = stamp;
         ops.stamped = stamped;
         return &backend;

@@ -2,7 +2,7 @@
 
 /* Whole steps through the service, one at a time, when told to: `pair` runs it beside a peer that works the same way.
  *
- *     bench-whole-step MODEL CASE... [--compute auto|f32|bf16]        (the service: tests/with-latentd)
+ *     bench-whole-step MODEL CASE... [--compute auto|f32|bf16] [--ranks N] [--exchange auto|host|p2p]    (the service: tests/with-latentd)
  *
  * Loads MODEL, opens a session with all cases in it and says {"ready": 1, ...}. A line FRAMES on stdin runs one step
  * of the case of so many frames and prints one line of JSON: n (rows), s (seconds of the step by the worker), wall_s
@@ -91,8 +91,7 @@ static void load(Bench *b, const char *path, JsonWriter *w) {
         json_writer_uint(w, "bytes_read", get_uint(latent_job_result(job), "bytes-read"));
 }
 
-static void open_session(Bench *b, const char *compute) {
-        latent_session_options so = {.struct_size = sizeof(so), .compute = compute};
+static void open_session(Bench *b, latent_session_options so) {
         latent_error e;
 
         for (size_t i = 0; i < b->n_cases; i++) {
@@ -200,16 +199,23 @@ static void serve(Bench *b) {
 }
 
 int main(int argc, char *argv[]) {
-        static const struct option options[] = {{"compute", required_argument, NULL, 'c'}, {}};
+        static const struct option options[] = {{"compute", required_argument, NULL, 'c'}, {"ranks", required_argument, NULL, 'r'},
+                {"exchange", required_argument, NULL, 'e'}, {}};
         static Bench b;
         JsonWriter w = {.file = stdout};
-        const char *compute = "auto";
+        latent_session_options so = {.struct_size = sizeof(so), .compute = "auto"};
         int o;
 
-        while ((o = getopt_long(argc, argv, "", options, NULL)) == 'c')
-                compute = optarg;
+        while ((o = getopt_long(argc, argv, "", options, NULL)) == 'c' || o == 'r' || o == 'e')
+                if (o == 'c')
+                        so.compute = optarg;
+                else if (o == 'e')
+                        so.exchange = optarg;
+                else
+                        so.ranks = (uint32_t) atoi(optarg);
         if (o != -1 || argc - optind < 2 || argc - optind - 1 > CASES_MAX) {
-                (void) fprintf(stderr, "usage: bench-whole-step MODEL CASE... [--compute auto|f32|bf16]\n");
+                (void) fprintf(stderr, "usage: bench-whole-step MODEL CASE... [--compute auto|f32|bf16] [--ranks N] "
+                                       "[--exchange auto|host|p2p]\n");
                 return 2;
         }
         for (int i = optind + 1; i < argc; i++)
@@ -217,7 +223,7 @@ int main(int argc, char *argv[]) {
 
         json_writer_object(&w, NULL);
         load(&b, argv[optind], &w);
-        open_session(&b, compute);
+        open_session(&b, so);
         json_writer_uint(&w, "ready", 1);
         json_writer_line(&w);
         (void) fflush(stdout);

@@ -34,7 +34,7 @@ static int setup(void **state) {
         return r == -ENODEV || r >= 0 ? 0 : -1;
 }
 
-static int device_memory(uint64_t *ret_free, uint64_t *ret_total) {
+static int device_memory(uint32_t device, uint64_t *ret_free, uint64_t *ret_total) {
         *ret_free = *ret_total = room;
         return 0;
 }

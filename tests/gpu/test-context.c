@@ -298,6 +298,51 @@ static void queues_run_beside_each_other(void **state) {
         assert_int_equal(munmap(host, size), 0);
 }
 
+/* Rows inside a context, then to another context of the device, which waits for them; back over what the other has read. */
+static void copies_between_contexts_arrive(void **state) {
+        const uint64_t rows = 1000, width = 4000, stride = 4352, size = rows * stride;
+        CLEANUP_FREE uint8_t *sent = NULL, *got = NULL;
+        LkContext *other = NULL;
+        LkCopy inside, across;
+        void *a, *dense, *b;
+
+        need_device();
+        sent = malloc(size);
+        got = calloc(1, size);
+        assert_true(sent && got);
+        fill(sent, size, 5);
+        assert_int_equal(ops->context_new(0, &other), 0);
+        assert_int_equal(ops->memory_new(gpu, size, &a), 0);
+        assert_int_equal(ops->memory_new(gpu, rows * width, &dense), 0);
+        assert_int_equal(ops->memory_new(other, rows * width, &b), 0);
+        assert_int_equal(ops->mark(other, LK_COMPUTE, 9), 0);
+        inside = (LkCopy){.to = dense, .from = a, .rows = rows, .width = width, .to_stride = width, .from_stride = stride};
+        across = (LkCopy){.to = b, .from = dense, .rows = 1, .width = rows * width};
+        for (unsigned round = 0; round < 20; round++) {
+                sent[round] ^= 0x55;
+                assert_int_equal(ops->upload(gpu, a, sent, size), 0);
+                assert_int_equal(ops->copy(gpu, LK_COMPUTE, &inside), 0);
+                assert_int_equal(ops->mark(gpu, LK_COMPUTE, 10), 0);
+                assert_int_equal(ops->wait(gpu, LK_PEER, 10), 0);
+                assert_int_equal(ops->wait_for(gpu, LK_PEER, other, 9), 0);
+                assert_int_equal(ops->copy(gpu, LK_PEER, &across), 0);
+                assert_int_equal(ops->mark(gpu, LK_PEER, 11), 0);
+                assert_int_equal(ops->wait_for(other, LK_COMPUTE, gpu, 11), 0);
+                assert_int_equal(ops->download(other, got, b, rows * width), 0);
+                assert_int_equal(ops->mark(other, LK_COMPUTE, 9), 0);
+                assert_int_equal(ops->is_done(gpu, 11), 1);
+                for (uint64_t i = 0; i < rows; i++)
+                        assert_memory_equal(got + i * width, sent + i * stride, width);
+        }
+        assert_int_equal(ops->copy(gpu, LK_COPY, &(LkCopy){.to = b, .from = a, .rows = 1, .width = 1}), -EINVAL);
+        inside.to_stride = width - 1;
+        assert_int_equal(ops->copy(gpu, LK_COMPUTE, &inside), -EINVAL);
+        assert_int_equal(ops->wait_for(gpu, LK_COMPUTE, other, 200), -EINVAL); /* never marked */
+        ops->memory_free(gpu, a);
+        ops->memory_free(gpu, dense);
+        other = ops->context_free(other);
+}
+
 static void work_for_a_while(void *memory) {
         for (unsigned i = 0; i < 200; i++)
                 assert_int_equal(ops->convert(gpu, &(LkConvert){.m = 1024, .n = 16384, .x = memory, .x_type = LK_F32, .x_ld = 16384,
@@ -347,6 +392,7 @@ int main(void) {
                 cmocka_unit_test(pin_from_threads_at_once),
                 cmocka_unit_test(event_numbers_are_checked),
                 cmocka_unit_test(queues_run_beside_each_other),
+                cmocka_unit_test(copies_between_contexts_arrive),
                 cmocka_unit_test(stamp_says_when_it_was_reached),
         };
 

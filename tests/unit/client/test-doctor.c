@@ -4,9 +4,14 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <systemd/sd-bus.h>
 
 #include "client/latentctl/doctor-checks.h"
 #include "client/liblatent/value.h"
+#include "service/shared/cleanup.h"
 #include "tests/unit/client/temporary.h"
 
 static void write_text(const char *name, const char *text) {
@@ -127,6 +132,70 @@ static void status_sandbox_and_stuck_reads(void **state) {
         latent_value_free(v);
 }
 
+/* As the service sends it. */
+static void add_way(latent_value *device, const char *to, uint64_t peer, uint64_t host) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
+        CLEANUP(sd_bus_unrefp) sd_bus *bus = NULL;
+        latent_value *ways;
+        int fds[2];
+
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+        assert_int_equal(sd_bus_new(&bus), 0);
+        assert_true(sd_bus_set_fd(bus, fds[0], fds[0]) >= 0 && sd_bus_start(bus) >= 0);
+        assert_true(sd_bus_message_new_signal(bus, &m, "/", "a.b", "C") >= 0);
+        assert_true(sd_bus_message_append(m, "a(ostt)", 1, to, peer >= host ? "p2p" : "host", peer, host) >= 0);
+        assert_true(sd_bus_message_seal(m, 1, 0) >= 0);
+        assert_int_equal(value_read(m, &ways), 0);
+        assert_int_equal(value_add(device, "Transports", ways), 0);
+        (void) close(fds[1]);
+}
+
+static latent_value *gpu(latent_value *list, const char *path, const char *address) {
+        latent_value *v = value_new(LATENT_VALUE_DICT);
+
+        assert_int_equal(value_add_string(v, "path", path), 0);
+        assert_int_equal(value_add_string(v, "PciAddress", address), 0);
+        assert_int_equal(value_add(list, NULL, v), 0);
+        return v;
+}
+
+static void links_slow_one_is_explained(void **state) {
+        latent_value *list = value_new(LATENT_VALUE_LIST);
+        latent_value *a = gpu(list, "/a", "0000:41:00.0"), *b = gpu(list, "/b", "0000:42:00.0"), *c = gpu(list, "/c", "0000:43:00.0");
+        Findings f = {};
+
+        check_links(&f, ".", list);
+        assert_int_equal(f.n, 0);
+        add_way(a, "/b", UINT64_C(24) << 30, UINT64_C(6) << 30);
+        add_way(b, "/a", UINT64_C(20) << 30, UINT64_C(6) << 30);
+        check_links(&f, ".", list);
+        expect(&f, LEVEL_OK, "20.0 GiB a second");
+        assert_int_equal(f.n, 1);
+
+        add_way(c, "/a", 0, UINT64_C(1) << 30);
+        check_links(&f, ".", list);
+        expect(&f, LEVEL_WARNING, "0000:43:00.0 to 0000:41:00.0: 1.0 GiB a second, the best link here has 24.0 GiB");
+        expect(&f, LEVEL_WARNING, "nvidia-smi topo");
+        write_text("sys/bus/pci/devices/0000:43:00.0/current_link_width", "1\n");
+        write_text("sys/bus/pci/devices/0000:43:00.0/max_link_width", "16\n");
+        check_links(&f, ".", list);
+        expect(&f, LEVEL_WARNING, "0000:43:00.0 has a link width of 1, it could have 16");
+        latent_value_free(list);
+}
+
+static void device_notes_are_warnings(void **state) {
+        latent_value *v = service("0.1.0", "ready", "");
+        Findings f = {};
+
+        check_device_notes(&f, v);
+        assert_int_equal(f.n, 0);
+        assert_int_equal(value_add_string(v, "DeviceNotes", "one card is left out\nanother, too\n"), 0);
+        check_device_notes(&f, v);
+        expect(&f, LEVEL_WARNING, "another, too");
+        assert_int_equal(f.n, 2);
+        latent_value_free(v);
+}
+
 static void regions_with_errors_warn(void **state) {
         latent_value *regions = value_new(LATENT_VALUE_LIST), *r = value_new(LATENT_VALUE_DICT);
         Findings f = {};
@@ -155,6 +224,8 @@ int main(void) {
                 TEST(numa_nodes_named),
                 cmocka_unit_test(state_degraded_is_a_problem),
                 cmocka_unit_test(status_sandbox_and_stuck_reads),
+                TEST(links_slow_one_is_explained),
+                cmocka_unit_test(device_notes_are_warnings),
                 cmocka_unit_test(regions_with_errors_warn),
         };
 

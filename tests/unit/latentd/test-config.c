@@ -158,6 +158,32 @@ static void config_read_device_memory(void **state) {
         assert_int_equal(s->config->vram_idle_sec, 0);
 }
 
+static void config_read_gpus(void **state) {
+        static const char *const wrong[] = {"Gpus=first", "Gpus=0000", "GpusExclude=GPU-0", "GpusExclude=0000:41:00", "GpusMax=9",
+                "GpusMax=-1", "GpuMinFree=much", "GpuShares=0", "GpuShares=0=0", "GpuShares=0=2000", "GpuShares=x=1", "GpuShares=0=1=2"};
+        State *s = *state;
+
+        assert_null(s->config->gpus);
+        assert_int_equal(read_text(s, "[latentd]\nGpus=0, 0000:41:00.0\tGPU-01234567-89ab-cdef-0123-456789ABCDEF\n"
+                                      "GpusExclude=7\nGpusMax=8\nGpuMinFree=8G\nGpuShares=0=1.5 0000:42:00.0=1000\n"),
+                0);
+        assert_string_equal(s->config->gpus, "0, 0000:41:00.0\tGPU-01234567-89ab-cdef-0123-456789ABCDEF");
+        assert_string_equal(s->config->gpus_exclude, "7");
+        assert_int_equal(s->config->gpus_max, 8);
+        assert_int_equal(s->config->gpu_min_free, UINT64_C(8) << 30);
+        assert_string_equal(s->config->gpu_shares, "0=1.5 0000:42:00.0=1000");
+        assert_int_equal(read_text(s, "[latentd]\nGpus=\nGpuShares=\n"), 0);
+        assert_null(s->config->gpus);
+        assert_null(s->config->gpu_shares);
+        for (size_t i = 0; i < ELEMENTSOF(wrong); i++) {
+                char text[64];
+
+                (void) snprintf(text, sizeof(text), "[latentd]\n%s\n", wrong[i]);
+                if (read_text(s, text) != -EBADMSG)
+                        fail_msg("%s was taken", wrong[i]);
+        }
+}
+
 static void config_read_percent_is_of_all_memory(void **state) {
         State *s = *state;
         uint64_t total = (uint64_t) sysconf(_SC_PHYS_PAGES) * (uint64_t) sysconf(_SC_PAGESIZE);
@@ -406,6 +432,7 @@ int main(void) {
                 TEST(config_read_empty_value_clears_lists),
                 TEST(config_read_parts_and_cache_of_encode),
                 TEST(config_read_device_memory),
+                TEST(config_read_gpus),
                 TEST(config_read_percent_is_of_all_memory),
                 TEST(config_read_wrong_line_names_file_line_and_what_is_allowed),
                 TEST(config_read_key_before_section_is_refused),

@@ -189,7 +189,7 @@ static void plan_names_there_and_back(void **state) {
                 assert_int_equal(exchange, i);
         }
         assert_int_equal(plan_kind_from_string("", &kind), -EINVAL);
-        assert_int_equal(plan_exchange_from_string("p2p", &exchange), -EINVAL);
+        assert_int_equal(plan_exchange_from_string("nvlink", &exchange), -EINVAL);
 }
 
 static void plan_make_bad_numbers_fail(void **state) {

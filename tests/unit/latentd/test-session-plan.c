@@ -43,12 +43,31 @@ static void assert_plan(
         sd_bus_message *reply, uint64_t rows, uint32_t steps, uint64_t bytes, uint32_t ranks) {
         uint64_t given_rows, given_bytes;
         uint32_t given_steps, given_ranks;
-        const char *keys[4];
+        const char *keys[8], *kind, *exchange;
+        const uint64_t *rows_of = NULL;
+        uint64_t sum = 0;
+        uint32_t chunks;
+        size_t size;
 
         if (sd_bus_message_is_method_error(reply, NULL) > 0)
                 fail_msg("%s", sd_bus_message_get_error(reply)->message);
-        assert_true(sd_bus_message_read(reply, "a{sv}", 4, &keys[0], "t", &given_rows, &keys[1], "u",
-                            &given_steps, &keys[2], "t", &given_bytes, &keys[3], "u", &given_ranks) > 0);
+        assert_true(sd_bus_message_enter_container(reply, 'a', "{sv}") > 0);
+        assert_true(sd_bus_message_read(reply, "{sv}{sv}{sv}{sv}{sv}{sv}{sv}", &keys[0], "t", &given_rows, &keys[1], "u",
+                            &given_steps, &keys[2], "t", &given_bytes, &keys[3], "u", &given_ranks, &keys[4], "s", &kind, &keys[5],
+                            "s", &exchange, &keys[6], "u", &chunks) > 0);
+        assert_true(sd_bus_message_enter_container(reply, 'e', "sv") > 0 && sd_bus_message_read(reply, "s", &keys[7]) > 0);
+        assert_true(sd_bus_message_enter_container(reply, 'v', "at") > 0);
+        assert_true(sd_bus_message_read_array(reply, 't', (const void **) &rows_of, &size) > 0);
+        assert_string_equal(keys[7], "rank-rows");
+        for (size_t i = 0; i < size / sizeof(*rows_of); i++)
+                sum += rows_of[i];
+        assert_int_equal(sum, rows);
+        assert_string_equal(keys[4], "plan");
+        assert_string_equal(kind, "hidden-gather");
+        assert_string_equal(keys[5], "exchange");
+        assert_string_equal(exchange, "host");
+        assert_string_equal(keys[6], "chunks");
+        assert_true(chunks >= 1);
         assert_string_equal(keys[0], "rows");
         assert_string_equal(keys[1], "steps");
         assert_string_equal(keys[2], "output-bytes");

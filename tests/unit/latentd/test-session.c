@@ -860,21 +860,23 @@ static int request_split(Fake *f, const char *path, uint32_t ranks, const uint32
         return r;
 }
 
-/* Of a worker with several devices, which none of this version is. */
-static void request_open_gpus_are_all_or_refused(void **state) {
+/* Of a worker with several devices. */
+static void request_open_gpus_are_found_or_refused(void **state) {
         static const char *const uuids[] = { "GPU-a", "GPU-b", "GPU-c" };
         static const char *const addresses[] = { "0000:01:00.0", "0000:02:00.0", "0000:03:00.0" };
         static const struct {
                 const char *names[5], *fault, *text;
                 int result;
+                uint32_t n_gpus;
         } cases[] = {
-                { { "0", "1", "2" }, "", "", 0 },
-                { { "gpu-C", "0", "0000:02:00.0" }, "", "", 0 },
+                { { "0", "1", "2" }, "", "", 0, 0 }, /* all of them is no wish */
+                { { "gpu-C", "0", "0000:02:00.0" }, "", "", 0, 0 },
+                { { "gpu-C", "0" }, "", "", 0, 2 },
                 { { "0", "1", "0000:01:00.0" }, FAULT_INVALID_ARGUMENT, "names 0000:01:00.0 more than once", -EINVAL },
                 { { "0", "3" }, FAULT_INVALID_ARGUMENT, "\"3\"", -EINVAL },
                 { { "2", "" }, FAULT_INVALID_ARGUMENT, "2 (GPU-c, 0000:03:00.0)", -EINVAL },
                 { { "0", "1", "2", "2" }, FAULT_INVALID_ARGUMENT, "names 4 devices, the worker has 3", -EINVAL },
-                { { "1" }, FAULT_NOT_SUPPORTED, "1 of the 3 devices", -EOPNOTSUPP },
+                { { "1" }, "", "", 0, 1 },
                 { {}, FAULT_INVALID_ARGUMENT, "names no device", -EINVAL },
         };
         Fake *f = *state;
@@ -908,6 +910,10 @@ static void request_open_gpus_are_all_or_refused(void **state) {
                 assert_string_equal(fault.name, known ? cases[i].fault : FAULT_BUSY);
                 if (known)
                         assert_non_null(strstr(fault.text, cases[i].text));
+                if (known && cases[i].result == 0)
+                        assert_int_equal(o.split.n_gpus, cases[i].n_gpus);
+                if (known && cases[i].n_gpus == 2)
+                        assert_true(strcmp(o.split.gpus[0], addresses[2]) == 0 && strcmp(o.split.gpus[1], addresses[0]) == 0);
                 (void) sd_bus_message_unref(m);
         }
         *h = was;
@@ -1169,7 +1175,7 @@ int main(void) {
                 TEST(request_sample_bad_input_is_named),
                 TEST(request_overlap_with_unfinished_job_is_busy),
                 TEST(request_open_reads_and_refuses),
-                TEST(request_open_gpus_are_all_or_refused),
+                TEST(request_open_gpus_are_found_or_refused),
                 TEST(request_open_split_reads_and_refuses),
                 TEST(session_new_limits_leave_state_as_it_was),
                 TEST(session_new_counts_what_loads_were_promised),

@@ -109,7 +109,7 @@ void bench_set_ranks(CoderBench *b, uint32_t ranks) {
                 fail_msg("%s", f.text);
 }
 
-void bench_set_ops(CoderBench *b, const LkOps *ops, int (*device_memory)(uint64_t *ret_free, uint64_t *ret_total)) {
+void bench_set_ops(CoderBench *b, const LkOps *ops, int (*device_memory)(uint32_t device, uint64_t *ret_free, uint64_t *ret_total)) {
         residency_done(&b->runner.residency);
         b->ranks = rank_group_free(b->ranks);
         b->ops = *ops;

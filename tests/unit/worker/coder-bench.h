@@ -40,7 +40,7 @@ void bench_freep(CoderBench **b);
 /* Another number of ranks. */
 void bench_set_ranks(CoderBench *b, uint32_t ranks);
 /* Another backend, and one rank; device_memory: Backend's, NULL for one that has none of its own. */
-void bench_set_ops(CoderBench *b, const LkOps *ops, int (*device_memory)(uint64_t *ret_free, uint64_t *ret_total));
+void bench_set_ops(CoderBench *b, const LkOps *ops, int (*device_memory)(uint32_t device, uint64_t *ret_free, uint64_t *ret_total));
 
 /* Files below the sources ("tests/demo-model/vae/config.json"), NULL-terminated, as model `id`; behind a colon: the name
  * that the model sees instead of its own. */

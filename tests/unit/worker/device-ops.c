@@ -13,20 +13,28 @@
 
 #define BLOCKS_MAX 4096
 #define COPIES_MAX 65536
-#define CONTEXTS_MAX 8
+#define CONTEXTS_MAX 16
 #define ALIGN 256u
 #define PAGE UINT64_C(4096)
 #define OPEN_MAX 64
 
-/* What a queue has been given, and what it waits for of the other. */
+/* What a queue has been given, and what it waits for of the others, of all contexts. */
 typedef struct Clock {
-        uint64_t at[_LK_QUEUE_MAX];
+        uint64_t at[CONTEXTS_MAX][_LK_QUEUE_MAX];
 } Clock;
 
 typedef struct Copy {
         LkFetch args;
         uint64_t position;
 } Copy;
+
+/* To another context, or its own. */
+typedef struct PeerCopy {
+        uint8_t *to;
+        const uint8_t *from;
+        uint64_t size, position;
+        bool flip;
+} PeerCopy;
 
 typedef struct Block Block;
 
@@ -35,8 +43,12 @@ typedef struct Queues {
         LkContext *context;
         Clock clocks[_LK_QUEUE_MAX]; /* of each queue: itself, and what it waits for */
         Clock events[LK_EVENTS_MAX];
+        bool marked[LK_EVENTS_MAX];
         Copy *copies; /* that did not happen yet */
         size_t n_copies;
+        PeerCopy *peers; /* likewise */
+        size_t n_peers;
+        uint32_t device;
         Block *open[OPEN_MAX]; /* to the operation that runs */
         size_t n_open;
 } Queues;
@@ -46,6 +58,7 @@ struct Block {
         Queues *queues; /* whose it is: nobody else reads it or copies into it */
         uint8_t *p;
         uint64_t size;
+        uint64_t wrote; /* position of LK_COMPUTE that copied into it last */
         uint64_t *read; /* [size / ALIGN]: position of LK_COMPUTE that read it last */
         bool kept;      /* freed, and not given back yet */
         bool open;
@@ -63,6 +76,12 @@ static Queues all_queues[CONTEXTS_MAX];
 static _Noreturn void die(const char *text) {
         (void) fprintf(stderr, "The device: %s\n", text);
         abort();
+}
+
+static _Thread_local uint32_t bound;
+
+static uint64_t *own(Queues *q, Clock *clock) {
+        return clock->at[q - all_queues];
 }
 
 static void must(bool holds, const char *text) {
@@ -134,8 +153,27 @@ static void poison(Block *b) {
         close_blocks(b->queues);
 }
 
+static bool overlaps(const void *a, uint64_t n, const void *b, uint64_t m) {
+        return (const uint8_t *) a < (const uint8_t *) b + m && (const uint8_t *) b < (const uint8_t *) a + n;
+}
+
+/* A copy between contexts that did not happen yet has to do with it. */
+static bool is_under_way(const Queues *q, const void *p, uint64_t size) {
+        for (size_t i = 0; i < q->n_peers; i++)
+                if (overlaps(q->peers[i].from, q->peers[i].size, p, size) || overlaps(q->peers[i].to, q->peers[i].size, p, size))
+                        return true;
+        return false;
+}
+
+static void expect_quiet(const Block *b) {
+        for (size_t i = 0; i < CONTEXTS_MAX; i++)
+                must(!is_under_way(all_queues + i, b->p, b->size), "memory goes while a copy between contexts is under way");
+}
+
 static void give_back(Block *b) {
+        expect_quiet(b);
         device_sim.used -= b->size;
+        device_sim.used_of[b->queues->device] -= b->size;
         must(munmap(b->p, whole_pages(b->size) + PAGE) == 0, "memory cannot be given back");
         free(b->read);
         *b = (Block){};
@@ -155,6 +193,8 @@ static bool take_kept(Queues *q, uint64_t size, void **ret) {
                 if (!b->kept || b->queues != q || b->size < size || b->size - size > size / 8)
                         continue;
                 b->kept = false;
+                expect_quiet(b);
+                b->wrote = 0;
                 poison(b);
                 memset(b->read, 0, b->size / ALIGN * sizeof(*b->read));
                 *ret = b->p;
@@ -171,9 +211,9 @@ static int memory_new(LkContext *c, uint64_t size, void **ret) {
                 return 0;
         if (device_sim.refusals > 0 && --device_sim.refusals < device_sim.refuse)
                 return -ENOMEM;
-        if (device_sim.limit > 0 && size > device_sim.limit - device_sim.used)
+        if (device_sim.limit > 0 && size > device_sim.limit - device_sim.used_of[queues_of(c)->device])
                 trim(queues_of(c));
-        if (device_sim.limit > 0 && size > device_sim.limit - device_sim.used)
+        if (device_sim.limit > 0 && size > device_sim.limit - device_sim.used_of[queues_of(c)->device])
                 return -ENOMEM;
         for (size_t i = 0; i < BLOCKS_MAX; i++)
                 if (!blocks[i].p) {
@@ -184,6 +224,7 @@ static int memory_new(LkContext *c, uint64_t size, void **ret) {
                         must(pages != MAP_FAILED && blocks[i].read, "no memory");
                         poison(blocks + i);
                         device_sim.used += size;
+                        device_sim.used_of[blocks[i].queues->device] += size;
                         device_sim.peak = device_sim.used > device_sim.peak ? device_sim.used : device_sim.peak;
                         device_sim.allocations++;
                         *ret = blocks[i].p;
@@ -210,11 +251,48 @@ static void copy_until(Queues *q, uint64_t position) {
         memmove(q->copies, q->copies + n, q->n_copies * sizeof(*q->copies));
 }
 
+/* Of a copy between contexts: a rank that failed may have freed it already, it is kept then. */
+static Block *find_end(const void *p, uint64_t size) {
+        for (size_t i = 0; i < BLOCKS_MAX; i++)
+                if (blocks[i].p && (const uint8_t *) p >= blocks[i].p && (const uint8_t *) p + size <= blocks[i].p + blocks[i].size)
+                        return blocks + i;
+        die("a copy between contexts works with what is no device memory");
+}
+
+/* Whatever its owner is about. */
+static void access_block(const void *p, uint64_t size, bool begin) {
+        Block *b = find_end(p, size);
+
+        if (!b->open)
+                must(mprotect(b->p, whole_pages(b->size), begin ? PROT_READ | PROT_WRITE : PROT_NONE) == 0, "memory cannot be opened");
+}
+
+/* Copies between contexts up to a position happen. */
+static void peers_until(Queues *q, uint64_t position) {
+        size_t n = 0;
+
+        while (n < q->n_peers && q->peers[n].position <= position && !device_sim.peer_stuck) {
+                const PeerCopy *a = q->peers + n++;
+
+                access_block(a->from, a->size, true);
+                access_block(a->to, a->size, true);
+                memcpy(a->to, a->from, a->size);
+                if (a->flip)
+                        a->to[a->size / 2] ^= 0x10;
+                access_block(a->from, a->size, false);
+                access_block(a->to, a->size, false);
+        }
+        if (n == 0)
+                return;
+        q->n_peers -= n;
+        memmove(q->peers, q->peers + n, q->n_peers * sizeof(*q->peers));
+}
+
 static void memory_free(LkContext *c, void *p) {
         LOCKED;
         Block *b = p ? find_block(p, 1) : NULL;
         Queues *q = queues_of(c);
-        uint64_t known = q->clocks[LK_COMPUTE].at[LK_COPY];
+        uint64_t known = own(q, q->clocks + LK_COMPUTE)[LK_COPY];
 
         if (!p)
                 return;
@@ -250,13 +328,13 @@ static int fetch(LkContext *c, const LkFetch *a) {
         must(b->queues == q, "a fetch goes to another context's memory");
         must(!find_block(a->host, 1), "a fetch comes from device memory");
         for (uint64_t i = 0; i < (size + ALIGN - 1) / ALIGN; i++)
-                must(b->read[(uint64_t) ((uint8_t *) a->device - b->p) / ALIGN + i] <= q->clocks[LK_COPY].at[LK_COMPUTE],
+                must(b->read[(uint64_t) ((uint8_t *) a->device - b->p) / ALIGN + i] <= own(q, q->clocks + LK_COPY)[LK_COMPUTE],
                         "a copy does not wait for work that reads what it overwrites");
 
         if (!q->copies)
                 q->copies = calloc(COPIES_MAX, sizeof(*q->copies));
         must(q->copies && q->n_copies < COPIES_MAX, "too many copies");
-        q->copies[q->n_copies++] = (Copy){*a, ++q->clocks[LK_COPY].at[LK_COPY]};
+        q->copies[q->n_copies++] = (Copy){*a, ++own(q, q->clocks + LK_COPY)[LK_COPY]};
         device_sim.fetches++;
         device_sim.fetched_bytes += size;
         return 0;
@@ -268,7 +346,15 @@ static int mark(LkContext *c, LkQueue queue, uint32_t event) {
 
         must(queue < _LK_QUEUE_MAX && event < LK_EVENTS_MAX, "no such event");
         q->events[event] = q->clocks[queue];
+        q->marked[event] = true;
         return 0;
+}
+
+static void merge(Clock *to, const Clock *from) {
+        for (unsigned i = 0; i < CONTEXTS_MAX; i++)
+                for (unsigned k = 0; k < _LK_QUEUE_MAX; k++)
+                        if (from->at[i][k] > to->at[i][k])
+                                to->at[i][k] = from->at[i][k];
 }
 
 static int wait(LkContext *c, LkQueue queue, uint32_t event) {
@@ -276,10 +362,28 @@ static int wait(LkContext *c, LkQueue queue, uint32_t event) {
         Queues *q = queues_of(c);
 
         must(queue < _LK_QUEUE_MAX && event < LK_EVENTS_MAX, "no such event");
-        for (unsigned i = 0; i < _LK_QUEUE_MAX; i++)
-                if (q->events[event].at[i] > q->clocks[queue].at[i])
-                        q->clocks[queue].at[i] = q->events[event].at[i];
+        merge(q->clocks + queue, q->events + event);
         return 0;
+}
+
+static int wait_for(LkContext *c, LkQueue queue, LkContext *other, uint32_t event) {
+        LOCKED;
+        Queues *q = queues_of(c), *o = queues_of(other);
+
+        must(queue < _LK_QUEUE_MAX && event < LK_EVENTS_MAX, "no such event");
+        must(o->marked[event], "an event of another context was never marked");
+        merge(q->clocks + queue, o->events + event);
+        return 0;
+}
+
+static int is_done(LkContext *c, uint32_t event) {
+        LOCKED;
+        Queues *q = queues_of(c);
+        uint64_t position = own(q, q->events + event)[LK_PEER];
+
+        must(event < LK_EVENTS_MAX, "no such event");
+        peers_until(q, position);
+        return q->n_peers == 0 || q->peers[0].position > position;
 }
 
 static int join(LkContext *c, uint32_t event) {
@@ -303,8 +407,66 @@ static void unpin(const void *host, uint64_t size) {
 }
 
 static void begin(Queues *q) {
-        q->clocks[LK_COMPUTE].at[LK_COMPUTE]++;
-        copy_until(q, q->clocks[LK_COMPUTE].at[LK_COPY]);
+        own(q, q->clocks + LK_COMPUTE)[LK_COMPUTE]++;
+        copy_until(q, own(q, q->clocks + LK_COMPUTE)[LK_COPY]);
+        for (size_t i = 0; i < CONTEXTS_MAX; i++)
+                peers_until(all_queues + i, q->clocks[LK_COMPUTE].at[i][LK_PEER]);
+}
+
+/* To a context's own memory or another's, dense: later. */
+static void queue_peer(Queues *q, const LkCopy *a) {
+        const uint64_t size = a->rows * a->width;
+        Block *from = find_block(a->from, size), *to = find_end(a->to, size);
+        const uint64_t *known;
+
+        must(a->rows <= 1 || (a->to_stride == a->width && a->from_stride == a->width), "a copy between contexts has gaps");
+        must(from && from->queues == q, "a copy between contexts is of another's memory");
+        must(from->wrote <= own(q, q->clocks + LK_PEER)[LK_COMPUTE], "a copy between contexts does not wait for what it copies");
+        known = q->clocks[LK_PEER].at[to->queues - all_queues];
+        for (uint64_t i = 0; i < (size + ALIGN - 1) / ALIGN; i++)
+                must(to->read[(uint64_t) ((uint8_t *) a->to - to->p) / ALIGN + i] <= known[LK_COMPUTE],
+                        "a copy between contexts does not wait for work that reads what it overwrites");
+
+        if (!q->peers)
+                q->peers = calloc(COPIES_MAX, sizeof(*q->peers));
+        must(q->peers && q->n_peers < COPIES_MAX, "too many copies between contexts");
+        q->peers[q->n_peers++] = (PeerCopy){a->to, a->from, size, ++own(q, q->clocks + LK_PEER)[LK_PEER], device_sim.flip_next};
+        device_sim.flip_next = false;
+        device_sim.peer_copies++;
+        device_sim.peer_bytes += size;
+}
+
+/* Inside the context: now. */
+static void copy_rows(Queues *q, const LkCopy *a) {
+        uint64_t from_size = (a->rows - 1) * a->from_stride + a->width, to_size = (a->rows - 1) * a->to_stride + a->width;
+        Block *from = find_block(a->from, from_size), *to = find_block(a->to, to_size);
+        uint64_t first;
+
+        must(from && to && from->queues == q && to->queues == q, "a copy of a context is of another's memory");
+        begin(q);
+        must(!is_under_way(q, a->to, to_size), "a copy overwrites what a copy between contexts still reads");
+        open_block(from);
+        open_block(to);
+        first = (uint64_t) ((const uint8_t *) a->from - from->p);
+        for (uint64_t i = first / ALIGN; i <= (first + from_size - 1) / ALIGN; i++)
+                from->read[i] = own(q, q->clocks + LK_COMPUTE)[LK_COMPUTE];
+        to->wrote = own(q, q->clocks + LK_COMPUTE)[LK_COMPUTE];
+        for (uint64_t i = 0; i < a->rows; i++)
+                memcpy((uint8_t *) a->to + i * a->to_stride, (const uint8_t *) a->from + i * a->from_stride, a->width);
+        close_blocks(q);
+}
+
+static int copy(LkContext *c, LkQueue queue, const LkCopy *a) {
+        LOCKED;
+
+        must(queue == LK_COMPUTE || queue == LK_PEER, "a copy is on a queue that has none");
+        if (a->rows == 0 || a->width == 0)
+                return 0;
+        if (queue == LK_PEER)
+                queue_peer(queues_of(c), a);
+        else
+                copy_rows(queues_of(c), a);
+        return 0;
 }
 
 /* Work of LK_COMPUTE begins: what it waited for has happened. */
@@ -342,7 +504,7 @@ static void read_memory(LkContext *c, const void *p, uint64_t size) {
         open_block(b);
         first = (uint64_t) ((const uint8_t *) p - b->p);
         for (uint64_t i = first / ALIGN; i <= (first + size - 1) / ALIGN; i++)
-                b->read[i] = b->queues->clocks[LK_COMPUTE].at[LK_COMPUTE];
+                b->read[i] = own(b->queues, b->queues->clocks + LK_COMPUTE)[LK_COMPUTE];
 }
 
 void device_ops_read(const void *p, uint64_t size) {
@@ -598,6 +760,7 @@ static int download(LkContext *c, void *host, const void *device, uint64_t size)
 
 static void forget(Queues *q) {
         free(q->copies);
+        free(q->peers);
         *q = (Queues){};
 }
 
@@ -607,11 +770,31 @@ static LkContext *context_free(LkContext *c) {
 
         for (size_t i = 0; c && i < CONTEXTS_MAX; i++)
                 if (all_queues[i].context == c) {
-                        must(all_queues[i].n_copies == 0, "a context goes with copies under way");
+                        must(all_queues[i].n_copies == 0 && all_queues[i].n_peers == 0, "a context goes with copies under way");
                         trim(all_queues + i);
                         forget(all_queues + i);
                 }
         return cpu->context_free(c);
+}
+
+static int context_new(uint32_t threads, LkContext **ret) {
+        int r = cpu->context_new(threads, ret);
+        LOCKED;
+
+        if (r >= 0)
+                queues_of(*ret)->device = bound;
+        return r;
+}
+
+void device_ops_bind(uint32_t device) {
+        must(device < DEVICE_SIM_DEVICES, "no such device");
+        bound = device;
+}
+
+uint32_t device_ops_device(const void *p) {
+        LOCKED;
+
+        return find_end(p, 1)->queues->device;
 }
 
 const LkOps *device_ops(void) {
@@ -629,6 +812,9 @@ const LkOps *device_ops(void) {
         table.mark = mark;
         table.wait = wait;
         table.join = join;
+        table.copy = copy;
+        table.wait_for = wait_for;
+        table.is_done = is_done;
         table.pin = pin;
         table.unpin = unpin;
         table.gemm = gemm;
@@ -649,6 +835,7 @@ const LkOps *device_ops(void) {
         table.alias_free = alias_free;
         table.average = average;
         table.unpatch = unpatch;
+        table.context_new = context_new;
         table.context_free = context_free;
         for (size_t i = 0; i < CONTEXTS_MAX; i++)
                 forget(all_queues + i);
@@ -664,14 +851,16 @@ void device_ops_sync(void) {
         LOCKED;
 
         for (size_t i = 0; i < CONTEXTS_MAX; i++)
-                if (all_queues[i].context)
+                if (all_queues[i].context) {
+                        peers_until(all_queues + i, UINT64_MAX);
                         begin(all_queues + i);
+                }
 }
 
 void device_ops_done(void) {
         must(device_sim.used == 0, "memory is left");
         for (size_t i = 0; i < CONTEXTS_MAX; i++) {
-                must(all_queues[i].n_copies == 0, "copies are left");
+                must(all_queues[i].n_copies == 0 && all_queues[i].n_peers == 0, "copies are left");
                 forget(all_queues + i);
         }
 }

@@ -21,7 +21,7 @@ DEFINE_CLEANUP(Job *, job_unref)
 
 static uint64_t said_more; /* than the device has */
 
-static int device_memory(uint64_t *ret_free, uint64_t *ret_total) {
+static int device_memory(uint32_t device, uint64_t *ret_free, uint64_t *ret_total) {
         *ret_total = device_sim.limit + said_more;
         *ret_free = device_sim.limit - device_sim.used + said_more;
         return 0;

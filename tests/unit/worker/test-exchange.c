@@ -727,7 +727,7 @@ static void exchange_wrong_messages_are_refused(void **state) {
         Fault f = {};
 
         assert_int_equal(ops.context_new(1, &rank.context), 0);
-        assert_int_equal(exchange_new(&b.plan->h3, (ExchangeSize){exchange_step_message, &sizes}, 10000, NULL, &e), 0);
+        assert_int_equal(exchange_new(EXCHANGE_HOST, &b.plan->h3, (ExchangeSize){exchange_step_message, &sizes}, 10000, NULL, &e), 0);
         x = exchange_interface(e);
         assert_int_equal(x->send(x, &rank, &m, &view, 1), -EPROTO); /* 2 before 1 */
         view.width++;
@@ -778,7 +778,7 @@ static void exchange_the_one_all_wait_for_is_named(void **state) {
         Exchange *e = NULL;
         Fault f = {};
 
-        assert_int_equal(exchange_new(&b.plan->h3, (ExchangeSize){exchange_step_message, &sizes}, 2000000, NULL, &e), 0);
+        assert_int_equal(exchange_new(EXCHANGE_HOST, &b.plan->h3, (ExchangeSize){exchange_step_message, &sizes}, 2000000, NULL, &e), 0);
         for (uint32_t i = 0; i < 3; i++)
                 waiters[i] = (Waiter){e, {.index = i, .ops = &ops, .plan = &b.plan->h3}, i + 1, 0};
         assert_int_equal(rank_group_run(group, &(RankOrder){.ranks = 7,
@@ -802,7 +802,7 @@ static void split_memory_counts_arenas_and_what_lies_between(void **state) {
                 assert_int_equal(h3_step_memory(&b.toy->model, b.step->layout, &b.plan->h3, i, H3_COMPUTE_BF16, 0, &bytes), 0);
                 sum += bytes;
         }
-        assert_int_equal(split_memory(&ops, &b.toy->model, b.step->layout, &b.plan->h3, H3_COMPUTE_BF16, &bytes), 0);
+        assert_int_equal(split_memory(&ops, &b.toy->model, b.step->layout, &b.plan->h3, EXCHANGE_HOST, H3_COMPUTE_BF16, &bytes), 0);
         /* K and V of all rows, and the places' own bookkeeping */
         assert_true(bytes >= sum + 57 * 2 * 448 * 2 && bytes < sum + 57 * 2 * 448 * 2 + 10000);
         bench_done(&b);

@@ -31,7 +31,7 @@ static uint64_t memory_available(void) {
         return 0;
 }
 
-static int device_memory(uint64_t *ret_free, uint64_t *ret_total) {
+static int device_memory(uint32_t device, uint64_t *ret_free, uint64_t *ret_total) {
         if (device_gone)
                 return -ENODEV;
         *ret_total = device_sim.limit + said_more;

@@ -150,7 +150,9 @@ static int run_step(Bench *b, Job *j, uint32_t step) {
 static uint64_t step_bytes(const Job *j) {
         uint64_t bytes;
 
-        assert_int_equal(split_memory(lk_cpu_ops(LK_CPU_AUTO), job_model(j), j->layout, &j->plan->h3, j->compute, &bytes), 0);
+        assert_int_equal(split_memory(lk_cpu_ops(LK_CPU_AUTO), job_model(j), j->layout, &j->plan->h3, EXCHANGE_HOST, j->compute,
+                                 &bytes),
+                0);
         return bytes;
 }
 

@@ -131,7 +131,7 @@ static Run *run_new(const H3TextModel *m, const H3TextInput *in, uint32_t ranks)
         x->in = in;
         x->plan = h3_text_plan(ranks, x->rows);
         if (ranks > 1)
-                assert_int_equal(exchange_new(&x->plan, (ExchangeSize){exchange_text_message, &sizes},
+                assert_int_equal(exchange_new(EXCHANGE_HOST, &x->plan, (ExchangeSize){exchange_text_message, &sizes},
                                          20000000, &hook, &x->exchange),
                         0);
         for (uint32_t i = 0; i < ranks; i++) {

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/latentd/gpu-set.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "service/shared/cleanup.h"
+#include "service/shared/log.h"
+
+#define SHARE_ONE 1000.0 /* of PLAN_SHARE_MAX */
+
+bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number) {
+        char *end;
+
+        if (isdigit((unsigned char) name[0]) && strlen(name) < 4 && strtoul(name, &end, 10) == number && *end == '\0')
+                return true;
+
+        return name[0] != '\0' && (strcasecmp(name, d->uuid) == 0 || strcasecmp(name, d->pci_address) == 0);
+}
+
+__attribute__((__format__(__printf__, 2, 3))) static void note(WireHello *h, const char *format, ...) {
+        size_t used = strlen(h->notes), left = sizeof(h->notes) - used;
+        char line[300];
+        va_list ap;
+        int n;
+
+        va_start(ap, format);
+        n = vsnprintf(line, sizeof(line), format, ap);
+        va_end(ap);
+        log_notice("%s", line);
+        if (n > 0 && (size_t) n < sizeof(line) && (size_t) n + 2 <= left)
+                (void) snprintf(h->notes + used, left, "%s\n", line);
+}
+
+/* Calls f for each word of a list with what is behind its '=' ("" without). */
+static void each_word(const char *list, void (*f)(void *userdata, const char *name, const char *value), void *userdata) {
+        CLEANUP_FREE char *copy = list ? strdup(list) : NULL;
+        char *save = NULL;
+
+        for (char *s = copy ? strtok_r(copy, " \t,", &save) : NULL; s; s = strtok_r(NULL, " \t,", &save)) {
+                char *value = strchr(s, '=');
+
+                if (value)
+                        *value++ = '\0';
+                f(userdata, s, value ? value : "");
+        }
+}
+
+typedef struct Naming {
+        WireHello *hello;
+        const char *key;
+        uint64_t devices; /* named so far: a bit each */
+        double shares[WIRE_DEVICES_MAX];
+} Naming;
+
+static void on_name(void *userdata, const char *name, const char *value) {
+        Naming *x = userdata;
+        bool found = false;
+        double share;
+
+        for (uint32_t i = 0; i < x->hello->n_devices; i++) {
+                if (!gpu_is_named(name, x->hello->devices + i, i))
+                        continue;
+                found = true;
+                x->devices |= UINT64_C(1) << i;
+                if (device_parse_share(value, &share) >= 0)
+                        x->shares[i] = share;
+        }
+        if (!found)
+                note(x->hello, "%s= names \"%.64s\", which is not there.", x->key, name);
+}
+
+static const DeviceInfo *info_of(const DeviceInfo *infos, size_t n, const WireDevice *d) {
+        for (size_t i = 0; i < n; i++)
+                if (strcasecmp(infos[i].pci_address, d->pci_address) == 0)
+                        return infos + i;
+        return NULL;
+}
+
+/* Whether it may take part at all. */
+static bool is_allowed(const Config *c, const Naming *list, const Naming *exclude, const DeviceInfo *info, WireHello *h, uint32_t i) {
+        const WireDevice *d = h->devices + i;
+
+        if (d->pci_address[0] == '\0')
+                return true;
+        if (info && info->ignore) {
+                log_info("%s (%s) is left out: LATENTD_IGNORE.", d->name, d->pci_address);
+                return false;
+        }
+        if ((c->gpus && !(list->devices >> i & 1)) || exclude->devices >> i & 1) {
+                log_info("%s (%s) is left out by Gpus= or GpusExclude=.", d->name, d->pci_address);
+                return false;
+        }
+        if (d->memory_free < c->gpu_min_free) {
+                note(h, "The GPU %s (%s) is left out: %" PRIu64 " bytes of its memory are free, GpuMinFree= is %" PRIu64 ".", d->name,
+                        d->pci_address, d->memory_free, c->gpu_min_free);
+                return false;
+        }
+        return true;
+}
+
+/* Those with the largest shares stay, the first among equals. */
+static void drop_beyond(const Config *c, WireHello *h, const double *shares, uint64_t *devices) {
+        while (c->gpus_max > 0 && (uint32_t) __builtin_popcountll(*devices) > c->gpus_max) {
+                uint32_t least = WIRE_DEVICES_MAX;
+
+                for (uint32_t i = 0; i < h->n_devices; i++)
+                        if (*devices >> i & 1 && (least == WIRE_DEVICES_MAX || shares[i] <= shares[least]))
+                                least = i;
+                *devices &= ~(UINT64_C(1) << least);
+                note(h, "The GPU %s (%s) is left out: GpusMax= is %" PRIu32 ".", h->devices[least].name, h->devices[least].pci_address,
+                        c->gpus_max);
+        }
+}
+
+static void keep(WireHello *h, uint64_t devices, const double *shares, GpuSet *ret) {
+        WireHello old = *h;
+        uint32_t n = 0;
+
+        *ret = (GpuSet){};
+        for (uint32_t i = 0; i < old.n_devices; i++) {
+                if (!(devices >> i & 1))
+                        continue;
+                ret->place[n] = (uint8_t) i;
+                ret->shares[n] = shares[i] * SHARE_ONE < 1 ? 1 : (uint32_t) (shares[i] * SHARE_ONE);
+                h->devices[n++] = old.devices[i];
+        }
+        h->n_devices = n;
+        memset(h->peer_mbs, 0, sizeof(h->peer_mbs));
+        memset(h->host_mbs, 0, sizeof(h->host_mbs));
+        for (uint32_t i = 0; i < n; i++)
+                for (uint32_t k = 0; k < n; k++) {
+                        h->peer_mbs[i][k] = old.peer_mbs[ret->place[i]][ret->place[k]];
+                        h->host_mbs[i][k] = old.host_mbs[ret->place[i]][ret->place[k]];
+                }
+}
+
+int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, WireHello *h, GpuSet *ret, Fault *f) {
+        Naming list = {.hello = h, .key = "Gpus"}, exclude = {.hello = h, .key = "GpusExclude"}, shares = {.hello = h, .key = "GpuShares"};
+        uint64_t devices = 0;
+
+        if (h->n_devices > 0 && h->devices[0].pci_address[0] != '\0') { /* what is said of GPUs */
+                each_word(c->gpus, on_name, &list);
+                each_word(c->gpus_exclude, on_name, &exclude);
+                each_word(c->gpu_shares, on_name, &shares);
+        }
+        for (uint32_t i = 0; i < h->n_devices; i++) {
+                const DeviceInfo *info = info_of(infos, n_infos, h->devices + i);
+
+                if (!(shares.shares[i] > 0))
+                        shares.shares[i] = info ? info->share : 1;
+                if (is_allowed(c, &list, &exclude, info, h, i))
+                        devices |= UINT64_C(1) << i;
+        }
+        drop_beyond(c, h, shares.shares, &devices);
+        if (devices == 0)
+                return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED,
+                        "None of the %" PRIu32 " GPUs that are there may be used: look at Gpus=, GpusExclude= and GpuMinFree= of "
+                        "latentd.conf, and LATENTD_IGNORE.",
+                        h->n_devices);
+        keep(h, devices, shares.shares, ret);
+        return 0;
+}
+
+static bool is_wished(const PlanWishes *w, const WireDevice *d) {
+        for (uint32_t i = 0; i < w->n_gpus; i++)
+                if (strcmp(w->gpus[i], d->pci_address) == 0)
+                        return true;
+        return w->n_gpus == 0;
+}
+
+int gpu_set_wishes(const GpuSet *s, const WireHello *h, uint32_t ranks, PlanWishes *w) {
+        bool differ = false;
+        uint32_t n = 0;
+
+        w->without = 0;
+        for (uint32_t i = 0; i < ranks; i++)
+                if (!is_wished(w, h->devices + i % h->n_devices))
+                        w->without |= UINT64_C(1) << i;
+                else
+                        n++;
+        if (n == 0)
+                return -ENODEV;
+        if (w->n_shares > 0)
+                return 0;
+
+        for (uint32_t i = 1; i < h->n_devices; i++)
+                differ = differ || s->shares[i] != s->shares[0];
+        if (differ)
+                for (uint32_t i = 0; i < ranks; i++)
+                        if (!(w->without >> i & 1))
+                                w->shares[w->n_shares++] = s->shares[i % h->n_devices];
+        if (w->ranks > 0 && w->ranks < w->n_shares)
+                w->n_shares = w->ranks;
+        return 0;
+}
+
+static bool has_part(const WirePlan *p, uint32_t rank) {
+        return p->rows[rank].end > p->rows[rank].begin || p->heads[rank].end > p->heads[rank].begin;
+}
+
+WireExchange gpu_set_exchange(const WireHello *h, const WirePlan *p, WireExchange wish) {
+        uint64_t peer = UINT64_MAX, host = UINT64_MAX; /* the slowest ways */
+
+        if (wish == WIRE_EXCHANGE_HOST || h->n_devices == 0)
+                return WIRE_EXCHANGE_HOST;
+        for (uint32_t i = 0; i < p->ranks; i++)
+                for (uint32_t k = 0; k < p->ranks; k++) {
+                        uint32_t from = i % h->n_devices, to = k % h->n_devices;
+
+                        if (i == k || !has_part(p, i) || !has_part(p, k))
+                                continue;
+                        peer = h->peer_mbs[from][to] < peer ? h->peer_mbs[from][to] : peer;
+                        if (from != to)
+                                host = h->host_mbs[from][to] < host ? h->host_mbs[from][to] : host;
+                }
+        if (peer == 0 || peer == UINT64_MAX)
+                return WIRE_EXCHANGE_HOST;
+        return wish == WIRE_EXCHANGE_P2P || host == UINT64_MAX || peer >= host ? WIRE_EXCHANGE_P2P : WIRE_EXCHANGE_HOST;
+}

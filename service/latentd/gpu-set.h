@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/* Which of a worker's devices take part, and with which shares: latentd.conf (Gpus=, GpusExclude=, GpusMax=, GpuMinFree=,
+ * GpuShares=) and udev (LATENTD_IGNORE, LATENTD_SHARE). Sessions choose among those by the same names. */
+
+#include <stdbool.h>
+
+#include "service/latentd/config.h"
+#include "service/latentd/device.h"
+#include "service/latentd/plan.h"
+#include "service/shared/wire.h"
+
+typedef struct GpuSet {
+        /* Of those that take part: where the worker's own HELLO has them; of a step's rows and heads against each other, a
+         * thousand each as long as nobody says anything. */
+        uint8_t place[WIRE_DEVICES_MAX];
+        uint32_t shares[WIRE_DEVICES_MAX];
+} GpuSet;
+
+/* Leaves those devices in h, in its order, and what is known of the ways between them; a line in its notes for each that is left
+ * out for want of memory or for GpusMax=, and for each name that fits none. A CPU (no PCI address) always takes part. infos: of
+ * device_enumerate(). -ENODEV with f: none is left. */
+int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, WireHello *h, GpuSet *ret, Fault *f);
+
+/* Whether the name is this device's: its number (from 0), its UUID or its PCI address. */
+bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number);
+
+/* What a session's devices and the service's shares make of its wishes; rank i of the worker is on device i % n_devices of h.
+ * -ENODEV: none of its devices is there. */
+int gpu_set_wishes(const GpuSet *s, const WireHello *h, uint32_t ranks, PlanWishes *w);
+
+/* How a plan's ranks exchange: as wished if they can, else through the host. AUTO: as is faster. */
+WireExchange gpu_set_exchange(const WireHello *h, const WirePlan *p, WireExchange wish);

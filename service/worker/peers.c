@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/worker/peers.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
+#include "service/shared/log.h"
+
+#define POLL_USEC 20
+#define TIMED_COPIES 4u
+
+enum { /* of the contexts: nothing else uses them yet */
+        EVENT_READY,
+        EVENT_DONE,
+};
+
+typedef struct Pair {
+        const PeersTrial *trial;
+        uint32_t from, to;
+        void *source, *target;
+        uint8_t *pattern, *arrived; /* host memory */
+        bool hangs;
+} Pair;
+
+void peers_note(WireHello *hello, const char *format, ...) {
+        size_t used = strlen(hello->notes), left = sizeof(hello->notes) - used;
+        char line[300];
+        va_list ap;
+        int n;
+
+        va_start(ap, format);
+        n = vsnprintf(line, sizeof(line), format, ap);
+        va_end(ap);
+        log_warning("%s", line);
+        if (n > 0 && (size_t) n < sizeof(line) && (size_t) n + 2 <= left)
+                (void) snprintf(hello->notes + used, left, "%s\n", line);
+}
+
+/* A counter: another pair's bytes, or those of another place, differ. */
+static void fill(uint8_t *bytes, uint64_t size, uint32_t seed) {
+        for (uint64_t i = 0; i < size / 4; i++) {
+                uint32_t x = (uint32_t) i * 2654435761u + seed * 0x9e3779b9u;
+
+                memcpy(bytes + 4 * i, &x, sizeof(x));
+        }
+}
+
+static uint32_t mega(uint64_t bytes, uint64_t usec) {
+        uint64_t rate = bytes / (usec > 0 ? usec : 1);
+
+        return rate >= WIRE_LINK_SAME ? WIRE_LINK_SAME - 1 : rate > 0 ? (uint32_t) rate : 1;
+}
+
+static int wait_done(Pair *p) {
+        const struct timespec pause = {.tv_nsec = POLL_USEC * 1000};
+        uint64_t until = clock_usec() + p->trial->deadline_usec;
+        int r;
+
+        do {
+                r = p->trial->ops->is_done(p->trial->contexts[p->from], EVENT_DONE);
+                if (r != 0)
+                        return r < 0 ? r : 0;
+                (void) nanosleep(&pause, NULL);
+        } while (clock_usec() < until);
+        p->hangs = true;
+        return -ETIMEDOUT;
+}
+
+static int copy(Pair *p, unsigned times) {
+        const PeersTrial *t = p->trial;
+        LkContext *from = t->contexts[p->from];
+        const LkCopy a = {.to = p->target, .from = p->source, .rows = 1, .width = t->size, .to_stride = t->size, .from_stride = t->size};
+        int r = 0;
+
+        for (unsigned i = 0; r >= 0 && i < times; i++)
+                r = t->ops->copy(from, LK_PEER, &a);
+        if (r >= 0)
+                r = t->ops->mark(from, LK_PEER, EVENT_DONE);
+        return r < 0 ? r : wait_done(p);
+}
+
+/* What both contexts were given is done before the copy begins. */
+static int order(Pair *p) {
+        const PeersTrial *t = p->trial;
+        const uint32_t ends[] = {p->from, p->to};
+        int r = 0;
+
+        for (size_t i = 0; r >= 0 && i < ELEMENTSOF(ends); i++) {
+                r = t->bind(ends[i]);
+                if (r >= 0)
+                        r = t->ops->mark(t->contexts[ends[i]], LK_COMPUTE, EVENT_READY);
+                if (r >= 0)
+                        r = t->ops->join(t->contexts[ends[i]], EVENT_READY);
+        }
+        if (r >= 0)
+                r = t->bind(p->from);
+        for (size_t i = 0; r >= 0 && i < ELEMENTSOF(ends); i++)
+                r = t->ops->wait_for(t->contexts[p->from], LK_PEER, t->contexts[ends[i]], EVENT_READY);
+        return r;
+}
+
+static int prepare(Pair *p) {
+        const PeersTrial *t = p->trial;
+        int r;
+
+        r = t->connect ? t->connect(p->from, p->to) : 0;
+        if (r >= 0)
+                r = t->bind(p->to);
+        if (r >= 0)
+                r = t->ops->memory_new(t->contexts[p->to], t->size, &p->target);
+        if (r >= 0)
+                r = t->bind(p->from);
+        if (r >= 0)
+                r = t->ops->memory_new(t->contexts[p->from], t->size, &p->source);
+        if (r < 0)
+                return r;
+        fill(p->pattern, t->size, p->from * WIRE_DEVICES_MAX + p->to + 1);
+        r = t->ops->upload(t->contexts[p->from], p->source, p->pattern, t->size);
+        return r < 0 ? r : order(p);
+}
+
+/* Bytes arrive as they were sent: 0, -EBADMSG with the first that does not. */
+static int verify(Pair *p, uint64_t *ret_at) {
+        const PeersTrial *t = p->trial;
+        int r;
+
+        r = copy(p, 1);
+        if (r >= 0)
+                r = t->bind(p->to);
+        if (r >= 0) /* on LK_COMPUTE of the other one, which the wait orders it behind */
+                r = t->ops->wait_for(t->contexts[p->to], LK_COMPUTE, t->contexts[p->from], EVENT_DONE);
+        if (r >= 0)
+                r = t->ops->download(t->contexts[p->to], p->arrived, p->target, t->size);
+        if (r < 0)
+                return r;
+        for (uint64_t i = 0; i < t->size; i++)
+                if (p->arrived[i] != p->pattern[i]) {
+                        *ret_at = i;
+                        return -EBADMSG;
+                }
+        return 0;
+}
+
+static int measure(Pair *p, WireHello *hello) {
+        const PeersTrial *t = p->trial;
+        uint64_t begin;
+        int r;
+
+        r = order(p);
+        begin = clock_usec();
+        if (r >= 0)
+                r = copy(p, TIMED_COPIES);
+        if (r >= 0)
+                hello->peer_mbs[p->from][p->to] = mega(TIMED_COPIES * t->size, clock_usec() - begin);
+        return r;
+}
+
+/* As exchange-host.c does it. */
+static int measure_host(Pair *p, WireHello *hello) {
+        const PeersTrial *t = p->trial;
+        uint64_t begin = clock_usec();
+        int r;
+
+        r = t->bind(p->from);
+        if (r >= 0)
+                r = t->ops->download(t->contexts[p->from], p->arrived, p->source, t->size);
+        if (r >= 0)
+                r = t->bind(p->to);
+        if (r >= 0)
+                r = t->ops->upload(t->contexts[p->to], p->target, p->arrived, t->size);
+        if (r >= 0)
+                r = t->ops->mark(t->contexts[p->to], LK_COMPUTE, EVENT_READY);
+        if (r >= 0)
+                r = t->ops->join(t->contexts[p->to], EVENT_READY);
+        if (r >= 0)
+                hello->host_mbs[p->from][p->to] = mega(t->size, clock_usec() - begin);
+        return r;
+}
+
+static void explain(const Pair *p, WireHello *hello, int r, uint64_t at) {
+        const char *from = p->trial->devices[p->from].pci_address, *to = p->trial->devices[p->to].pci_address;
+
+        if (r == -EBADMSG)
+                peers_note(hello, "GPU %s to %s: copies between them arrive with wrong bytes (the first at %" PRIu64
+                                  "): they exchange through the host.", from, to, at);
+        else if (p->hangs)
+                peers_note(hello, "GPU %s to %s: a copy between them did not end in %" PRIu64 " s: they exchange through the host.", from,
+                        to, (p->trial->deadline_usec + 999999) / 1000000);
+        else if (r == -EOPNOTSUPP)
+                peers_note(hello, "GPU %s to %s: the driver has no direct way between them: they exchange through the host.", from, to);
+        else
+                peers_note(hello, "GPU %s to %s: copies between them fail (%s): they exchange through the host.", from, to, strerror(-r));
+}
+
+/* false: it hangs. */
+static bool try_pair(Pair *p, WireHello *hello) {
+        const PeersTrial *t = p->trial;
+        uint64_t at = 0;
+        int r;
+
+        r = prepare(p);
+        if (r >= 0)
+                r = measure_host(p, hello);
+        if (r >= 0)
+                r = order(p);
+        if (r >= 0)
+                r = verify(p, &at);
+        if (r >= 0)
+                r = measure(p, hello);
+        if (r < 0) {
+                hello->peer_mbs[p->from][p->to] = 0;
+                explain(p, hello, r, at);
+        }
+        if (p->hangs) /* its memory may still be written */
+                return false;
+
+        if (t->bind(p->from) >= 0)
+                t->ops->memory_free(t->contexts[p->from], p->source);
+        if (t->bind(p->to) >= 0)
+                t->ops->memory_free(t->contexts[p->to], p->target);
+        return true;
+}
+
+void peers_try(const PeersTrial *t, WireHello *hello) {
+        CLEANUP_FREE uint8_t *pattern = NULL, *arrived = NULL;
+        bool hangs[WIRE_DEVICES_MAX] = {};
+
+        for (uint32_t i = 0; t->ops->copy && i < t->n; i++)
+                hello->peer_mbs[i][i] = WIRE_LINK_SAME;
+        if (!t->ops->copy || t->n < 2)
+                return;
+        pattern = malloc(t->size);
+        arrived = malloc(t->size);
+        if (!pattern || !arrived) {
+                peers_note(hello, "There is no memory to try copies between GPUs with: they exchange through the host.");
+                return;
+        }
+
+        for (uint32_t from = 0; from < t->n; from++)
+                for (uint32_t to = 0; to < t->n; to++) {
+                        Pair p = {.trial = t, .from = from, .to = to, .pattern = pattern, .arrived = arrived};
+
+                        if (from == to || hangs[from] || hangs[to])
+                                continue;
+                        if (!try_pair(&p, hello))
+                                hangs[from] = hangs[to] = true;
+                }
+        for (uint32_t i = 0; i < t->n; i++) /* what the trial took is not kept */
+                if (!hangs[i] && t->bind(i) >= 0)
+                        t->ops->memory_trim(t->contexts[i]);
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/latentd/gpu-set.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "service/shared/cleanup.h"
+
+#define TEST(name) cmocka_unit_test(name)
+#define GIB (UINT64_C(1) << 30)
+
+/* n GPUs, 0000:41:00.0 and so on; ways of 100, 101 ... from each to each, the host's of 10. */
+static WireHello hello_of(uint32_t n) {
+        WireHello h = {.n_devices = n};
+
+        for (uint32_t i = 0; i < n; i++) {
+                (void) snprintf(h.devices[i].name, sizeof(h.devices[i].name), "Card");
+                (void) snprintf(h.devices[i].pci_address, sizeof(h.devices[i].pci_address), "0000:4%u:00.0", 1 + i);
+                (void) snprintf(h.devices[i].uuid, sizeof(h.devices[i].uuid), "GPU-01234567-89ab-cdef-0123-456789abcde%u", i);
+                h.devices[i].memory_free = (i + 1) * GIB;
+                for (uint32_t k = 0; k < n; k++) {
+                        h.peer_mbs[i][k] = i == k ? WIRE_LINK_SAME : 100 + 10 * i + k;
+                        h.host_mbs[i][k] = i == k ? 0 : 10;
+                }
+        }
+        return h;
+}
+
+/* Which of n stay, by their places: "02". */
+static void expect_set(const Config *c, const DeviceInfo *infos, size_t n_infos, uint32_t n, const char *places, const char *note) {
+        WireHello h = hello_of(n);
+        GpuSet s;
+        Fault f = {};
+
+        assert_int_equal(gpu_set_apply(c, infos, n_infos, &h, &s, &f), 0);
+        assert_int_equal(h.n_devices, strlen(places));
+        for (uint32_t i = 0; i < h.n_devices; i++) {
+                WireHello all = hello_of(n);
+                uint32_t from = (uint32_t) (places[i] - '0');
+
+                assert_int_equal(s.place[i], from);
+                assert_string_equal(h.devices[i].pci_address, all.devices[from].pci_address);
+                for (uint32_t k = 0; k < h.n_devices; k++)
+                        assert_int_equal(h.peer_mbs[i][k], all.peer_mbs[from][places[k] - '0']);
+        }
+        if (note[0] == '\0')
+                assert_string_equal(h.notes, "");
+        else
+                assert_non_null(strstr(h.notes, note));
+}
+
+static void set_of_each_key(void **state) {
+        Config c = {};
+
+        expect_set(&c, NULL, 0, 3, "012", "");
+        c.gpus = (char *) "2, gpu-01234567-89AB-cdef-0123-456789abcde0";
+        expect_set(&c, NULL, 0, 3, "02", "");
+        expect_set(&c, NULL, 0, 2, "0", "Gpus= names \"2\", which is not there.");
+        c.gpus_exclude = (char *) "0000:41:00.0";
+        expect_set(&c, NULL, 0, 3, "2", "");
+        c = (Config){.gpus_max = 2};
+        expect_set(&c, NULL, 0, 3, "01", "0000:43:00.0) is left out: GpusMax= is 2");
+        c.gpu_shares = (char *) "2=3 0=2";
+        expect_set(&c, NULL, 0, 3, "02", "0000:42:00.0) is left out: GpusMax=");
+        c = (Config){.gpu_min_free = 2 * GIB};
+        expect_set(&c, NULL, 0, 3, "12", "1073741824 bytes of its memory are free, GpuMinFree= is 2147483648");
+}
+
+static void set_of_udev(void **state) {
+        const DeviceInfo infos[] = {
+                {.pci_address = "0000:42:00.0", .share = 1, .ignore = true},
+                {.pci_address = "0000:43:00.0", .share = 0.5},
+        };
+        WireHello h = hello_of(3);
+        Config c = {};
+        Fault f = {};
+        GpuSet s;
+
+        expect_set(&c, infos, 2, 3, "02", "");
+        assert_int_equal(gpu_set_apply(&c, infos, 2, &h, &s, &f), 0);
+        assert_int_equal(s.shares[0], 1000);
+        assert_int_equal(s.shares[1], 500);
+        h = hello_of(3);
+        c.gpu_shares = (char *) "0000:43:00.0=4"; /* goes before it */
+        assert_int_equal(gpu_set_apply(&c, infos, 2, &h, &s, &f), 0);
+        assert_int_equal(s.shares[1], 4000);
+}
+
+static void set_without_any_is_refused(void **state) {
+        Config c = {.gpus = (char *) "7"};
+        WireHello h = hello_of(2);
+        Fault f = {};
+        GpuSet s;
+
+        assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), -ENODEV);
+        assert_non_null(strstr(f.text, "None of the 2 GPUs"));
+        h = (WireHello){.n_devices = 1}; /* a CPU is none of these */
+        assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), 0);
+        assert_int_equal(h.n_devices, 1);
+        assert_string_equal(h.notes, "");
+}
+
+static void wishes_become_ranks(void **state) {
+        const GpuSet s = {.shares = {1000, 3000}}, same = {.shares = {1000, 1000}};
+        WireHello h = hello_of(2);
+        PlanWishes w = {};
+
+        assert_int_equal(gpu_set_wishes(&same, &h, 4, &w), 0);
+        assert_int_equal(w.without, 0);
+        assert_int_equal(w.n_shares, 0);
+        assert_int_equal(gpu_set_wishes(&s, &h, 4, &w), 0);
+        assert_int_equal(w.n_shares, 4);
+        assert_int_equal(w.shares[2], 1000);
+        assert_int_equal(w.shares[3], 3000);
+
+        w = (PlanWishes){.n_gpus = 1, .gpus = {"0000:42:00.0"}, .n_shares = 2, .shares = {7, 8}};
+        assert_int_equal(gpu_set_wishes(&s, &h, 4, &w), 0);
+        assert_int_equal(w.without, 5); /* ranks 0 and 2 */
+        assert_int_equal(w.n_shares, 2);
+        assert_int_equal(w.shares[0], 7); /* the session's own */
+        w = (PlanWishes){.n_gpus = 1, .gpus = {"0000:4f:00.0"}};
+        assert_int_equal(gpu_set_wishes(&s, &h, 4, &w), -ENODEV);
+}
+
+static void plan_leaves_ranks_out(void **state) {
+        PlanWishes w = {.without = 5, .n_shares = 2, .shares = {1, 3}};
+        WirePlan p = {};
+
+        assert_int_equal(plan_make(800, 8, 4, 100, &w, &p), 0);
+        assert_int_equal(p.ranks, 4);
+        assert_int_equal(p.rows[0].end, 0);
+        assert_int_equal(p.rows[1].end, 200);
+        assert_int_equal(p.rows[2].end, 200);
+        assert_int_equal(p.rows[3].end, 800);
+        assert_int_equal(p.heads[1].end - p.heads[1].begin, 2);
+        assert_int_equal(p.heads[2].begin, p.heads[2].end);
+        assert_int_equal(plan_ranks_used(&p), 2);
+        w.ranks = 1;
+        assert_int_equal(plan_make(800, 8, 4, 100, &w, &p), 0);
+        assert_int_equal(p.ranks, 2);
+        assert_int_equal(plan_ranks_used(&p), 1);
+        w.without = 15;
+        assert_int_equal(plan_make(800, 8, 4, 100, &w, &p), -EINVAL);
+}
+
+static void exchange_is_the_faster_proven_way(void **state) {
+        WireHello h = hello_of(3);
+        PlanWishes w = {};
+        WirePlan p = {};
+
+        assert_int_equal(plan_make(900, 9, 3, 100, &w, &p), 0);
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_AUTO), WIRE_EXCHANGE_P2P);
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_HOST), WIRE_EXCHANGE_HOST);
+        h.peer_mbs[2][1] = 5; /* slower than the host */
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_AUTO), WIRE_EXCHANGE_HOST);
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_P2P), WIRE_EXCHANGE_P2P);
+        h.peer_mbs[2][1] = 0; /* not proven */
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_P2P), WIRE_EXCHANGE_HOST);
+        w.without = 4; /* nor needed */
+        assert_int_equal(plan_make(900, 9, 3, 100, &w, &p), 0);
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_AUTO), WIRE_EXCHANGE_P2P);
+        w.without = 6; /* one rank has nobody to exchange with */
+        assert_int_equal(plan_make(900, 9, 3, 100, &w, &p), 0);
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_P2P), WIRE_EXCHANGE_HOST);
+
+        h = hello_of(1); /* ranks of one device */
+        assert_int_equal(plan_make(900, 9, 3, 100, &(PlanWishes){}, &p), 0);
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_AUTO), WIRE_EXCHANGE_P2P);
+        h.peer_mbs[0][0] = 0; /* a CPU */
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_AUTO), WIRE_EXCHANGE_HOST);
+}
+
+int main(void) {
+        const struct CMUnitTest tests[] = {
+                TEST(set_of_each_key),
+                TEST(set_of_udev),
+                TEST(set_without_any_is_refused),
+                TEST(wishes_become_ranks),
+                TEST(plan_leaves_ranks_out),
+                TEST(exchange_is_the_faster_proven_way),
+        };
+
+        return cmocka_run_group_tests(tests, NULL, NULL);
+}
