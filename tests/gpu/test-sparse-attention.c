@@ -539,7 +539,7 @@ static void sparse_attention_nothing_seen_gives_zeros(void **state) {
 }
 
 static void sparse_attention_bad_argument_is_refused(void **state) {
-        LkSparseAttention bad[10], good;
+        LkSparseAttention bad[11], good;
         LkBlockMeans means = { .type = LK_F16 };
         LkRoute route = { .n = 0 };
         Scene s;
@@ -559,6 +559,7 @@ static void sparse_attention_bad_argument_is_refused(void **state) {
         bad[7].gate_ld = s.ld - 1;
         bad[8].a.head_dim = 3;
         bad[9].a.type = LK_F16;
+        bad[10].a.sequences = 2;
         assert_int_equal(lk_cuda_ops()->sparse_attention(gpu, &good), 0);
         assert_int_equal(lk_cuda_ops()->sparse_attention(gpu, NULL), -EINVAL);
         for (unsigned i = 0; i < ELEMENTSOF(bad); i++)

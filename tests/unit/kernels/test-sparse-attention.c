@@ -225,7 +225,7 @@ static void sparse_attention_all_blocks_give_the_bits_of_attention(void **state)
 static void sparse_attention_bad_argument_is_refused(void **state) {
         SCENE *s = scene_new(LK_F32, 1, 4);
         const LkSparseAttention good = scene_kind(s, 3);
-        LkSparseAttention bad[9];
+        LkSparseAttention bad[11];
         LkContext *c;
         const LkOps *ops = open_isa(LK_CPU_AUTO, 1, &c);
 
@@ -240,6 +240,8 @@ static void sparse_attention_bad_argument_is_refused(void **state) {
         bad[6].coarse = NULL;
         bad[7].gate_ld = WIDTH - 1;
         bad[8].a.head_dim = 3;
+        bad[9].a.type = LK_F16;
+        bad[10].a.sequences = 2;
         assert_int_equal(ops->sparse_attention(c, &good), 0);
         assert_int_equal(ops->sparse_attention(NULL, &good), -EINVAL);
         assert_int_equal(ops->sparse_attention(c, NULL), -EINVAL);
