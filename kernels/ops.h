@@ -601,7 +601,7 @@ typedef bool (*LkStop)(void *userdata);
 
 typedef struct LkOps {
         const char *backend;          /* "cpu", "cuda" */
-        const char *numerics_id;      /* what the bits depend on, e.g. "cpu-1" */
+        const char *numerics_id;      /* what the bits depend on, e.g. "cpu-2" */
         uint8_t weights[LK_TYPE_MAX]; /* LkSupport, by the type of a matrix */
         bool half;         /* LK_F16 is the quick way where f32 is not asked for */
         uint32_t batch;    /* so many small problems together fill the device; 0: 1 */

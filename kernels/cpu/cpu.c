@@ -21,7 +21,7 @@
 #define CPU_OPS(isa)                                       \
         {                                                  \
                 .backend = "cpu",                          \
-                .numerics_id = "cpu-1",                    \
+                .numerics_id = "cpu-2",                    \
                 .weights = CPU_WEIGHTS,                    \
                 .host_weights = true,                      \
                 .context_new = context_new,                \
