@@ -374,9 +374,9 @@ static void note_pace(const Job *j, const WireStepDone *m) {
         if (j->request.kind != WIRE_JOB_STEP && j->request.kind != WIRE_JOB_SAMPLE)
                 return;
         if (m->first_usec > j->step_started_usec && m->first_usec < now)
-                step_pace_note(j, now - m->first_usec);
+                step_pace_note(j, m->sparse, now - m->first_usec);
         else
-                step_pace_note(j, m->compute_usec);
+                step_pace_note(j, m->sparse, m->compute_usec);
 }
 
 /* Nothing of it will run. */

@@ -10,7 +10,7 @@
 /* A unit of work is a byte of weights that a row goes through. Attention: two products of rows x rows x hidden. */
 #define ATTENTION 4.0
 
-static PaceKey key_of(const Job *j) {
+static PaceKey key_of(const Job *j, uint32_t sparse) {
         const uint32_t compute = j->request.compute == WIRE_COMPUTE_AUTO ? WIRE_COMPUTE_BF16 : j->request.compute;
 
         return (PaceKey){
@@ -18,6 +18,7 @@ static PaceKey key_of(const Job *j) {
                 .phase = PHASE + j->plan.kind * 16 + j->plan.exchange,
                 .compute = compute,
                 .ranks = plan_ranks_used(&j->plan),
+                .sparse = sparse,
         };
 }
 
@@ -34,15 +35,15 @@ static double units_of(const Job *j) {
         return most * ((double) m->weight_bytes + rows * ATTENTION * m->hidden * m->layers);
 }
 
-void step_pace_note(const Job *j, uint64_t usec) {
-        const PaceKey key = key_of(j);
+void step_pace_note(const Job *j, bool sparse, uint64_t usec) {
+        const PaceKey key = key_of(j, sparse ? j->request.sparse.method : SPARSE_NONE);
 
         if (key.files != 0 && j->plan.ranks > 0 && units_of(j) > 0)
                 pace_add(&j->manager->paces, &key, (double) usec / units_of(j), 0);
 }
 
 uint64_t step_pace_usec(const Job *j) {
-        const PaceKey key = key_of(j);
+        const PaceKey key = key_of(j, j->request.sparse.method);
         const PaceEntry *e = key.files != 0 && j->plan.ranks > 0 ? pace_find(&j->manager->paces, &key) : NULL;
 
         return e ? (uint64_t) (e->usec * units_of(j)) : 0;
