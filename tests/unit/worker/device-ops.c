@@ -681,6 +681,63 @@ static int attention(LkContext *c, const LkAttention *a) {
         return ended(c, cpu->attention(c, a));
 }
 
+/* The rows of all blocks. */
+static uint64_t touch_blocks(LkContext *c, const LkBlocks *b) {
+        touch(c, b->start, ((uint64_t) b->n + 1) * sizeof(*b->start));
+        return b->start[b->n];
+}
+
+static void touch_numbers(LkContext *c, const void *p, uint64_t n) {
+        if (p)
+                touch(c, p, n * sizeof(float));
+}
+
+static int block_means(LkContext *c, const LkBlockMeans *a) {
+        uint64_t width = (uint64_t) a->heads * a->head_dim;
+
+        begin_work(c);
+        touch_rows(c, a->x, a->type, touch_blocks(c, &a->blocks), width, a->x_ld);
+        touch_numbers(c, a->mean, a->blocks.n * width);
+        touch_numbers(c, a->centre, 2 * width);
+        return ended(c, cpu->block_means(c, a));
+}
+
+static void touch_lists(LkContext *c, const uint32_t *list, const uint32_t *count, const float *score, uint64_t lists, uint64_t n) {
+        touch_numbers(c, list, lists * n);
+        touch_numbers(c, count, lists);
+        touch_numbers(c, score, lists * n);
+}
+
+static int route(LkContext *c, const LkRoute *a) {
+        uint64_t width = (uint64_t) a->heads * a->head_dim;
+
+        begin_work(c);
+        touch_numbers(c, a->q, a->n * width);
+        touch_numbers(c, a->k, a->n * width);
+        touch_numbers(c, a->by_rank ? NULL : a->variance, width);
+        touch_lists(c, a->list, a->count, a->score, (uint64_t) a->heads * a->n_q, a->n);
+        return ended(c, cpu->route(c, a));
+}
+
+static int sparse_attention(LkContext *c, const LkSparseAttention *a) {
+        uint64_t width = (uint64_t) a->a.heads * a->a.head_dim, rows;
+
+        begin_work(c);
+        rows = touch_blocks(c, &a->blocks);
+        touch_rows(c, a->a.q, a->a.type, a->a.n_q, width, a->a.q_ld);
+        touch_rows(c, a->a.k, a->a.type, rows, width, a->a.k_ld);
+        touch_rows(c, a->a.v, a->a.type, rows, width, a->a.v_ld);
+        touch_rows(c, a->a.o, a->a.type, a->a.n_q, width, a->a.o_ld);
+        touch_lists(c, a->list, a->count, a->score, (uint64_t) a->a.heads * a->n_blocks, a->blocks.n);
+        touch_numbers(c, a->value, a->blocks.n * width);
+        touch_numbers(c, a->value ? a->centre : NULL, width);
+        if (a->gate) {
+                touch_rows(c, a->gate, a->a.type, a->a.n_q, width, a->gate_ld);
+                touch_numbers(c, a->coarse, a->blocks.n * width);
+        }
+        return ended(c, cpu->sparse_attention(c, a));
+}
+
 static int conv(LkContext *c, const LkConv *a) {
         uint64_t in = a->channels, out = a->w.rows;
 
@@ -835,6 +892,9 @@ const LkOps *device_ops(void) {
         table.alias_free = alias_free;
         table.average = average;
         table.unpatch = unpatch;
+        table.block_means = block_means;
+        table.route = route;
+        table.sparse_attention = sparse_attention;
         table.context_new = context_new;
         table.context_free = context_free;
         for (size_t i = 0; i < CONTEXTS_MAX; i++)
