@@ -259,7 +259,7 @@ void check_device_notes(Findings *f, const latent_value *status) {
                 int n = (int) strcspn(line, "\n");
 
                 finding_add(f, "GPUs", LEVEL_WARNING,
-                        "Steps run all the same; it is looked at anew when a worker starts (latentd(8), \"Several GPUs\").", "%.*s", n,
+                        "Steps run all the same; with a restart of latentd it is looked at anew (latentd(8), \"Several GPUs\").", "%.*s", n,
                         line);
                 line += n;
                 line += *line == '\n';

@@ -48,7 +48,7 @@ static uint32_t place_of(const WireHello *h, const Device *d) {
         return WIRE_DEVICES_MAX;
 }
 
-/* To each other device: what was measured when the worker started. */
+/* To each other device: what was measured by the first worker that had both. */
 static int append_link(sd_bus_message *reply, const char *property, const char *other, uint32_t peer, uint32_t host) {
         bool direct = peer > 0 && peer >= host;
 

@@ -167,6 +167,46 @@ int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, Wire
         return 0;
 }
 
+/* Whole lines; what has no room is left out. */
+static void add_notes(WireHello *h, const char *notes) {
+        size_t used = strlen(h->notes), left = sizeof(h->notes) - used, n = strlen(notes);
+
+        while (n >= left) {
+                n--;
+                while (n > 0 && notes[n - 1] != '\n')
+                        n--;
+        }
+        (void) snprintf(h->notes + used, left, "%.*s", (int) n, notes);
+}
+
+void gpu_set_learn(const GpuSet *s, const WireLinks *m, WireHello *h, GpuLinks *ret) {
+        for (uint32_t i = 0; i < h->n_devices; i++)
+                for (uint32_t k = 0; k < h->n_devices; k++)
+                        if (i != k) {
+                                h->peer_mbs[i][k] = m->peer_mbs[s->place[i]][s->place[k]];
+                                h->host_mbs[i][k] = m->host_mbs[s->place[i]][s->place[k]];
+                        }
+        ret->hello = *h;
+        memcpy(ret->notes, m->notes, sizeof(ret->notes));
+        add_notes(h, ret->notes);
+}
+
+bool gpu_set_recall(const GpuLinks *x, WireHello *h) {
+        const WireHello *known = &x->hello;
+
+        if (known->n_devices != h->n_devices)
+                return false;
+        for (uint32_t i = 0; i < h->n_devices; i++)
+                if (strcmp(known->devices[i].uuid, h->devices[i].uuid) != 0 ||
+                        strcmp(known->devices[i].pci_address, h->devices[i].pci_address) != 0)
+                        return false;
+
+        memcpy(h->peer_mbs, known->peer_mbs, sizeof(h->peer_mbs));
+        memcpy(h->host_mbs, known->host_mbs, sizeof(h->host_mbs));
+        add_notes(h, x->notes);
+        return true;
+}
+
 static bool is_wished(const PlanWishes *w, const WireDevice *d) {
         for (uint32_t i = 0; i < w->n_gpus; i++)
                 if (strcmp(w->gpus[i], d->pci_address) == 0)

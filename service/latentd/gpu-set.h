@@ -23,6 +23,18 @@ typedef struct GpuSet {
  * device_enumerate(). -ENODEV with f: none is left. */
 int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, WireHello *h, GpuSet *ret, Fault *f);
 
+/* The ways between a set of devices, and notes of them, for workers that have the same ones later. All zeros: nothing is known. */
+typedef struct GpuLinks {
+        WireHello hello; /* as gpu_set_learn() left it: its devices, peer_mbs, host_mbs */
+        char notes[1024]; /* of LINKS */
+} GpuLinks;
+
+/* What LINKS says goes into h, of which gpu_set_apply() made s, and is kept. */
+void gpu_set_learn(const GpuSet *s, const WireLinks *m, WireHello *h, GpuLinks *ret);
+
+/* What is known of h's devices goes into it; false: nothing is, or they are others. */
+bool gpu_set_recall(const GpuLinks *x, WireHello *h);
+
 /* Whether the name is this device's: its number (from 0), its UUID or its PCI address. */
 bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number);
 

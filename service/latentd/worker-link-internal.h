@@ -59,6 +59,8 @@ struct WorkerLink {
         char no_device[512];      /* why the last worker that should have some has no devices; "" it has, or nobody asked */
         WireHello hello; /* with the devices that take part alone */
         GpuSet set;      /* likewise */
+        GpuLinks links;  /* that a worker tried, until one dies */
+        bool tries_links; /* it was asked to */
         WireMemory memory; /* as it said last */
         uint32_t ranks;
         sd_event_source *io, *child, *timer;

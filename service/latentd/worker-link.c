@@ -293,6 +293,8 @@ static void gone(WorkerLink *w, bool was_ready, bool was_busy) {
                 log_warning("The worker %s.", reason);
 
         w->memory = (WireMemory){};
+        if (!expected) /* a way may have been why */
+                w->links = (GpuLinks){};
         if (was_ready) {
                 manager_devices_gone(w->manager);
                 worker_feed_on_gone(w, reason, !expected);
@@ -408,6 +410,9 @@ static void welcome(WorkerLink *w) {
         m.welcome.vram_idle_usec = (uint64_t) c->vram_idle_sec * SECOND;
         for (uint32_t i = 0; i < w->ranks; i++)
                 m.welcome.device_of[i] = w->set.place[i % w->hello.n_devices];
+        /* Only devices have ways to themselves. Each new worker would take time for it before its first step. */
+        w->tries_links = w->hello.n_devices > 1 && w->hello.peer_mbs[0][0] != 0 && !gpu_set_recall(&w->links, &w->hello);
+        m.welcome.try_links = w->tries_links;
         worker_send(w, &m, -EBADF);
 }
 
@@ -568,6 +573,9 @@ static void on_message(WorkerLink *w, const WireMessage *m) {
                         on_hello(w, &m->hello);
                 else if (w->greeted && m->header.type == WIRE_ACK && m->header.epoch == w->epoch)
                         on_welcome_ack(w, m);
+                else if (w->greeted && m->header.type == WIRE_LINKS && m->header.epoch == w->epoch && m->header.acks == 0 &&
+                         STEAL(w->tries_links, false))
+                        gpu_set_learn(&w->set, &m->links, &w->hello, &w->links);
                 else
                         worker_link_drop(w,
                                 "broke the protocol: it does not begin with HELLO and the ACK of WELCOME");

@@ -24,6 +24,7 @@ static const TypeInfo types[WIRE_TYPE_MAX] = {
         [WIRE_STEP_DONE] = {"STEP_DONE", sizeof(WireStepDone), false},
         [WIRE_LORA_NOTES] = {"LORA_NOTES", sizeof(WireLoraNotes), false},
         [WIRE_MEMORY] = {"MEMORY", sizeof(WireMemory), false},
+        [WIRE_LINKS] = {"LINKS", sizeof(WireLinks), false},
         [WIRE_ERROR] = {"ERROR", sizeof(WireError), false},
         [WIRE_WELCOME] = {"WELCOME", sizeof(WireWelcome), false},
         [WIRE_MODEL_OPEN] = {"MODEL_OPEN", sizeof(WireModelOpen), false},
@@ -219,6 +220,10 @@ static void normalise(WireMessage *m) {
 
         case WIRE_STEP_DONE:
                 m->step_done.reserved = 0;
+                break;
+
+        case WIRE_LINKS:
+                TERMINATE(m->links.notes);
                 break;
 
         case WIRE_LORA_NOTES:

@@ -61,6 +61,7 @@ typedef enum WireType {
         WIRE_STEP_DONE,
         WIRE_LORA_NOTES,
         WIRE_MEMORY,
+        WIRE_LINKS,
         WIRE_ERROR,
         /* broker to worker */
         WIRE_WELCOME = 32,
@@ -124,10 +125,19 @@ typedef struct WireHello {
         char reason[512];   /* without devices: why, for people; else "" */
         char kernels[2048]; /* which kernel does what on the devices, in lines; "" with one set of kernels for all */
         /* From a device to another, in 10^6 bytes a second. peer: by itself, 0 where copies were not proven to arrive;
-         * WIRE_LINK_SAME: to itself. host: through memory of the worker, 0: not measured. */
+         * WIRE_LINK_SAME: to itself. host: through memory of the worker, 0: not measured. HELLO has ways to itself alone; the broker
+         * keeps here what LINKS says, of this worker or of one before that had the same devices. */
         uint32_t peer_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX], host_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX];
         char notes[1024]; /* for people, a line each: devices that are there and left out, ways that are not taken; or "" */
 } WireHello;
+
+/* Before the ACK of a WELCOME with try_links: what ways there are between devices that have ranks. By places in HELLO's devices, as
+ * it says. */
+typedef struct WireLinks {
+        WireHeader header;
+        uint32_t peer_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX], host_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX];
+        char notes[1024];
+} WireLinks;
 
 typedef struct WireWelcome {
         WireHeader header; /* epoch: adopted by the worker */
@@ -138,6 +148,7 @@ typedef struct WireWelcome {
          * What it holds goes when no step came for so long; 0: never. */
         uint64_t vram_reserve, vram_limit, vram_idle_usec;
         uint8_t device_of[WIRE_RANKS_MAX]; /* rank: its place in HELLO's devices; the worker lets go of devices without ranks */
+        uint64_t try_links; /* 1: what ways there are between its devices is not known: it tries them and says LINKS */
 } WireWelcome;
 
 /* wire_init() sets acks to 1. */
@@ -557,6 +568,7 @@ typedef union WireMessage {
         WireStepDone step_done;
         WireLoraNotes lora_notes;
         WireMemory memory;
+        WireLinks links;
         WireError error;
         WireWelcome welcome;
         WireModelOpen model_open;

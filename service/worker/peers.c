@@ -229,6 +229,10 @@ static bool try_pair(Pair *p, WireHello *hello) {
         return true;
 }
 
+static bool is_without(const PeersTrial *t, uint32_t device) {
+        return t->without >> device & 1;
+}
+
 void peers_try(const PeersTrial *t, WireHello *hello) {
         CLEANUP_FREE uint8_t *pattern = NULL, *arrived = NULL;
         bool hangs[WIRE_DEVICES_MAX] = {};
@@ -248,12 +252,12 @@ void peers_try(const PeersTrial *t, WireHello *hello) {
                 for (uint32_t to = 0; to < t->n; to++) {
                         Pair p = {.trial = t, .from = from, .to = to, .pattern = pattern, .arrived = arrived};
 
-                        if (from == to || hangs[from] || hangs[to])
+                        if (from == to || hangs[from] || hangs[to] || is_without(t, from) || is_without(t, to))
                                 continue;
                         if (!try_pair(&p, hello))
                                 hangs[from] = hangs[to] = true;
                 }
         for (uint32_t i = 0; i < t->n; i++) /* what the trial took is not kept */
-                if (!hangs[i] && t->bind(i) >= 0)
+                if (!hangs[i] && !is_without(t, i) && t->bind(i) >= 0)
                         t->ops->memory_trim(t->contexts[i]);
 }

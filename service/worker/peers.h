@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Whether devices of this process can copy to each other, and how fast: tried once, when a worker starts. A driver may say that
- * they can where what arrives is wrong, or nothing does (IOMMU, patched drivers). */
+/* Whether devices of this process can copy to each other, and how fast: tried by the first worker that has these devices. A driver
+ * may say that they can where what arrives is wrong, or nothing does (IOMMU, patched drivers). */
 
 #include <stdint.h>
 
@@ -14,6 +14,7 @@ typedef struct PeersTrial {
         uint32_t n;               /* devices, at most WIRE_DEVICES_MAX */
         const WireDevice *devices;
         LkContext *const *contexts; /* [n], of each device; used on the calling thread alone */
+        uint64_t without;         /* devices that are not tried: a bit each */
         int (*bind)(uint32_t device);
         int (*connect)(uint32_t from, uint32_t to); /* before copies between two; < 0: the driver has no way. NULL: nothing to do */
         uint64_t size;            /* bytes of the pattern, a multiple of 4 */

@@ -24,7 +24,7 @@
 #define SMALLEST_MEMORY (UINT64_C(3) << 30)
 
 /* Of the trial of copies between devices. */
-#define PATTERN (UINT64_C(64) << 20)
+#define PATTERN (UINT64_C(16) << 20)
 #define PATTERN_USEC UINT64_C(5000000)
 
 typedef struct Gpu {
@@ -43,7 +43,8 @@ static struct {
         char kernels[2048];
         uint32_t n;
         Gpu gpus[WIRE_DEVICES_MAX];
-        WireHello links; /* what start() found out for it */
+        bool reaches[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX]; /* [from][to]: there is a direct way */
+        WireHello left_out; /* notes of start() */
 } cuda;
 
 static _Thread_local uint32_t bound; /* which of them */
@@ -187,18 +188,18 @@ static int open_devices(int n, Fault *f) {
                 Gpu *g = cuda.gpus + cuda.n;
 
                 if (cuda.n == WIRE_DEVICES_MAX) {
-                        peers_note(&cuda.links, "%d GPUs are there; a worker uses %d at most.", n, WIRE_DEVICES_MAX);
+                        peers_note(&cuda.left_out, "%d GPUs are there; a worker uses %d at most.", n, WIRE_DEVICES_MAX);
                         break;
                 }
                 *f = (Fault){};
                 r = try_device(i, g, f);
                 if (r < 0) {
                         if (n > 1)
-                                peers_note(&cuda.links, "%s", f->text);
+                                peers_note(&cuda.left_out, "%s", f->text);
                         continue;
                 }
                 if (cuda.n > 0 && strcmp(g->numerics_id, cuda.gpus[0].numerics_id) != 0) {
-                        peers_note(&cuda.links, "The GPU %s (%s) is left out: beside %s (%s) its results would have other bits.",
+                        peers_note(&cuda.left_out, "The GPU %s (%s) is left out: beside %s (%s) its results would have other bits.",
                                 g->properties.name, g->pci_address, cuda.gpus[0].properties.name, cuda.gpus[0].pci_address);
                         close_device(g);
                         continue;
@@ -232,32 +233,42 @@ static int context_new(uint32_t threads, LkContext **ret) {
         return 0;
 }
 
-/* On one thread, before anything is copied: several at once fail. */
-static int connect(uint32_t from, uint32_t to) {
+static bool connect(uint32_t from, uint32_t to) {
         int can = 0;
         cudaError_t e;
 
-        if (cudaDeviceCanAccessPeer(&can, cuda.gpus[from].number, cuda.gpus[to].number) != cudaSuccess || !can)
-                return -EOPNOTSUPP;
-        if (bind_device(from) < 0)
-                return -ENODEV;
+        if (cudaDeviceCanAccessPeer(&can, cuda.gpus[from].number, cuda.gpus[to].number) != cudaSuccess || !can || bind_device(from) < 0)
+                return false;
         e = cudaDeviceEnablePeerAccess(cuda.gpus[to].number, 0);
         (void) cudaGetLastError();
-        return e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled ? 0 : -EOPNOTSUPP;
+        return e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled;
+}
+
+/* On one thread, before anything is copied: several at once fail. Of what it says only copies prove anything. */
+static void connect_all(void) {
+        for (uint32_t from = 0; from < cuda.n; from++)
+                for (uint32_t to = 0; to < cuda.n; to++)
+                        cuda.reaches[from][to] = from != to && connect(from, to);
+        if (cuda.n > 1)
+                timeline_note("ways");
+}
+
+static int is_connected(uint32_t from, uint32_t to) {
+        return cuda.reaches[from][to] ? 0 : -EOPNOTSUPP;
 }
 
 static void describe(WireDevice *d, const Gpu *g);
 
-static void try_links(void) {
+static void try_links(WireHello *ret) {
         LkContext *contexts[WIRE_DEVICES_MAX];
         WireDevice devices[WIRE_DEVICES_MAX];
-        const PeersTrial trial = {
+        PeersTrial trial = {
                 .ops = lk_cuda_ops(),
                 .n = cuda.n,
                 .devices = devices,
                 .contexts = contexts,
                 .bind = bind_device,
-                .connect = connect,
+                .connect = is_connected,
                 .size = PATTERN,
                 .deadline_usec = PATTERN_USEC,
         };
@@ -265,8 +276,10 @@ static void try_links(void) {
         for (uint32_t i = 0; i < cuda.n; i++) {
                 contexts[i] = cuda.gpus[i].first;
                 describe(devices + i, cuda.gpus + i);
+                if (cuda.gpus[i].is_out)
+                        trial.without |= UINT64_C(1) << i;
         }
-        peers_try(&trial, &cuda.links);
+        peers_try(&trial, ret);
 }
 
 static int start(Fault *f) {
@@ -279,7 +292,7 @@ static int start(Fault *f) {
         if (r < 0)
                 return r;
         (void) lk_cuda_describe(cuda.gpus[0].first, cuda.kernels, sizeof(cuda.kernels));
-        try_links();
+        connect_all();
         cuda.ops.numerics_id = cuda.gpus[0].numerics_id;
         cuda.started = true;
         return 0;
@@ -291,6 +304,10 @@ static void choose(uint64_t devices) {
                         close_device(cuda.gpus + i);
                         cuda.gpus[i].is_out = true;
                 }
+        /* what this thread asks of the driver must not make a context on one of those again */
+        for (uint32_t i = 0; i < cuda.n; i++)
+                if (bind_device(i) >= 0)
+                        break;
 }
 
 static int numa_node(const Gpu *g) {
@@ -341,13 +358,12 @@ static uint32_t devices(WireHello *hello) {
         if (!cuda.started)
                 return 0;
 
-        memcpy(hello->peer_mbs, cuda.links.peer_mbs, sizeof(hello->peer_mbs));
-        memcpy(hello->host_mbs, cuda.links.host_mbs, sizeof(hello->host_mbs));
-        memcpy(hello->notes, cuda.links.notes, sizeof(hello->notes));
+        memcpy(hello->notes, cuda.left_out.notes, sizeof(hello->notes));
         for (uint32_t i = 0; i < cuda.n; i++) {
                 WireDevice *d = hello->devices + i;
 
                 describe(d, cuda.gpus + i);
+                hello->peer_mbs[i][i] = WIRE_LINK_SAME;
                 (void) device_memory(i, &d->memory_free, &d->memory_total);
         }
         return cuda.n;
@@ -407,6 +423,7 @@ const Backend *backend_get(Fault *f) {
                 .devices = devices,
                 .bind = bind_device,
                 .choose = choose,
+                .try_links = try_links,
                 .memory_available = meminfo_available,
                 .device_memory = device_memory,
                 .device_error = device_error,

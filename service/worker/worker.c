@@ -180,6 +180,19 @@ static int place_ranks(Worker *w, const WireWelcome *welcome, Fault *f) {
         return 0;
 }
 
+static void say_links(Worker *w) {
+        WireHello found = {};
+        WireMessage m;
+
+        w->backend->try_links(&found);
+        wire_init(&m, WIRE_LINKS, link_epoch(w->link), 0, 0);
+        memcpy(m.links.peer_mbs, found.peer_mbs, sizeof(m.links.peer_mbs));
+        memcpy(m.links.host_mbs, found.host_mbs, sizeof(m.links.host_mbs));
+        memcpy(m.links.notes, found.notes, sizeof(m.links.notes));
+        link_send(w->link, &m);
+        timeline_note("links");
+}
+
 static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
         uint64_t epoch = m->header.epoch;
         int r;
@@ -199,6 +212,8 @@ static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
         r = place_ranks(w, &m->welcome, f);
         if (r < 0)
                 return r;
+        if (m->welcome.try_links && w->backend->try_links)
+                say_links(w);
         r = rank_group_new_at(w->backend->ops, m->welcome.ranks, m->welcome.threads,
                 &(RankPlaces){w->backend->bind, w->steps.residency.device_of}, on_step, w, &w->ranks, f);
         if (r >= 0 && !w->backend->ops->host_weights) {

@@ -30,6 +30,7 @@ typedef struct Played {
         volatile uint64_t lost;       /* bits: devices that fail at the next upload, and are not there for the next worker */
         volatile uint64_t flips, hangs; /* copies from device a to b, 1 + 8 * a + b: change a bit; never end */
         volatile uint64_t peer_copies; /* by all workers */
+        volatile uint64_t trials;     /* of ways between devices, by all workers */
 } Played;
 
 static Played *played;
@@ -38,7 +39,6 @@ static LkOps ops;
 static bool failed; /* sticky */
 static uint32_t numbers[DEVICE_SIM_DEVICES], n_devices; /* of those that are there */
 static bool is_out[DEVICE_SIM_DEVICES];
-static WireHello links;
 
 #define CONTEXTS_MAX 64
 static struct {
@@ -171,10 +171,10 @@ static void describe(WireDevice *d, uint32_t number) {
         d->memory_total = d->memory_free = played->limit;
 }
 
-static void try_links(void) {
+static void try_links(WireHello *ret) {
         LkContext *own[WIRE_DEVICES_MAX];
         WireDevice listed[WIRE_DEVICES_MAX];
-        const PeersTrial trial = {
+        PeersTrial trial = {
                 .ops = &ops,
                 .n = n_devices,
                 .devices = listed,
@@ -186,12 +186,15 @@ static void try_links(void) {
 
         for (uint32_t i = 0; i < n_devices; i++) {
                 describe(listed + i, numbers[i]);
-                if (bind_device(i) < 0 || ops.context_new(1, own + i) < 0)
+                if (is_out[i])
+                        trial.without |= UINT64_C(1) << i;
+                else if (bind_device(i) < 0 || ops.context_new(1, own + i) < 0)
                         abort();
         }
-        peers_try(&trial, &links);
+        played->trials++;
+        peers_try(&trial, ret);
         for (uint32_t i = 0; i < n_devices; i++)
-                if (!contexts[find_context(own[i])].hangs)
+                if (!is_out[i] && !contexts[find_context(own[i])].hangs)
                         (void) ops.context_free(own[i]);
 }
 
@@ -215,7 +218,6 @@ static int start(Fault *f) {
                         numbers[n_devices++] = i;
         if (n_devices == 0)
                 return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED, "All GPUs are played to be lost.");
-        try_links();
         return 0;
 }
 
@@ -225,11 +227,10 @@ static void choose(uint64_t devices) {
 }
 
 static uint32_t devices(WireHello *hello) {
-        memcpy(hello->peer_mbs, links.peer_mbs, sizeof(hello->peer_mbs));
-        memcpy(hello->host_mbs, links.host_mbs, sizeof(hello->host_mbs));
-        memcpy(hello->notes, links.notes, sizeof(hello->notes));
-        for (uint32_t i = 0; i < n_devices; i++)
+        for (uint32_t i = 0; i < n_devices; i++) {
                 describe(hello->devices + i, numbers[i]);
+                hello->peer_mbs[i][i] = WIRE_LINK_SAME;
+        }
         return n_devices;
 }
 
@@ -257,6 +258,7 @@ const Backend *backend_get(Fault *f) {
                 .devices = devices,
                 .bind = bind_device,
                 .choose = choose,
+                .try_links = try_links,
                 .memory_available = meminfo_available,
                 .device_memory = device_memory,
                 .device_error = device_error,

@@ -105,6 +105,58 @@ static void set_without_any_is_refused(void **state) {
         assert_string_equal(h.notes, "");
 }
 
+/* As HELLO has it: ways to itself alone. */
+static WireHello untried(uint32_t n) {
+        WireHello h = hello_of(n);
+
+        for (uint32_t i = 0; i < n; i++)
+                for (uint32_t k = 0; k < n; k++)
+                        if (i != k)
+                                h.peer_mbs[i][k] = h.host_mbs[i][k] = 0;
+        return h;
+}
+
+static void links_are_kept_for_the_same_devices(void **state) {
+        const WireHello tried = hello_of(3);
+        Config c = {.gpus_exclude = (char *) "1"};
+        WireHello h = untried(3), next = untried(3);
+        WireLinks m = {.notes = "one line\n"};
+        GpuLinks known = {};
+        Fault f = {};
+        GpuSet s;
+
+        memcpy(m.peer_mbs, tried.peer_mbs, sizeof(m.peer_mbs));
+        memcpy(m.host_mbs, tried.host_mbs, sizeof(m.host_mbs));
+        m.peer_mbs[0][0] = 0; /* HELLO said it */
+        assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), 0);
+        assert_false(gpu_set_recall(&known, &h));
+        gpu_set_learn(&s, &m, &h, &known);
+        assert_int_equal(h.peer_mbs[0][0], WIRE_LINK_SAME);
+        assert_int_equal(h.peer_mbs[0][1], tried.peer_mbs[0][2]);
+        assert_int_equal(h.peer_mbs[1][0], tried.peer_mbs[2][0]);
+        assert_int_equal(h.host_mbs[1][0], 10);
+        assert_string_equal(h.notes, "one line\n");
+
+        assert_int_equal(gpu_set_apply(&c, NULL, 0, &next, &s, &f), 0);
+        assert_true(gpu_set_recall(&known, &next));
+        assert_memory_equal(next.peer_mbs, h.peer_mbs, sizeof(h.peer_mbs));
+        assert_memory_equal(next.host_mbs, h.host_mbs, sizeof(h.host_mbs));
+        assert_string_equal(next.notes, "one line\n");
+        memset(next.notes, 'x', sizeof(next.notes) - 5); /* no room */
+        next.notes[sizeof(next.notes) - 5] = '\0';
+        assert_true(gpu_set_recall(&known, &next));
+        assert_int_equal(strlen(next.notes), sizeof(next.notes) - 5);
+
+        next = untried(3); /* one more */
+        assert_int_equal(gpu_set_apply(&(Config){}, NULL, 0, &next, &s, &f), 0);
+        assert_false(gpu_set_recall(&known, &next));
+        c.gpus_exclude = (char *) "0"; /* others */
+        next = untried(3);
+        assert_int_equal(gpu_set_apply(&c, NULL, 0, &next, &s, &f), 0);
+        assert_false(gpu_set_recall(&known, &next));
+        assert_int_equal(next.peer_mbs[0][1], 0);
+}
+
 static void wishes_become_ranks(void **state) {
         const GpuSet s = {.shares = {1000, 3000}}, same = {.shares = {1000, 1000}};
         WireHello h = hello_of(2);
@@ -180,6 +232,7 @@ int main(void) {
                 TEST(set_of_each_key),
                 TEST(set_of_udev),
                 TEST(set_without_any_is_refused),
+                TEST(links_are_kept_for_the_same_devices),
                 TEST(wishes_become_ranks),
                 TEST(plan_leaves_ranks_out),
                 TEST(exchange_is_the_faster_proven_way),

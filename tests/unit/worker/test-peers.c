@@ -93,6 +93,19 @@ static void peers_one_device_is_not_tried(void **state) {
         assert_int_equal(h.peer_mbs[0][0], 0);
 }
 
+static void peers_devices_without_ranks_are_not_tried(void **state) {
+        PeersTrial t = trial(DEVICES);
+        WireHello h = {};
+
+        t.without = 1 << 1;
+        contexts[1] = ops.context_free(contexts[1]);
+        peers_try(&t, &h);
+        for (uint32_t i = 0; i < DEVICES; i++)
+                for (uint32_t k = 0; k < DEVICES; k++)
+                        assert_int_equal(h.peer_mbs[i][k] > 0, i == k || (i != 1 && k != 1));
+        assert_string_equal(h.notes, "");
+}
+
 static void peers_wrong_bytes_are_noticed(void **state) {
         PeersTrial t = trial(DEVICES);
         WireHello h = {};
@@ -140,6 +153,7 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test_setup_teardown(peers_all_ways_are_measured, setup, teardown),
                 cmocka_unit_test_setup_teardown(peers_one_device_is_not_tried, setup, teardown),
+                cmocka_unit_test_setup_teardown(peers_devices_without_ranks_are_not_tried, setup, teardown),
                 cmocka_unit_test_setup_teardown(peers_wrong_bytes_are_noticed, setup, teardown),
                 cmocka_unit_test_setup_teardown(peers_without_a_way_are_told, setup, teardown),
                 cmocka_unit_test_setup_teardown(peers_hanging_copy_is_given_up, setup, teardown),

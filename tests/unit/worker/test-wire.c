@@ -183,7 +183,7 @@ static void wire_receive_header_rules_refused(void **state) {
 }
 
 static void wire_receive_strings_without_end_are_ended(void **state) {
-        static const WireType with_strings[] = {WIRE_HELLO, WIRE_MODEL_READY, WIRE_LORA_NOTES, WIRE_ERROR,
+        static const WireType with_strings[] = {WIRE_HELLO, WIRE_LINKS, WIRE_MODEL_READY, WIRE_LORA_NOTES, WIRE_ERROR,
                 WIRE_MODEL_OPEN, WIRE_REGION, WIRE_JOB_OPEN};
         CLEANUP_CLOSE int fd = -EBADF;
         WireMessage m, got;
@@ -205,6 +205,7 @@ static void wire_receive_strings_without_end_are_ended(void **state) {
                         assert_int_equal(strlen(got.hello.numerics_id), sizeof(got.hello.numerics_id) - 1);
                         assert_int_equal(strlen(got.hello.reason), sizeof(got.hello.reason) - 1);
                         assert_int_equal(strlen(got.hello.kernels), sizeof(got.hello.kernels) - 1);
+                        assert_int_equal(strlen(got.hello.notes), sizeof(got.hello.notes) - 1);
                         for (size_t d = 0; d < WIRE_DEVICES_MAX; d++) {
                                 const WireDevice *x = &got.hello.devices[d];
 
@@ -214,6 +215,9 @@ static void wire_receive_strings_without_end_are_ended(void **state) {
                                 assert_int_equal(strlen(x->architecture), sizeof(x->architecture) - 1);
                                 assert_int_equal(x->reserved, 0);
                         }
+                        break;
+                case WIRE_LINKS:
+                        assert_int_equal(strlen(got.links.notes), sizeof(got.links.notes) - 1);
                         break;
                 case WIRE_MODEL_READY:
                         assert_int_equal(strlen(got.model_ready.layout), sizeof(got.model_ready.layout) - 1);
