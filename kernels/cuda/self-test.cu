@@ -476,6 +476,7 @@ extern "C" int lk_cuda_describe(LkContext *c, char *ret, size_t size) {
                 "linears, others: own fma, the CPU's bits\n"
                 "attention, bf16, head 128: %s\n"
                 "attention, others: own mma.sync; f32 the CPU's bits\n"
+                "attention, sparse: own mma.sync, heads up to 128; others the CPU's bits\n"
                 "refused by the self-test: %s\n",
                 c->arch, library, all, own, library, HOPPER_KERNELS && c->arch == 90 ? "own wgmma" : "own mma.sync", p->refused ? p->refused : "nothing");
 }
