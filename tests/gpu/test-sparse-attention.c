@@ -8,36 +8,9 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "tests/gpu/backends.h"
+#include "tests/gpu/numbers.h"
 
 #define ELEMENTSOF(x) (sizeof(x) / sizeof((x)[0]))
-
-static float normal(void) {
-        float f = 0;
-
-        for (int i = 0; i < 4; i++)
-                f += (float) (next() >> 8) * 0x1p-24f - 0.5f;
-        return f * 1.7320508f;
-}
-
-static void put(void *p, LkType t, uint64_t i, float f) {
-        uint32_t u;
-
-        memcpy(&u, &f, 4);
-        if (t == LK_F32)
-                memcpy((uint8_t *) p + i * 4, &u, 4);
-        else
-                memcpy((uint8_t *) p + i * 2, (uint8_t *) &u + 2, 2);
-}
-
-static double get(const void *p, LkType t, uint64_t i) {
-        uint32_t u = 0;
-        float f;
-
-        memcpy(t == LK_F32 ? (uint8_t *) &u : (uint8_t *) &u + 2, (const uint8_t *) p + i * lk_type_size(t), lk_type_size(t));
-        memcpy(&f, &u, 4);
-        return f;
-}
 
 /* The same numbers on the host and on the device. */
 typedef struct Array {
@@ -229,6 +202,8 @@ static void route_same_lists(void **state) {
         for (unsigned i = 0; i < ELEMENTSOF(rules) * ELEMENTSOF(cases); i++) {
                 const unsigned c = i % ELEMENTSOF(cases);
 
+                if (is_part() && cases[c].n > 200)
+                        continue;
                 check_route(cases[c].n, cases[c].heads, cases[c].dim, cases[c].first, cases[c].n_q, rules + i / ELEMENTSOF(cases), i % 2);
         }
 }
