@@ -7,7 +7,7 @@
  * dropped. Every struct starts with a WireHeader; padding is explicit and zero.
  *
  * Order of a worker's life:
- *   worker: HELLO                          broker: WELCOME (epoch)
+ *   worker: HELLO                          broker: WELCOME (epoch); worker: LINKS, if that asks for it
  *   broker: MODEL_OPEN, REGION x n, MODEL_COMMIT      worker: MODEL_READY or ERROR (header.job = model id)
  *   broker: ARENA x 2 per session
  *   broker: JOB_OPEN        worker: JOB_READY (rows, steps, where results lie) or ERROR
