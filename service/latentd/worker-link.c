@@ -501,6 +501,13 @@ static void on_welcome_ack(WorkerLink *w, const WireMessage *m) {
         queue_dispatch(w->manager->queue);
 }
 
+/* It may have been sent when the WELCOME was taken in, and says so then. */
+static void on_links(WorkerLink *w, const WireMessage *m) {
+        gpu_set_learn(&w->set, &m->links, &w->hello, &w->links);
+        if (m->header.acks > 0)
+                on_welcome_ack(w, m);
+}
+
 /* A worker that lies idle ends: a driver's context, modules and libraries take a GiB of each device, which come back in no other
  * way. If there is work that makes no steps for now it says so again later. */
 static void on_memory(WorkerLink *w, const WireMemory *m) {
@@ -573,9 +580,8 @@ static void on_message(WorkerLink *w, const WireMessage *m) {
                         on_hello(w, &m->hello);
                 else if (w->greeted && m->header.type == WIRE_ACK && m->header.epoch == w->epoch)
                         on_welcome_ack(w, m);
-                else if (w->greeted && m->header.type == WIRE_LINKS && m->header.epoch == w->epoch && m->header.acks == 0 &&
-                         STEAL(w->tries_links, false))
-                        gpu_set_learn(&w->set, &m->links, &w->hello, &w->links);
+                else if (w->greeted && m->header.type == WIRE_LINKS && m->header.epoch == w->epoch && STEAL(w->tries_links, false))
+                        on_links(w, m);
                 else
                         worker_link_drop(w,
                                 "broke the protocol: it does not begin with HELLO and the ACK of WELCOME");

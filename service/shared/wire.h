@@ -131,7 +131,7 @@ typedef struct WireHello {
         char notes[1024]; /* for people, a line each: devices that are there and left out, ways that are not taken; or "" */
 } WireHello;
 
-/* Before the ACK of a WELCOME with try_links: what ways there are between devices that have ranks. By places in HELLO's devices, as
+/* Before the ACK of a WELCOME with try_links, or with it: what ways there are between devices that have ranks. By places in HELLO's devices, as
  * it says. */
 typedef struct WireLinks {
         WireHeader header;
