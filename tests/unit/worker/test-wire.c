@@ -112,7 +112,7 @@ static void wire_receive_every_type_arrives(void **state) {
                 if (fd >= 0)
                         assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
         }
-        assert_int_equal(n, 24);
+        assert_int_equal(n, 25);
         assert_string_equal(wire_type_name(WIRE_HELLO), "HELLO");
         assert_string_equal(wire_type_name(WIRE_DIE), "DIE");
         assert_int_equal(wire_size_of(UINT16_MAX), 0);
