@@ -125,14 +125,14 @@ typedef struct WireHello {
         char reason[512];   /* without devices: why, for people; else "" */
         char kernels[2048]; /* which kernel does what on the devices, in lines; "" with one set of kernels for all */
         /* From a device to another, in 10^6 bytes a second. peer: by itself, 0 where copies were not proven to arrive;
-         * WIRE_LINK_SAME: to itself. host: through memory of the worker, 0: not measured. HELLO has ways to itself alone; the broker
-         * keeps here what LINKS says, of this worker or of one before that had the same devices. */
+         * WIRE_LINK_SAME: to itself. host: through memory of the worker, 0: not measured. HELLO has ways to itself alone;
+         * the broker keeps here what LINKS says, of this worker or of one before that had the same devices. */
         uint32_t peer_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX], host_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX];
         char notes[1024]; /* for people, a line each: devices that are there and left out, ways that are not taken; or "" */
 } WireHello;
 
-/* Before the ACK of a WELCOME with try_links, or with it: what ways there are between devices that have ranks. By places in HELLO's devices, as
- * it says. */
+/* Before the ACK of a WELCOME with try_links, or with it: what ways there are between devices that have ranks, by places in
+ * HELLO's devices, as it says. */
 typedef struct WireLinks {
         WireHeader header;
         uint32_t peer_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX], host_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX];
