@@ -233,9 +233,9 @@ class Model:
         **split: Any,
     ) -> Session:
         """Opens a session; sizes of its arenas: 0: 64 MiB; see latent.output_bytes(). conditioner, video_vae, audio_vae: the other parts of a
-        pipeline, for Session.render(). sparse: sparse attention, METHOD[:key=value,...] as `latentctl --sparse` has it. split: how a step is split over ranks, with the same
-        bits: ranks, shares (a list of weights, one per rank), plan, exchange, chunks, gpus (a list of names) of latent_session_options in
-        client/latent.h."""
+        pipeline, for Session.render(). sparse: sparse attention, METHOD[:key=value,...] as `latentctl --sparse` has it. split: how a step is
+        split over ranks, with the same bits: ranks, shares (a list of weights, one per rank), plan, exchange, chunks, gpus (a list of names) of
+        latent_session_options in client/latent.h."""
         h = self.handle()
         c = h.connection
         o = fill(
