@@ -301,6 +301,11 @@ typedef struct LkKeysI8 {
         float *v_scale; /* [heads, tiles, LK_I8_DIM] */
 } LkKeysI8;
 
+/* The key of a tile at place p of a row of v. */
+static inline uint32_t lk_i8_key(uint32_t p) {
+        return p / 16 * 16 + p / 2 % 2 * 8 + p % 16 / 4 * 2 + p % 2;
+}
+
 /* Keys less their offset, which changes no weight, with a scale for each tile; values with one for each tile and
  * channel.
  *     offset = ((k[r(0)] + k[r(1)]) + ..) * (1 / LK_I8_SAMPLES), r(i) = i * n / LK_I8_SAMPLES rounded down, from +0 on */

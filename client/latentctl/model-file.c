@@ -2,13 +2,14 @@
 #include "client/latentctl/model-file.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "client/latentctl/same-file.h"
 #include "client/latentctl/tensor-file.h"
+#include "service/shared/suffix.h"
 
 DEFINE_CLEANUP(DIR *, closedir)
 
@@ -29,18 +30,8 @@ static const char *const folders[] = {
         "../tokenizer",
 };
 
-static bool ends_with(const char *s, const char *suffix) {
-        size_t n = strlen(s), k = strlen(suffix);
-
-        return n > k && strcmp(s + n - k, suffix) == 0;
-}
-
 static bool is_settings(const char *name) {
-        return ends_with(name, ".json") || ends_with(name, ".txt");
-}
-
-static bool is_same(const struct stat *a, const struct stat *b) {
-        return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+        return has_suffix(name, ".json") || has_suffix(name, ".txt");
 }
 
 /* 1: tensors that latentctl wrote, see results_meta(); 0: other tensors; -1: none. */
@@ -58,8 +49,8 @@ static bool folder_has(const char *folder, const struct stat *file) {
         struct stat st;
 
         while (d && (entry = readdir(d)))
-                if ((ends_with(entry->d_name, ".safetensors") || is_settings(entry->d_name)) &&
-                        fstatat(dirfd(d), entry->d_name, &st, 0) >= 0 && is_same(&st, file))
+                if ((has_suffix(entry->d_name, ".safetensors") || is_settings(entry->d_name)) &&
+                        fstatat(dirfd(d), entry->d_name, &st, 0) >= 0 && same_inode(&st, file))
                         return true;
         return false;
 }
@@ -86,6 +77,6 @@ bool model_file_is(const char *path, const char *model) {
         if (stat(model, &st) < 0)
                 return is_settings(path) || is_result(path) == 0;
         if (!S_ISDIR(st.st_mode))
-                return is_same(&st, &file);
+                return same_inode(&st, &file);
         return is_below(model, &file) && is_result(path) != 1;
 }

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "client/latentctl/model-file.h"
 #include "client/latentctl/report.h"
@@ -27,7 +26,7 @@ static int stat_directory(const char *path, struct stat *ret) {
         return stat(directory[0] != '\0' ? directory : ".", ret) < 0 ? -errno : 0;
 }
 
-static bool is_same(const struct stat *a, const struct stat *b) {
+bool same_inode(const struct stat *a, const struct stat *b) {
         return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
@@ -35,7 +34,7 @@ static bool is_same(const struct stat *a, const struct stat *b) {
 static bool same_directory(const char *a, const char *b) {
         struct stat x, y;
 
-        return stat_directory(a, &x) >= 0 && stat_directory(b, &y) >= 0 && is_same(&x, &y);
+        return stat_directory(a, &x) >= 0 && stat_directory(b, &y) >= 0 && same_inode(&x, &y);
 }
 
 /* Whether `path` is a picture's name: STEM.step-NNNN.ppm. */
@@ -58,7 +57,7 @@ static bool same_path(const char *a, const char *b) {
         if (there != (stat(b, &y) >= 0))
                 return false;
         if (there)
-                return is_same(&x, &y);
+                return same_inode(&x, &y);
         return strcmp(base_of(a), base_of(b)) == 0 && same_directory(a, b);
 }
 

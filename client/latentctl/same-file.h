@@ -3,6 +3,8 @@
 
 /* Whether the files that a command line names are different ones: what is written last would replace what was written, or read, before. */
 
+#include <sys/stat.h>
+
 #include "client/latentctl/ctl.h"
 
 typedef struct NamedFile {
@@ -12,6 +14,9 @@ typedef struct NamedFile {
         bool stem;  /* an output: PATH.step-0001.ppm and so on */
         bool model; /* of an input: a model's file or folder, or its name in the service, see model-file.h */
 } NamedFile;
+
+/* By device and inode. */
+bool same_inode(const struct stat *a, const struct stat *b);
 
 /* CTL_ERROR_USAGE names both options: an output is another output, an input or a file of a model. Files that exist are told by device and
  * inode, others by their directory and name. Every verb that writes a file asks this before it begins, with all that it reads. */

@@ -13,6 +13,7 @@
 
 #include "service/shared/cleanup.h"
 #include "service/shared/safetensors.h"
+#include "service/shared/suffix.h"
 #include "service/shared/utf8.h"
 
 #define SUFFIX ".safetensors"
@@ -29,12 +30,6 @@ void checkpoint_done(Checkpoint *c) {
         free(c->files);
         free(c->name);
         *c = (Checkpoint){};
-}
-
-static bool ends_with(const char *s, const char *suffix) {
-        size_t n = strlen(s), k = strlen(suffix);
-
-        return n > k && strcmp(s + n - k, suffix) == 0;
 }
 
 /* A failed open() or opendir() in words. */
@@ -156,13 +151,13 @@ static int listing_add(Listing *l, const char *name) {
                 l->has_transformer = true;
         else if (name[0] == '.') /* downloads that are not complete, for one */
                 return 0;
-        else if (ends_with(name, INDEX_SUFFIX)) {
+        else if (has_suffix(name, INDEX_SUFFIX)) {
                 l->n_indexes++;
                 free(l->index);
                 l->index = strdup(name);
                 if (!l->index)
                         return -ENOMEM;
-        } else if (ends_with(name, SUFFIX)) {
+        } else if (has_suffix(name, SUFFIX)) {
                 char **p = reallocarray(l->tensors, l->n_tensors + 1, sizeof(*p));
 
                 if (!p)
@@ -452,7 +447,7 @@ int checkpoint_open(const char *path, const char *tokenizer, Checkpoint *ret, Fa
                         r = add_tokenizer_at(&c, tokenizer, f);
                 if (r >= 0)
                         qsort(c.files, c.n_files, sizeof(*c.files), compare_files);
-        } else if (!S_ISREG(st.st_mode) || !ends_with(path, SUFFIX))
+        } else if (!S_ISREG(st.st_mode) || !has_suffix(path, SUFFIX))
                 r = fault_set(f, -EBADMSG, FAULT_INVALID_FILE,
                         "%s is not a checkpoint; expected a *.safetensors file or a directory.", path);
         else {

@@ -44,10 +44,6 @@ static void turn(const int8_t *x, uint64_t x_ld, uint32_t rows, uint32_t n, uint
                         y[i * ld + r] = r < rows ? (float) x[r * x_ld + i] : 0;
 }
 
-static uint32_t place_of(uint32_t key) {
-        return key / 16 * 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2;
-}
-
 /* What a row keeps of a tile. */
 typedef struct Step {
         float f, g;
@@ -87,7 +83,7 @@ static Step softmax_row(Scratch *s, uint32_t i, uint32_t row, float k_scale, flo
                 p[j] = 0;
         for (uint32_t j = 0; j < KEYS; j++) {
                 sum += p[j];
-                s->p[i][place_of(j)] = p[j];
+                s->p[i][j] = p[lk_i8_key(j)];
         }
         s->sum[row] = f32_fma(sum, step.g, s->sum[row] * step.f);
         return step;
@@ -100,29 +96,11 @@ static void attend_panel(
         const float *v_scale = a->keys.v_scale + at * DIM;
         Step steps[TILE_ROWS];
 
-        for (uint32_t col = 0; col < KEYS; col += TILE_COLS) {
-                Tile t = {.a = s->q[panel],
-                        .b = s->k + col,
-                        .c = s->s[0] + col,
-                        .b_ld = KEYS,
-                        .c_ld = KEYS,
-                        .k = DIM};
-
-                tile_run(&t, 1, TILE_LD, h);
-        }
+        tile_columns((Tile){.a = s->q[panel], .b = s->k, .c = s->s[0], .b_ld = KEYS, .c_ld = KEYS, .k = DIM}, KEYS, 1, TILE_LD, h);
         for (uint32_t i = 0; i < h; i++)
                 steps[i] = softmax_row(s, i, panel * TILE_ROWS + i, a->keys.k_scale[at], a->scale, n_keys);
 
-        for (uint32_t col = 0; col < DIM; col += TILE_COLS) {
-                Tile t = {.a = s->p[0],
-                        .b = s->v + col,
-                        .c = s->sums[0] + col,
-                        .b_ld = DIM,
-                        .c_ld = DIM,
-                        .k = KEYS};
-
-                tile_run(&t, KEYS, 1, h);
-        }
+        tile_columns((Tile){.a = s->p[0], .b = s->v, .c = s->sums[0], .b_ld = DIM, .c_ld = DIM, .k = KEYS}, DIM, KEYS, 1, h);
         for (uint32_t i = 0; i < h; i++) {
                 float *o = s->o[panel * TILE_ROWS + i];
 

@@ -134,17 +134,15 @@ static inline uint32_t attention_seen_keys(const LkAttention *a, uint64_t row, u
 /* o += p . v of h rows from row i of a panel. */
 static inline void attention_add_values(
         const AttentionCall *j, AttentionScratch *s, float *o, uint32_t i, uint32_t h, uint32_t n_keys) {
-        for (uint32_t d = 0; d < j->padded; d += TILE_COLS) {
-                Tile t = {.a = s->p[i],
-                        .b = s->v + d,
-                        .c = o + (uint64_t) i * j->padded + d,
-                        .b_ld = j->padded,
-                        .c_ld = j->padded,
-                        .k = n_keys,
-                        .carry = true};
+        Tile t = {.a = s->p[i],
+                .b = s->v,
+                .c = o + (uint64_t) i * j->padded,
+                .b_ld = j->padded,
+                .c_ld = j->padded,
+                .k = n_keys,
+                .carry = true};
 
-                tile_run(&t, LK_KEY_TILE, 1, h);
-        }
+        tile_columns(t, j->padded, LK_KEY_TILE, 1, h);
 }
 
 /* The scores in s->p of a panel of h rows, times scale, and the values in s->v into sums and outputs. seen: how many
@@ -199,16 +197,8 @@ static inline void attention_attend(const AttentionCall *j, AttentionScratch *s,
         if (seen[h - 1] == 0)
                 return;
 
-        for (uint32_t col = 0; col < LK_KEY_TILE; col += TILE_COLS) {
-                Tile t = {.a = s->q[panel],
-                        .b = s->k + col,
-                        .c = s->p[0] + col,
-                        .b_ld = LK_KEY_TILE,
-                        .c_ld = LK_KEY_TILE,
-                        .k = a->head_dim};
-
-                tile_run(&t, 1, TILE_LD, h);
-        }
+        tile_columns((Tile){.a = s->q[panel], .b = s->k, .c = s->p[0], .b_ld = LK_KEY_TILE, .c_ld = LK_KEY_TILE, .k = a->head_dim},
+                LK_KEY_TILE, 1, TILE_LD, h);
         attention_absorb(j, s, panel, h, seen, n_keys, a->scale, NULL);
 }
 

@@ -36,8 +36,10 @@ static void rotate_head(float *v) {
         }
 }
 
-/* Bits of the largest magnitude of n numbers, `step` apart, and `most`; a NaN is above all. */
-static uint32_t largest_bits(const float *v, uint64_t n, uint64_t step, uint32_t most) {
+/* Bits of the largest magnitude of n numbers, `step` apart; a NaN is above all. */
+static uint32_t largest_bits(const float *v, uint64_t n, uint64_t step) {
+        uint32_t most = 0;
+
         for (uint64_t i = 0; i < n; i++) {
                 uint32_t u = f32_bits(v[i * step]) & 0x7fffffffu;
 
@@ -78,7 +80,7 @@ static void queries_row(const void *arg, uint64_t row) {
 
                 load_head(a->x, a->type, row * a->x_ld + (uint64_t) h * LK_I8_DIM, v);
                 rotate_head(v);
-                factor = factor_of(largest_bits(v, LK_I8_DIM, 1, 0), scale);
+                factor = factor_of(largest_bits(v, LK_I8_DIM, 1), scale);
                 for (uint32_t i = 0; i < LK_I8_DIM; i++)
                         q[i] = integer_of(v[i], factor);
         }
@@ -119,14 +121,9 @@ static void keys_tile(
                 rotate_head(row);
         }
 
-        factor = factor_of(largest_bits(v, n * LK_I8_DIM, 1, 0), a->to.k_scale + at);
+        factor = factor_of(largest_bits(v, n * LK_I8_DIM, 1), a->to.k_scale + at);
         for (uint64_t i = 0; i < TILE_NUMBERS; i++)
                 q[i] = i < n * LK_I8_DIM ? integer_of(v[i], factor) : 0;
-}
-
-/* The key at place p of a row of values (ops.h). */
-static uint32_t key_at(uint32_t p) {
-        return p / 16 * 16 + p / 2 % 2 * 8 + p % 16 / 4 * 2 + p % 2;
 }
 
 static void values_tile(
@@ -138,10 +135,10 @@ static void values_tile(
         for (uint32_t d = 0; d < LK_I8_DIM; d++) {
                 int8_t *q = a->to.v + at * TILE_NUMBERS + d * LK_I8_KEYS;
                 float factor =
-                        factor_of(largest_bits(v + d, n, LK_I8_DIM, 0), a->to.v_scale + at * LK_I8_DIM + d);
+                        factor_of(largest_bits(v + d, n, LK_I8_DIM), a->to.v_scale + at * LK_I8_DIM + d);
 
                 for (uint32_t p = 0; p < LK_I8_KEYS; p++)
-                        q[p] = key_at(p) < n ? integer_of(v[key_at(p) * LK_I8_DIM + d], factor) : 0;
+                        q[p] = lk_i8_key(p) < n ? integer_of(v[lk_i8_key(p) * LK_I8_DIM + d], factor) : 0;
         }
 }
 

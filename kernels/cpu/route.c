@@ -8,11 +8,6 @@
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/vec.h"
 
-typedef struct RouteJob {
-        const LkRoute *route;
-        float c; /* scale * log2(e) */
-} RouteJob;
-
 /* Integers in the order of the numbers; -0 is 0, a NaN is the least of all. */
 static uint32_t order_key(float f) {
         uint32_t u = f32_bits(f + 0.0f);
@@ -47,14 +42,13 @@ static float dot_of(const float *a, const float *b, uint32_t n) {
         return sum;
 }
 
-static float limit_of(const RouteJob *j, const float *q, uint32_t head) {
-        const LkRoute *a = j->route;
+static float limit_of(const LkRoute *a, float c, const float *q, uint32_t head) {
         const float *variance = a->variance + (uint64_t) head * a->head_dim;
         float sum = 0;
 
         for (uint32_t d = 0; d < a->head_dim; d++)
                 sum = f32_fma(q[d] * q[d], variance[d], sum);
-        return a->tau * f32_sqrt((j->c * j->c) * sum + 1e-6f);
+        return a->tau * f32_sqrt((c * c) * sum + 1e-6f);
 }
 
 static bool always_seen(const LkRoute *a, uint32_t i, uint32_t b) {
@@ -63,8 +57,8 @@ static bool always_seen(const LkRoute *a, uint32_t i, uint32_t b) {
 
 /* score holds the dots first. */
 static void route_block(const void *arg, uint64_t task) {
-        const RouteJob *j = arg;
-        const LkRoute *a = j->route;
+        const LkRoute *a = arg;
+        const float c = a->scale * EXP_LOG2E;
         uint32_t head = (uint32_t) (task / a->n_q), i = a->first + (uint32_t) (task % a->n_q), seen = 0, least = 0;
         uint64_t width = (uint64_t) a->heads * a->head_dim, at = (uint64_t) head * a->head_dim;
         const float *q = a->q + i * width + at;
@@ -76,13 +70,13 @@ static void route_block(const void *arg, uint64_t task) {
         if (a->by_rank)
                 least = least_key(score, a->sinks, a->n, a->keep);
         else
-                limit = limit_of(j, q, head);
+                limit = limit_of(a, c, q, head);
 
         for (int pass = 0; pass < 2; pass++) { /* those that are seen, then the others */
                 uint32_t n = pass == 0 ? 0 : seen;
 
                 for (uint32_t b = 0; b < a->n; b++) {
-                        bool chosen = a->by_rank ? order_key(score[b]) >= least : score[b] * j->c > limit;
+                        bool chosen = a->by_rank ? order_key(score[b]) >= least : score[b] * c > limit;
 
                         if ((chosen || always_seen(a, i, b)) == (pass == 0))
                                 list[n++] = b;
@@ -96,11 +90,8 @@ static void route_block(const void *arg, uint64_t task) {
 }
 
 int LK_ISA(route)(LkContext *c, const LkRoute *a) {
-        RouteJob j = {.route = a};
-
         if (!c || !a || !check_route(a))
                 return -EINVAL;
 
-        j.c = a->scale * EXP_LOG2E;
-        return rows_run(c, (uint64_t) a->heads * a->n_q, (uint64_t) a->n * a->head_dim, route_block, &j);
+        return rows_run(c, (uint64_t) a->heads * a->n_q, (uint64_t) a->n * a->head_dim, route_block, a);
 }

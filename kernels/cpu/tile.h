@@ -98,3 +98,9 @@ VEC_INLINE void tile_run(const Tile *t, uint32_t a_row, uint32_t a_k, uint32_t h
 #endif
         }
 }
+
+/* n columns in whole tiles, of which t is the first. */
+VEC_INLINE void tile_columns(Tile t, uint64_t n, uint32_t a_row, uint32_t a_k, uint32_t h) {
+        for (uint64_t i = 0; i < n; i += TILE_COLS, t.b += TILE_COLS, t.c += TILE_COLS)
+                tile_run(&t, a_row, a_k, h);
+}

@@ -25,10 +25,6 @@ static bool is_modulated(const H3Block *block) {
         return block->adaln.data != NULL;
 }
 
-static uint64_t heads_width(const DitRun *run, H3Range heads) {
-        return h3_range_size(heads) * run->c->head_dim;
-}
-
 /* x += gate * y of own rows. */
 static LkResidual residual_of(
         const DitRun *run, const H3Block *block, uint32_t layer, DitBranch branch, H3Range rows) {
@@ -134,7 +130,7 @@ static int multiply(const DitRun *run, uint64_t begin, uint64_t n, bool int8, co
 /* y = the rows in h (or h_int8) times the heads' part of w. */
 static int project(const DitRun *run, uint64_t n, bool int8, const LkMatrix *w, H3Range heads, void *y,
         uint64_t y_ld) {
-        LkMatrix part = lk_matrix_rows(w, heads.begin * run->c->head_dim, heads_width(run, heads));
+        LkMatrix part = lk_matrix_rows(w, heads.begin * run->c->head_dim, dit_heads_width(run, heads));
 
         return multiply(run, 0, n, int8, &part, y, y_ld);
 }
@@ -205,7 +201,7 @@ static uint64_t query_row(const DitRun *run, uint32_t rank, uint32_t chunk) {
 
 /* Where attention wants a rank's chunk. */
 static Places attention_places(const DitRun *run, uint32_t rank, uint32_t chunk) {
-        uint64_t ld = heads_width(run, run->heads), row = ld * run->element;
+        uint64_t ld = dit_heads_width(run, run->heads), row = ld * run->element;
         uint64_t key = h3_plan_chunk(run->plan, rank, chunk).begin;
 
         return (Places){
@@ -238,7 +234,7 @@ static uint32_t view_hidden(const DitRun *run, const H3Block *block, uint64_t n,
 /* With QKV_ALL_TO_ALL the rows' queries go, too; with KV_GATHER they stay, or go for their means alone. */
 static uint32_t view_places(const DitRun *run, const Places *x, uint64_t n, H3Range heads, H3View *ret) {
         bool all_to_all = run->plan->kind == H3_PLAN_QKV_ALL_TO_ALL;
-        uint64_t width = heads_width(run, heads);
+        uint64_t width = dit_heads_width(run, heads);
         uint32_t i = 0;
 
         if (all_to_all || run->sparse)
@@ -360,7 +356,7 @@ static int take_all(const DitRun *run, const H3Block *block, uint32_t layer) {
 
 /* n queries from row `query` of q. */
 static LkAttention attention_of(const DitRun *run, uint64_t query, uint64_t n, void *o, uint64_t o_ld) {
-        uint64_t own = heads_width(run, run->heads);
+        uint64_t own = dit_heads_width(run, run->heads);
 
         return (LkAttention){
                 .type = run->type,
@@ -392,7 +388,7 @@ static int attend(const DitRun *run, uint32_t layer, uint64_t query, uint64_t n,
 
 /* Chunk `chunk` of ranks begin..end, to o. */
 static int attend_ranks(const DitRun *run, uint32_t layer, uint32_t chunk, uint32_t begin, uint32_t end, uint8_t *o) {
-        uint64_t own = heads_width(run, run->heads);
+        uint64_t own = dit_heads_width(run, run->heads);
         int r = 0;
 
         if (!run->sparse) /* one array */
@@ -407,7 +403,7 @@ static int attend_ranks(const DitRun *run, uint32_t layer, uint32_t chunk, uint3
 /* O of other ranks' rows, then to them. */
 static int attend_others(const DitRun *run, uint32_t layer, uint32_t chunk) {
         uint32_t ranks = run->plan->ranks, self = run->self;
-        uint64_t own = heads_width(run, run->heads), at = 0, before = chunk_rows(run, chunk, 0, self);
+        uint64_t own = dit_heads_width(run, run->heads), at = 0, before = chunk_rows(run, chunk, 0, self);
         int r;
 
         r = attend_ranks(run, layer, chunk, 0, self, run->o_out);
@@ -458,7 +454,7 @@ static int take_o(const DitRun *run, uint32_t layer, uint32_t chunk, H3Range row
                 if (!h3_plan_receives(run->plan, H3_PHASE_OUT, from, self))
                         continue;
                 view = view_of(run, o + run->plan->heads[from].begin * run->c->head_dim * run->element,
-                        h3_range_size(rows), heads_width(run, run->plan->heads[from]), run->c->inner);
+                        h3_range_size(rows), dit_heads_width(run, run->plan->heads[from]), run->c->inner);
                 r = e->recv(e, run->rank, &m, &view, 1);
         }
         return r;
@@ -550,7 +546,7 @@ static int finish_chunk(
 }
 
 static int tap_qkv(const DitRun *run, uint32_t layer) {
-        uint64_t own = heads_width(run, run->heads);
+        uint64_t own = dit_heads_width(run, run->heads);
         int r;
 
         r = dit_tap(run, (int) layer, "q", run->q, run->type, run->n_rows, own);

@@ -126,6 +126,10 @@ static inline uint64_t dit_own_rows(const DitRun *run) {
         return run->rows.end - run->rows.begin;
 }
 
+static inline uint64_t dit_heads_width(const DitRun *run, H3Range heads) {
+        return h3_range_size(heads) * run->c->head_dim;
+}
+
 /* Where own row `row` (of the sequence) is in an array of own rows of `width` elements. */
 static inline uint8_t *dit_own_at(const DitRun *run, uint8_t *x, uint64_t row, uint64_t width) {
         return x + (row - run->rows.begin) * width * run->element;

@@ -24,7 +24,7 @@ static int means_of(const DitRun *run, const void *x, float *mean, float *centre
                 .head_dim = run->c->head_dim,
                 .blocks = {run->sparse->n, run->block_start},
                 .x = x,
-                .x_ld = h3_range_size(run->heads) * run->c->head_dim,
+                .x_ld = dit_heads_width(run, run->heads),
                 .mean = mean,
                 .centre = centre,
         };
@@ -34,7 +34,7 @@ static int means_of(const DitRun *run, const void *x, float *mean, float *centre
 
 /* A softmax over the blocks, each as one key; the centre of the keys changes nothing. */
 static int coarse_branch(const DitRun *run) {
-        uint64_t own = h3_range_size(run->heads) * run->c->head_dim;
+        uint64_t own = dit_heads_width(run, run->heads);
         const LkAttention args = {
                 .type = LK_F32,
                 .n_q = run->sparse->n,
@@ -63,7 +63,7 @@ int dit_sparse_begin(const DitRun *run) {
         r = means_of(run, run->q, run->q_mean, NULL);
         if (r >= 0)
                 r = means_of(run, run->k, run->k_mean, run->k_centre);
-        if (r >= 0)
+        if (r >= 0 && (run->coarse || run->sparse->options.tail))
                 r = means_of(run, run->v, run->v_mean, NULL);
         return r >= 0 && run->coarse ? coarse_branch(run) : r;
 }
@@ -79,7 +79,7 @@ static int route(const DitRun *run, uint32_t first, uint32_t n) {
                 .scale = scale_of(run),
                 .q = run->q_mean,
                 .k = run->k_mean,
-                .variance = run->k_centre + h3_range_size(run->heads) * run->c->head_dim,
+                .variance = run->k_centre + dit_heads_width(run, run->heads),
                 .by_rank = s->options.method != SPARSE_SOL,
                 .keep = s->keep,
                 .tau = s->options.tau,

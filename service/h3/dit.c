@@ -127,7 +127,7 @@ static uint64_t largest_rest(const H3Plan *p, uint32_t self) {
 
 /* What sparse attention works with. */
 static void carve_sparse(DitRun *run, Carver *k, uint64_t rows_q) {
-        uint64_t own_inner = h3_range_size(run->heads) * run->c->head_dim, n;
+        uint64_t own_inner = dit_heads_width(run, run->heads), n;
         uint64_t lists = h3_range_size(run->heads) * DIT_ROUTED_BLOCKS;
         bool gated = h3_sparse_is_gated(run->sparse);
 
@@ -148,7 +148,7 @@ static void carve_sparse(DitRun *run, Carver *k, uint64_t rows_q) {
 
 /* What of attention the plan asks for beside the arrays of every rank. */
 static void carve_exchange(DitRun *run, Carver *k) {
-        uint64_t own_inner = h3_range_size(run->heads) * run->c->head_dim * run->element;
+        uint64_t own_inner = dit_heads_width(run, run->heads) * run->element;
 
         if (run->plan->ranks == 1 || run->plan->kind == H3_PLAN_KV_GATHER)
                 return;
@@ -162,7 +162,7 @@ static void carve_exchange(DitRun *run, Carver *k) {
 static void carve_blocks(DitRun *run, Carver *k) {
         const H3Config *c = run->c;
         uint64_t own = dit_own_rows(run), e = run->element;
-        uint64_t own_inner = h3_range_size(run->heads) * c->head_dim;
+        uint64_t own_inner = dit_heads_width(run, run->heads);
         bool alone = run->plan->kind == H3_PLAN_KV_GATHER; /* among its queries */
         bool takes = run->plan->kind == H3_PLAN_HIDDEN_GATHER && own_inner > 0;
         uint64_t piece, rows_q = alone && !run->sparse ? own : run->n_rows;
@@ -339,15 +339,13 @@ static void latent_rows(const DitRun *run, const H3StepInput *in, const H3Segmen
         const float *video = target ? in->video : in->conditions[s->condition].video;
         const float *audio = target ? in->audio : in->conditions[s->condition].audio;
         H3Grid grid = target ? h3_shape_grid(shape) : shape->conditions[s->condition].grid;
-        uint64_t at;
 
-        if (s->kind == H3_SEGMENT_VIDEO && target && run->sparse)
+        if (s->kind == H3_SEGMENT_VIDEO)
                 for (uint64_t row = begin; row < end; row++, ret += video_row(run->c)) {
-                        at = h3_sparse_row(run->sparse, s->begin + row) - s->begin;
+                        uint64_t at = h3_sparse_row(run->sparse, s->begin + row) - s->begin;
+
                         h3_video_to_rows(run->c, &grid, video, at, at + 1, ret);
                 }
-        else if (s->kind == H3_SEGMENT_VIDEO)
-                h3_video_to_rows(run->c, &grid, video, begin, end, ret);
         else
                 h3_audio_to_rows(run->c, target ? shape->audio : shape->conditions[s->condition].audio,
                         audio, begin, end, ret);
@@ -413,47 +411,34 @@ static int upload_made_rope(const DitRun *run, const H3StepInput *in) {
         return r < 0 ? r : run->ops->upload(run->context, run->sin, sin, n * sizeof(float));
 }
 
-/* The table of all rows in the order that the step packs them. */
-static int upload_ordered_rope(const DitRun *run, const H3StepInput *in) {
-        uint64_t width = 3ull * run->c->rope_freqs, rows = h3_range_size(run->rope), n = in->layout->rows * width;
-        CLEANUP_FREE float *made = NULL, *part = NULL;
-        const float *cos = in->rope;
-        int r;
+/* Of a table of all rows, those that this step has, in its order. */
+static void ordered_rope(const DitRun *run, const H3StepInput *in, const uint64_t *order, float *cos, float *sin) {
+        uint64_t width = 3ull * run->c->rope_freqs, n = in->layout->rows * width;
 
-        part = malloc(2 * rows * width * sizeof(float));
-        made = cos ? NULL : malloc(2 * n * sizeof(float));
-        if (!part || (!cos && !made))
-                return -ENOMEM;
-        if (!cos) {
-                h3_rope_table(run->c, in->layout, 0, in->layout->rows, run->type == LK_BF16, made, made + n);
-                cos = made;
+        for (uint64_t row = run->rope.begin; row < run->rope.end; row++, cos += width, sin += width) {
+                memcpy(cos, in->rope + order[row] * width, width * sizeof(float));
+                memcpy(sin, in->rope + n + order[row] * width, width * sizeof(float));
         }
-        for (uint64_t i = 0; i < rows; i++) {
-                uint64_t at = h3_sparse_row(run->sparse, run->rope.begin + i) * width;
-
-                memcpy(part + i * width, cos + at, width * sizeof(float));
-                memcpy(part + (rows + i) * width, cos + n + at, width * sizeof(float));
-        }
-        r = run->ops->upload(run->context, run->cos, part, rows * width * sizeof(float));
-        return r < 0 ? r : run->ops->upload(run->context, run->sin, part + rows * width, rows * width * sizeof(float));
 }
 
 static int upload_rope(const DitRun *run, const H3StepInput *in) {
         const H3Layout *l = in->layout;
         uint64_t width = 3ull * run->c->rope_freqs, rows = h3_range_size(run->rope), n = rows * width;
+        const uint64_t *order = run->sparse ? run->sparse->order : NULL;
         CLEANUP_FREE float *table = NULL;
         int r;
 
         if (rows == 0)
                 return 0;
-        if (run->sparse && run->sparse->order)
-                return upload_ordered_rope(run, in);
-        if (in->rope)
+        if (in->rope && !order)
                 return upload_made_rope(run, in);
         table = malloc(2 * n * sizeof(float));
         if (!table)
                 return -ENOMEM;
-        h3_rope_table(run->c, l, run->rope.begin, run->rope.end, run->type == LK_BF16, table, table + n);
+        if (in->rope)
+                ordered_rope(run, in, order, table, table + n);
+        else
+                h3_rope_table(run->c, l, order, run->rope.begin, run->rope.end, run->type == LK_BF16, table, table + n);
         dit_tap_host(run, "rope_cos", table, rows, width);
         dit_tap_host(run, "rope_sin", table + n, rows, width);
 
@@ -599,14 +584,12 @@ static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const 
         if (r < 0)
                 return r;
         mask_rows(l, run->sparse, s, begin, end, width, host);
-        if (video && run->sparse)
+        if (video)
                 for (uint64_t row = begin; row < end; row++, host += width) {
                         uint64_t at = h3_sparse_row(run->sparse, s->begin + row) - s->begin;
 
                         h3_rows_to_video(c, &grid, host, at, at + 1, ret);
                 }
-        else if (video)
-                h3_rows_to_video(c, &grid, host, begin, end, ret);
         else
                 h3_rows_to_audio(c, l->shape.audio, host, begin, end, ret);
         return 0;

@@ -108,8 +108,8 @@ uint64_t h3_film_frames(uint64_t latent_frames);
 
 /* cos and sin of the rope angles, f32, [row_end - row_begin, 3 * rope_freqs] (h3.md 1.5): angles are f32
  * products of f32 positions and inv_freq; evaluated in f64 by shared/fmath and rounded to f32, then to bf16
- * (kept in f32) if round_bf16. */
-void h3_rope_table(const H3Config *c, const H3Layout *l, uint64_t row_begin, uint64_t row_end,
+ * (kept in f32) if round_bf16. order: row i is row order[i] of the layout; NULL: i. */
+void h3_rope_table(const H3Config *c, const H3Layout *l, const uint64_t *order, uint64_t row_begin, uint64_t row_end,
         bool round_bf16, float *ret_cos, float *ret_sin);
 
 /* Video latent [C, T, H, W] <-> rows [T * rows_h * rows_w, C * 4], number order (channel, ph, pw). Rows

@@ -6,6 +6,7 @@
 
 #include "service/h3/model-private.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/suffix.h"
 
 /* From files in memory to one table of tensors. Bytes are copied once before they are looked at: the writer
  * of a file may be hostile and still at work. */
@@ -21,12 +22,6 @@ typedef enum FileKind {
         FILE_INDEX,
         FILE_CONFIG,
 } FileKind;
-
-static bool has_suffix(const char *s, const char *suffix) {
-        size_t n = strlen(s), m = strlen(suffix);
-
-        return n > m && strcmp(s + n - m, suffix) == 0;
-}
 
 static FileKind file_kind(const H3File *file) {
         if (strcmp(file->name, "config.json") == 0)

@@ -47,7 +47,7 @@ static const Memo *memo_get(Memo *memo, const H3Config *c, float coordinate, boo
         return m;
 }
 
-void h3_rope_table(const H3Config *c, const H3Layout *l, uint64_t row_begin, uint64_t row_end,
+void h3_rope_table(const H3Config *c, const H3Layout *l, const uint64_t *order, uint64_t row_begin, uint64_t row_end,
         bool round_bf16, float *ret_cos, float *ret_sin) {
         size_t bytes = c->rope_freqs * sizeof(float);
         Memo memo[MEMO_SIZE]; /* 66 kB of stack */
@@ -55,7 +55,7 @@ void h3_rope_table(const H3Config *c, const H3Layout *l, uint64_t row_begin, uin
         for (uint32_t axis = 0; axis < 3; axis++) {
                 memset(memo, 0, sizeof(memo));
                 for (uint64_t row = row_begin; row < row_end; row++) {
-                        const Memo *m = memo_get(memo, c, (float) l->position[row][axis], round_bf16);
+                        const Memo *m = memo_get(memo, c, (float) l->position[order ? order[row] : row][axis], round_bf16);
                         uint64_t at = ((row - row_begin) * 3 + axis) * c->rope_freqs;
 
                         memcpy(ret_cos + at, m->cos, bytes);

@@ -128,7 +128,7 @@ int h3_sparse_new(const H3Config *c, const H3Layout *l, const SparseOptions *o, 
         else
                 make_rows(s, l);
         if (o->method != SPARSE_SOL)
-                s->keep = h3_sparse_keep((double) o->keep, s->n - (s->sinks < s->n ? s->sinks : s->n));
+                s->keep = h3_sparse_keep((double) o->keep, s->n - s->sinks);
         *ret = STEAL_PTR(s);
         return 0;
 }

@@ -15,6 +15,7 @@
 #include "service/latentd/descriptors.h"
 #include "service/latentd/file-source.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/suffix.h"
 
 /* A directory with more entries than this is not a model. */
 #define ENTRIES_MAX 65536
@@ -71,12 +72,6 @@ static void names_join(const Names *l, char *ret, size_t size) {
                 }
                 at += (size_t) snprintf(ret + at, size - at, "%s%s", i > 0 ? ", " : "", l->names[i]);
         }
-}
-
-static bool has_suffix(const char *s, const char *suffix) {
-        size_t n = strlen(s), k = strlen(suffix);
-
-        return n > k && strcmp(s + n - k, suffix) == 0;
 }
 
 /* The walk for kernels and sandboxes without openat2: one component at a time, no links at all. */

@@ -15,6 +15,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
+#include "service/shared/suffix.h"
 
 static void forget_in_worker(Model *m) {
         if (m->manager->worker) /* NULL while the service stops */
@@ -113,14 +114,7 @@ const char *model_partition_of_name(const char *name) {
 
 /* The others come from folders of their own: of a tokenizer, of a scheduler. */
 static bool is_of_folder(const char *file) {
-        static const char *const ends[] = { ".safetensors", ".safetensors.index.json" };
-        size_t n = strlen(file);
-
-        for (size_t i = 0; i < ELEMENTSOF(ends); i++)
-                if (n > strlen(ends[i]) && strcmp(file + n - strlen(ends[i]), ends[i]) == 0)
-                        return true;
-
-        return strcmp(file, "config.json") == 0;
+        return has_suffix(file, ".safetensors") || has_suffix(file, ".safetensors.index.json") || strcmp(file, "config.json") == 0;
 }
 
 const char *model_file_label(const Model *m, const char *file, char ret[static MODEL_LABEL_MAX]) {

@@ -393,7 +393,7 @@ int private_socket_new(Manager *m, PrivateSocketRegisterFn register_objects, Pri
         TAILQ_INIT(&s->connections);
 
         r = open_socket(s, &wanted, &why);
-        if (r < 0 && why.name[0] == '\0')
+        if (r < 0) /* unless it has words of its own */
                 (void) fault_set(&why, r, FAULT_IO, "%s", strerror(-r));
         if (r < 0 && configured)
                 return fault_set(f, r, FAULT_IO, "PrivateSocket=%s: cannot listen there: %s.", configured, why.text);

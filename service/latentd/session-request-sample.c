@@ -111,12 +111,16 @@ int request_trajectory_schedule(const Trajectory *x, WireJobOpen *q, Fault *f) {
         return shift("shift-audio", x->shift_audio, x->shift_audio_seen, &q->shift_audio, f);
 }
 
+static float shift_video_of(const Model *m) {
+        return m->info.shift_video > 0 ? m->info.shift_video : SHIFT_VIDEO;
+}
+
 void session_request_shifts(const Model *m, WireJobOpen *q) {
         if (q->schedule == WIRE_SCHEDULE_GIVEN && q->sampler != WIRE_SAMPLER_RES_MULTISTEP)
                 return;
 
         if (q->shift_video == 0)
-                q->shift_video = m->info.shift_video > 0 ? m->info.shift_video : SHIFT_VIDEO;
+                q->shift_video = shift_video_of(m);
         if (q->shift_audio == 0)
                 q->shift_audio = m->info.shift_audio > 0 ? m->info.shift_audio : SHIFT_AUDIO;
 }
@@ -125,7 +129,7 @@ void session_request_sparse(const SparseOptions *o, const Model *m, WireJobOpen 
         q->sparse = *o;
         if (o->method == SPARSE_NONE)
                 return;
-        q->sparse.shift = q->shift_video > 0 ? q->shift_video : m->info.shift_video > 0 ? m->info.shift_video : SHIFT_VIDEO;
+        q->sparse.shift = q->shift_video > 0 ? q->shift_video : shift_video_of(m);
 }
 
 /* What a mask keeps. */

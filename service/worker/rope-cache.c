@@ -35,6 +35,6 @@ const float *rope_cache_get(RopeCache *c, const H3Config *config, const H3Layout
         c->rows = l->rows;
         c->freqs = config->rope_freqs;
         c->bf16 = bf16;
-        h3_rope_table(config, l, 0, l->rows, bf16, c->table, c->table + n);
+        h3_rope_table(config, l, NULL, 0, l->rows, bf16, c->table, c->table + n);
         return c->table;
 }

@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 
+#include "kernels/cuda/hopper.cuh"
 #include "tests/gpu/device.h"
 
 #define ROWS 64 /* of a warpgroup's tile */
@@ -20,19 +21,8 @@
 
 enum { BF16, S8, E4M3 };
 
-#define LIST64(F)                                                                                           \
-        F(0), F(1), F(2), F(3), F(4), F(5), F(6), F(7), F(8), F(9), F(10), F(11), F(12), F(13), F(14),      \
-                F(15), F(16), F(17), F(18), F(19), F(20), F(21), F(22), F(23), F(24), F(25), F(26), F(27),  \
-                F(28), F(29), F(30), F(31), F(32), F(33), F(34), F(35), F(36), F(37), F(38), F(39), F(40),  \
-                F(41), F(42), F(43), F(44), F(45), F(46), F(47), F(48), F(49), F(50), F(51), F(52), F(53),  \
-                F(54), F(55), F(56), F(57), F(58), F(59), F(60), F(61), F(62), F(63)
 #define FLOAT_REGISTER(i) "+f"(d[i])
 #define INT_REGISTER(i) "+r"(d[i])
-#define D64                                                                                                 \
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%"  \
-        "26,%27,%28,%29,%30,%31,%32,%33,"                                                                   \
-        "%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%" \
-        "58,%59,%60,%61,%62,%63}"
 
 /* d = (add ? d : 0) + a . b^T, 64 x 128, K of 16 for bf16, 32 for 8 bits; a in shared memory or in four
  * registers. */
@@ -67,18 +57,6 @@ template <int KIND> static __device__ void product(float (&d)[64], const uint32_
 
 template <int KIND> static __device__ void product(int (&d)[64], const uint32_t *a, uint64_t b, int add) {
         REGISTER_PRODUCT("m64n128k32.s32.s8.s8", INT_REGISTER, "");
-}
-
-static __device__ void fence(void) {
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-static __device__ void commit(void) {
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int LEFT> static __device__ void wait(void) {
-        asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
 /* A tile of rows of 128 bytes, swizzled by 128 bytes, groups of 8 rows 1024 bytes apart. */
@@ -122,7 +100,7 @@ static __global__ void __launch_bounds__(256, 1) bare_kernel(const uint4 *data, 
         for (int i = 0; i < 16; i++)
                 p[i] = ((uint32_t *) shared)[threadIdx.x * 16 + i];
         for (int round = 0; round < ROUNDS; round++) {
-                fence();
+                products_begin();
 #pragma unroll
                 for (int i = 0; i < GROUP; i++) {
                         uint64_t step = (uint64_t) (i % 4 * 2 + i / 4 % 4 * (TILE_BYTES >> 4));
@@ -132,8 +110,8 @@ static __global__ void __launch_bounds__(256, 1) bare_kernel(const uint4 *data, 
                         else
                                 product<KIND>(d, a + (uint64_t) (i % 4 * 2), b + step, 1);
                 }
-                commit();
-                wait<0>();
+                products_commit();
+                products_wait<0>();
         }
         keep(out, d);
 }
@@ -278,7 +256,7 @@ static __global__ void __launch_bounds__(256, 1) attention_kernel(const uint4 *d
         for (int round = 0; round < ROUNDS; round++) {
                 if (HOW == TURNS)
                         barrier_wait(1 + group);
-                fence();
+                products_begin();
                 /* Keys a little further on each round, or the compiler sees that the scores are always the
                  * same. */
                 k ^= (uint64_t) (round % 4 * 2);
@@ -286,21 +264,21 @@ static __global__ void __launch_bounds__(256, 1) attention_kernel(const uint4 *d
                         product<KIND>(s, q + (uint64_t) (i % 4 * 2 + i / 4 * (ROWS * 128 >> 4)),
                                 k + (uint64_t) (i % 4 * 2 + i / 4 * (TILE_BYTES >> 4)),
                                 HOW == PRODUCTS_ONLY || i > 0);
-                commit();
+                products_commit();
                 for (int i = 0; i < steps; i++)
                         product<values>(KIND == BF16 ? o : part, p + i * 4,
                                 (HOW == PRODUCTS_ONLY ? k ^ (v ^ describe(shared)) : v) +
                                         (uint64_t) (i % 4 * 2 + i / 4 * (TILE_BYTES >> 4)),
                                 KIND == BF16 || i > 0);
-                commit();
-                wait<1>();
+                products_commit();
+                products_wait<1>();
                 if (HOW == TURNS)
                         barrier_arrive(2 - group);
                 before[0] = scale[0];
                 before[1] = scale[1];
                 if (HOW != PRODUCTS_ONLY)
                         softmax<KIND, SHARE>(s, top, sum, scale, w);
-                wait<0>();
+                products_wait<0>();
                 for (int i = 0; i < 64; i++)
                         if (KIND != BF16)
                                 o[i] = fmaf(o[i], before[i / 2 % 2], part[i]);

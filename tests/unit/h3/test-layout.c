@@ -451,9 +451,9 @@ static void rope_table_part_equals_whole(void **state) {
                 CLEANUP_FREE float *part_cos = calloc(n, sizeof(float)),
                                    *part_sin = calloc(n, sizeof(float));
 
-                h3_rope_table(&c, l, 0, l->rows, round, cos, sin);
-                h3_rope_table(&c, l, 0, 313, round, part_cos, part_sin);
-                h3_rope_table(&c, l, 313, l->rows, round, part_cos + 313 * 48, part_sin + 313 * 48);
+                h3_rope_table(&c, l, NULL, 0, l->rows, round, cos, sin);
+                h3_rope_table(&c, l, NULL, 0, 313, round, part_cos, part_sin);
+                h3_rope_table(&c, l, NULL, 313, l->rows, round, part_cos + 313 * 48, part_sin + 313 * 48);
                 assert_memory_equal(cos, part_cos, n * sizeof(float));
                 assert_memory_equal(sin, part_sin, n * sizeof(float));
                 for (uint64_t i = 0; round && i < n; i++) {

@@ -46,13 +46,8 @@ static H3Layout *layout_of(uint64_t text, uint64_t audio, uint64_t frames, uint6
         return l;
 }
 
-static void h3_layout_freep(H3Layout **l) {
-        (void) h3_layout_free(*l);
-}
-
-static void h3_sparse_freep(H3Sparse **s) {
-        (void) h3_sparse_free(*s);
-}
+DEFINE_CLEANUP(H3Layout *, h3_layout_free)
+DEFINE_CLEANUP(H3Sparse *, h3_sparse_free)
 
 #define LAYOUT CLEANUP(h3_layout_freep) H3Layout
 #define SPARSE CLEANUP(h3_sparse_freep) H3Sparse
@@ -194,7 +189,7 @@ static void bench_freep(Bench **b) {
         free(*b);
 }
 
-#define BENCH __attribute__((cleanup(bench_freep))) Bench
+#define BENCH CLEANUP(bench_freep) Bench
 
 static LkAttention whole_attention(Bench *b) {
         return (LkAttention){.type = LK_F32, .n_q = ROWS, .n_k = ROWS, .heads = HEADS, .head_dim = DIM,

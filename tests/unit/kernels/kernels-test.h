@@ -21,6 +21,11 @@
 
 #define TEST_INLINE static inline __attribute__((unused))
 
+/* The fixed order in which eight lanes are summed (ops.h). */
+TEST_INLINE float tree(const float l[8]) {
+        return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
+}
+
 TEST_INLINE uint64_t random_u64(uint64_t *state) {
         uint64_t z = (*state += 0x9e3779b97f4a7c15u);
 

@@ -78,10 +78,6 @@ static float rule_score(const LkAttention *a, uint64_t i, uint64_t j, uint32_t h
         return a->scale * dot;
 }
 
-static float tree(const float l[8]) {
-        return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
-}
-
 /* One row and head, straight from the text. */
 static void rule(const LkAttention *a, uint64_t i, uint32_t head, float *o) {
         float m = -INFINITY, l[8] = {};

@@ -3,10 +3,6 @@
 
 #include "tests/unit/kernels/kernels-test.h"
 
-static float tree(const float l[8]) {
-        return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
-}
-
 static void block_means_uneven_blocks_follow_rule(void **state) {
         enum { HEADS = 3, DIM = 20, WIDTH = HEADS * DIM, N = 21, LD = WIDTH + 4 };
         uint32_t start[N + 1] = {};

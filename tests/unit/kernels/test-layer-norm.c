@@ -41,10 +41,6 @@ static float x_at(const LkLayerNorm *a, uint64_t i, uint64_t j) {
         return (float) get(a->x, a->type, i * a->x_ld + j);
 }
 
-static float tree(const float l[8]) {
-        return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
-}
-
 static void rule(const LkLayerNorm *a, uint64_t i, void *y) {
         float l[8] = {}, v[8] = {}, mean, rstd;
 

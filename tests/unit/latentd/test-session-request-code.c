@@ -1,44 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The keys of Tokenize, Encode, EncodeMedia and Decode. */
-#include "tests/unit/latentd/fake-bus.h"
+#include "tests/unit/latentd/fake-request.h"
 
 #include "service/latentd/session-request.h"
 
-static FakeBus bus;
-
 typedef int (*Reader)(sd_bus_message *message, const Session *s, uint32_t flags, WireJobOpen *ret, Fault *f);
-
-#define ADD(m, key, type, value) assert_true(sd_bus_message_append(m, "{sv}", key, type, value) >= 0)
-#define SHAPE(...)                                                                                          \
-        sizeof((uint64_t[]){ __VA_ARGS__ }) / 8, (uint64_t[]) {                                             \
-                __VA_ARGS__                                                                                 \
-        }
-
-static sd_bus_message *request_new(void) {
-        sd_bus_message *m;
-
-        assert_true(sd_bus_message_new_method_call(bus.client, &m, NULL, "/x", "x.y", "Z") >= 0);
-        assert_true(sd_bus_message_open_container(m, 'a', "{sv}") >= 0);
-        return m;
-}
-
-static void seal(sd_bus_message *m) {
-        assert_true(sd_bus_message_close_container(m) >= 0);
-        assert_true(sd_bus_message_seal(m, 1, 0) >= 0);
-        assert_true(sd_bus_message_rewind(m, 1) >= 0);
-}
-
-static void add_tensor(sd_bus_message *m, const char *key, uint64_t offset, const char *type, size_t n,
-        const uint64_t *shape) {
-        assert_true(sd_bus_message_open_container(m, 'e', "sv") >= 0);
-        assert_true(sd_bus_message_append(m, "s", key) >= 0);
-        assert_true(sd_bus_message_open_container(m, 'v', "(tsat)") >= 0);
-        assert_true(sd_bus_message_open_container(m, 'r', "tsat") >= 0);
-        assert_true(sd_bus_message_append(m, "ts", offset, type) >= 0);
-        assert_true(sd_bus_message_append_array(m, 't', shape, n * 8) >= 0);
-        for (int i = 0; i < 3; i++)
-                assert_true(sd_bus_message_close_container(m) >= 0);
-}
 
 /* A request with one tensor. */
 static sd_bus_message *with(const char *key, uint64_t offset, const char *type, size_t n, const uint64_t *shape) {
@@ -443,19 +409,7 @@ static void request_overlapping_output_of_unfinished_coding_is_busy(void **state
         assert_string_equal(fault.name, FAULT_BUSY);
 }
 
-static int setup(void **state) {
-        int r = fake_setup(state);
-
-        fake_bus_start(*state, &bus);
-        return r;
-}
-
-static int teardown(void **state) {
-        fake_bus_stop(&bus);
-        return fake_teardown(state);
-}
-
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, request_setup, request_teardown)
 
 int main(void) {
         const struct CMUnitTest tests[] = {

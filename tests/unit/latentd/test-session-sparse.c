@@ -1,26 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The key sparse of OpenSession. */
-#include "tests/unit/latentd/fake-bus.h"
+#include "tests/unit/latentd/fake-request.h"
 
 #include "service/latentd/session-request.h"
-
-static FakeBus bus;
-
-#define ADD(m, key, type, value) assert_true(sd_bus_message_append(m, "{sv}", key, type, value) >= 0)
-
-static sd_bus_message *request_new(void) {
-        sd_bus_message *m;
-
-        assert_true(sd_bus_message_new_method_call(bus.client, &m, NULL, "/x", "x.y", "Z") >= 0);
-        assert_true(sd_bus_message_open_container(m, 'a', "{sv}") >= 0);
-        return m;
-}
-
-static void seal(sd_bus_message *m) {
-        assert_true(sd_bus_message_close_container(m) >= 0);
-        assert_true(sd_bus_message_seal(m, 1, 0) >= 0);
-        assert_true(sd_bus_message_rewind(m, 1) >= 0);
-}
 
 static void request_open_sparse_goes_by_model_and_worker(void **state) {
         static const struct {
@@ -84,21 +66,9 @@ static void request_open_sparse_goes_by_model_and_worker(void **state) {
         *h = was;
 }
 
-static int setup(void **state) {
-        int r = fake_setup(state);
-
-        fake_bus_start(*state, &bus);
-        return r;
-}
-
-static int teardown(void **state) {
-        fake_bus_stop(&bus);
-        return fake_teardown(state);
-}
-
 int main(void) {
         const struct CMUnitTest tests[] = {
-                cmocka_unit_test_setup_teardown(request_open_sparse_goes_by_model_and_worker, setup, teardown),
+                cmocka_unit_test_setup_teardown(request_open_sparse_goes_by_model_and_worker, request_setup, request_teardown),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

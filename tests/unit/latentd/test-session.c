@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/latentd/fake-bus.h"
+#include "tests/unit/latentd/fake-request.h"
 
 #include <fcntl.h>
 #include <math.h>
@@ -8,40 +8,6 @@
 #include "service/latentd/remains.h"
 #include "service/latentd/session-request.h"
 #include "service/latentd/store-internal.h"
-
-static FakeBus bus;
-
-static sd_bus_message *request_new(void) {
-        sd_bus_message *m;
-
-        assert_true(sd_bus_message_new_method_call(bus.client, &m, NULL, "/x", "x.y", "Z") >= 0);
-        assert_true(sd_bus_message_open_container(m, 'a', "{sv}") >= 0);
-        return m;
-}
-
-static void seal(sd_bus_message *m) {
-        assert_true(sd_bus_message_close_container(m) >= 0);
-        assert_true(sd_bus_message_seal(m, 1, 0) >= 0);
-        assert_true(sd_bus_message_rewind(m, 1) >= 0);
-}
-
-static void add_tensor(sd_bus_message *m, const char *key, uint64_t offset, const char *type, size_t n,
-        const uint64_t *shape) {
-        assert_true(sd_bus_message_open_container(m, 'e', "sv") >= 0);
-        assert_true(sd_bus_message_append(m, "s", key) >= 0);
-        assert_true(sd_bus_message_open_container(m, 'v', "(tsat)") >= 0);
-        assert_true(sd_bus_message_open_container(m, 'r', "tsat") >= 0);
-        assert_true(sd_bus_message_append(m, "ts", offset, type) >= 0);
-        assert_true(sd_bus_message_append_array(m, 't', shape, n * 8) >= 0);
-        for (int i = 0; i < 3; i++)
-                assert_true(sd_bus_message_close_container(m) >= 0);
-}
-
-#define ADD(m, key, type, value) assert_true(sd_bus_message_append(m, "{sv}", key, type, value) >= 0)
-#define SHAPE(...)                                                                                          \
-        sizeof((uint64_t[]){ __VA_ARGS__ }) / 8, (uint64_t[]) {                                             \
-                __VA_ARGS__                                                                                 \
-        }
 
 /* The required tensors without the one called skip. */
 static sd_bus_message *with_tensors(const char *skip) {
@@ -1142,19 +1108,7 @@ static void session_closed_pages_go_in_spite_of_a_path(void **state) {
         (void) close(fd);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-
-static int setup(void **state) {
-        int r = fake_setup(state);
-
-        fake_bus_start(*state, &bus);
-        return r;
-}
-
-static int teardown(void **state) {
-        fake_bus_stop(&bus);
-        return fake_teardown(state);
-}
+#define TEST(name) cmocka_unit_test_setup_teardown(name, request_setup, request_teardown)
 
 int main(void) {
         const struct CMUnitTest tests[] = {
