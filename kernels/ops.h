@@ -45,7 +45,7 @@ typedef enum LkType {
 /* What a backend does with a weight type. */
 typedef enum LkSupport {
         LK_REFUSED,  /* its gemm returns -EINVAL */
-        LK_EXPANDED, /* to f32, tile by tile, in gemm */
+        LK_EXPANDED, /* in gemm, tile by tile; or by expand() before, which gives a gemm of bf16 the same bits */
         LK_NATIVE,   /* the arithmetic is the format's own; of LK_I8: gemm_i8 (gemm expands it) */
 } LkSupport;
 
@@ -79,8 +79,8 @@ typedef struct LkQuant {
                                     128 x 4: the scale (r, c) is byte (r % 32) * 16 + (r % 128) / 32 * 4 + c
                                     % 4 of tile (r / 128) * (block_scale_cols / 4) + c / 4 */
         uint64_t block_scale_cols; /* a multiple of 4, at least cols / 16 */
-        LkVector in_scale; /* [cols]: column k of x is multiplied by it in f32 before the product; may be
-                              absent */
+        LkVector in_scale; /* [cols]: column k of x is multiplied by it in f32 before the product, or of w where
+                              that is rounded to bf16 (LkExpand); may be absent */
 } LkQuant;
 
 /* A weight matrix [rows, cols], row-major inside a row. Row r starts at
@@ -102,8 +102,8 @@ typedef struct LkMatrix {
 
 /* y[m, n] = x[m, k] . w[n, k]^T + bias[n].  n = w.rows, k = w.cols. x and y may differ in type. A quantised
  * w is expanded as LkQuant says; then the rule of gemm holds. LK_F16: of both x and y; w (expanded) and bias are
- * rounded to f16 first, in_scale is absent. LK_BF16 of both x and y, a rotated w without in_scale: w (expanded) is
- * rounded to bf16 first, as a file in bf16 would have it. */
+ * rounded to f16 first, in_scale is absent. LK_BF16 of both x and y: a quantised w is LkExpand's first, as a file in bf16
+ * would have it. */
 typedef struct LkGemm {
         uint64_t m;
         const void *x;
@@ -122,6 +122,13 @@ typedef struct LkDequantise {
         float *y;
         uint64_t y_ld;
 } LkDequantise;
+
+/* y[rows, cols] (bf16, dense, 16-byte aligned) = the quantised matrix expanded as LkQuant says, column k times in_scale[k] (f32,
+ * rounded once) if there is one, rounded to bf16. */
+typedef struct LkExpand {
+        LkMatrix w;
+        uint16_t *y;
+} LkExpand;
 
 /* Rows to int8 with one scale each (h3.md 2.2). In f32, each operation rounded once:
  *  1. v = x, or silu(x) * up with silu(g) = g / (1 + exp(-g)) if up is given
@@ -673,6 +680,7 @@ typedef struct LkOps {
         int (*quantise)(LkContext *c, const LkQuantise *a);
         int (*gemm_i8)(LkContext *c, const LkGemmI8 *a);
         int (*dequantise)(LkContext *c, const LkDequantise *a);
+        int (*expand)(LkContext *c, const LkExpand *a);
         int (*conv)(LkContext *c, const LkConv *a);
         int (*group_norm)(LkContext *c, const LkGroupNorm *a);
         int (*snake)(LkContext *c, const LkSnake *a);

@@ -149,6 +149,10 @@ static inline bool check_dequantise(const LkDequantise *a) {
         return check_matrix(&a->w) && check_rows(a->y, LK_F32, a->w.rows, a->w.cols, a->y_ld);
 }
 
+static inline bool check_expand(const LkExpand *a) {
+        return check_matrix(&a->w) && a->w.type >= LK_I8 && a->y && (uintptr_t) a->y % 16 == 0;
+}
+
 static inline bool check_queries_i8(
         const int8_t *q, const float *scale, uint64_t n, uint32_t heads, uint64_t ld) {
         return (uintptr_t) q % 16 == 0 && ld % LK_I8_DIM == 0 &&

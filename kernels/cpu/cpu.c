@@ -53,6 +53,7 @@
                 .quantise = lk_cpu_quantise_##isa,         \
                 .gemm_i8 = lk_cpu_gemm_i8_##isa,           \
                 .dequantise = lk_cpu_dequantise_##isa,     \
+                .expand = lk_cpu_expand_##isa,             \
                 .conv = lk_cpu_conv_##isa,                 \
                 .group_norm = lk_cpu_group_norm_##isa,     \
                 .snake = lk_cpu_snake_##isa,               \

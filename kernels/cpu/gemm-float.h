@@ -13,7 +13,7 @@
 static inline LkType gemm_met_type(const LkGemm *g) {
         if (g->x_type == LK_F16)
                 return g->w.type == LK_F16 ? LK_F32 : LK_F16;
-        return g->x_type == LK_BF16 && g->y_type == LK_BF16 && g->w.quant.rotation > 0 && !g->w.quant.in_scale.data ? LK_BF16 : LK_F32;
+        return g->x_type == LK_BF16 && g->y_type == LK_BF16 && g->w.type >= LK_I8 ? LK_BF16 : LK_F32;
 }
 
 /* n: a multiple of TILE_COLS. */
@@ -33,6 +33,8 @@ static inline void gemm_pack_w(const GemmJob *j, uint64_t panel) {
         for (uint32_t i = 0; i < n; i++)
                 if (quantised) {
                         quant_expand(&g->w, first + i, j->k0, j->k, expanded + i * BLOCK_K);
+                        if (gemm_met_type(g) == LK_BF16)
+                                quant_scale_columns(&g->w, j->k0, j->k, expanded + i * BLOCK_K);
                         rows[i] = expanded + i * BLOCK_K;
                 } else
                         rows[i] = quant_row(&g->w, first + i) + j->k0 * lk_type_size(g->w.type);

@@ -21,7 +21,7 @@ static void pack_x(const GemmJob *j, uint64_t panel) {
 
         pack_rows(rows, n, g->x_type, j->k, TILE_LD, a);
 
-        for (uint64_t k = 0; in_scale->data && k < j->k; k++) {
+        for (uint64_t k = 0; in_scale->data && gemm_met_type(g) != LK_BF16 && k < j->k; k++) {
                 float scale = number_get(in_scale->data, in_scale->type, j->k0 + k);
 
                 for (uint32_t i = 0; i < TILE_LD; i++)

@@ -23,6 +23,7 @@
         int lk_cpu_quantise_##isa(LkContext *c, const LkQuantise *a);                                       \
         int lk_cpu_gemm_i8_##isa(LkContext *c, const LkGemmI8 *a);                                          \
         int lk_cpu_dequantise_##isa(LkContext *c, const LkDequantise *a);                                   \
+        int lk_cpu_expand_##isa(LkContext *c, const LkExpand *a);                                           \
         int lk_cpu_conv_##isa(LkContext *c, const LkConv *a);                                               \
         int lk_cpu_group_norm_##isa(LkContext *c, const LkGroupNorm *a);                                    \
         int lk_cpu_snake_##isa(LkContext *c, const LkSnake *a);                                             \

@@ -116,3 +116,11 @@ static inline void quant_expand(const LkMatrix *w, uint64_t r, uint64_t k0, uint
         for (uint64_t i = 0; i < n; i++)
                 y[i] = y[i] * scale;
 }
+
+/* What the columns of x would be multiplied by, of a row of w. */
+static inline void quant_scale_columns(const LkMatrix *w, uint64_t k0, uint64_t n, float *y) {
+        const LkVector *scale = &w->quant.in_scale;
+
+        for (uint64_t i = 0; scale->data && i < n; i++)
+                y[i] = y[i] * number_get(scale->data, scale->type, k0 + i);
+}

@@ -103,6 +103,7 @@ int lk_cuda_attention_i8(LkContext *c, const LkAttentionI8 *a);
 int lk_cuda_gemm(LkContext *c, const LkGemm *a);
 int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a);
 int lk_cuda_dequantise(LkContext *c, const LkDequantise *a);
+int lk_cuda_expand(LkContext *c, const LkExpand *a);
 int lk_cuda_conv(LkContext *c, const LkConv *a);
 int lk_cuda_group_norm(LkContext *c, const LkGroupNorm *a);
 int lk_cuda_snake(LkContext *c, const LkSnake *a);

@@ -196,6 +196,7 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.gemm = lk_cuda_gemm;
         ops.gemm_i8 = lk_cuda_gemm_i8;
         ops.dequantise = lk_cuda_dequantise;
+        ops.expand = lk_cuda_expand;
         ops.conv = lk_cuda_conv;
         ops.group_norm = lk_cuda_group_norm;
         ops.snake = lk_cuda_snake;

@@ -26,8 +26,7 @@ __device__ static float f32_from_e5m2(uint8_t u) {
 }
 
 __device__ static float f32_from_e2m1(uint32_t nibble) {
-        uint32_t exponent = nibble >> 1 & 3, fraction = nibble & 1;
-        float magnitude = exponent == 0 ? 0.5f * (float) fraction : (float) (2 + fraction) * (float) (1u << exponent) * 0.25f;
+        float magnitude = (float) (0xc8643210u >> (nibble & 7) * 4 & 15) * 0.5f;
 
         return nibble & 8 ? -magnitude : magnitude;
 }
@@ -109,6 +108,8 @@ template <LkType TYPE> __global__ static void __launch_bounds__(THREADS) numbers
                         f = __fmul_rn(f, __fmul_rn(scale, block_scale(w.quant, tensor_row(w, r), (k0 + i) / 16)));
                 else if (w.type >= LK_I8)
                         f = __fmul_rn(f, scale);
+                if (TYPE == LK_BF16 && w.quant.in_scale.data)
+                        f = __fmul_rn(f, weight_get(w.quant.in_scale.data, w.quant.in_scale.type, k0 + i));
                 number_put_as(to, TYPE, r * y_ld + k0 + i, f);
         }
 }
@@ -126,27 +127,63 @@ int expand_f32(cudaStream_t stream, const LkMatrix *w, float *y, uint64_t y_ld) 
         return numbers<LK_F32>(stream, w, w->rows, y, y_ld);
 }
 
-/* Eight numbers a thread, to bf16; of f16 as they are. The product of a number and its block's scale has seven bits at most. */
-__global__ static void __launch_bounds__(THREADS) bf16_kernel(LkMatrix w, uint64_t padded_rows, uint16_t *y) {
+/* Up to eight bytes; all of them in one load where they lie that way. */
+__device__ static uint64_t few_bytes(const uint8_t *p, uint32_t n) {
+        uint64_t v = 0;
+
+        if (n == 8 && (uintptr_t) p % 8 == 0)
+                return *(const uint64_t *) p;
+        if (n == 4 && (uintptr_t) p % 4 == 0)
+                return *(const uint32_t *) p;
+        for (uint32_t i = 0; i < n; i++)
+                v |= (uint64_t) p[i] << 8 * i;
+        return v;
+}
+
+/* The number of a quantised row with this code. */
+template <LkType T> __device__ static float decoded(uint32_t code) {
+        return T == LK_I8 ? (float) (int8_t) code : T == LK_F8_E4M3 ? f32_from_e4m3((uint8_t) code) : T == LK_F8_E5M2 ? f32_from_e5m2((uint8_t) code) : f32_from_e2m1(code);
+}
+
+/* Eight numbers a thread of rows that are not rotated, to bf16: n of them from k on. */
+template <LkType T> __device__ static void eight_numbers(const LkMatrix &w, uint64_t r, uint64_t k, uint32_t n, uint16_t *v) {
+        const bool four = T == LK_NVFP4; /* bits; then n is 8 */
+        uint64_t codes = few_bytes(matrix_row(w, r) + (four ? k / 2 : k), four ? 4 : n);
+        float scale = row_scale(w, r);
+
+        if (four)
+                scale = __fmul_rn(scale, block_scale(w.quant, tensor_row(w, r), k / 16));
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) {
+                uint32_t code = four ? (uint32_t) (codes >> (i * 4 ^ 4)) & 15 : (uint32_t) (codes >> i * 8) & 255;
+                float f = __fmul_rn(decoded<T>(code), scale);
+
+                if (w.quant.in_scale.data && i < n)
+                        f = __fmul_rn(f, weight_get(w.quant.in_scale.data, w.quant.in_scale.type, k + i));
+                v[i] = bf16_from_f32(f);
+        }
+}
+
+/* Numbers of 16 bits as they are. */
+template <> __device__ void eight_numbers<LK_BF16>(const LkMatrix &w, uint64_t r, uint64_t k, uint32_t n, uint16_t *v) {
+        const uint8_t *p = matrix_row(w, r) + k * 2;
+
+        if (n == 8 && (uintptr_t) p % 16 == 0)
+                *(uint4 *) v = *(const uint4 *) p;
+        else
+                for (uint32_t i = 0; i < n; i++)
+                        v[i] = (uint16_t) (p[i * 2] | p[i * 2 + 1] << 8);
+}
+
+template <LkType T> __global__ static void __launch_bounds__(THREADS) eight_kernel(LkMatrix w, uint64_t padded_rows, uint16_t *y) {
         uint64_t per_row = (w.cols + 7) / 8, at = (uint64_t) blockIdx.x * THREADS + threadIdx.x, r = at / per_row, k = at % per_row * 8;
         uint32_t n = (uint32_t) (w.cols - k < 8 ? w.cols - k : 8);
-        uint16_t v[8] = {};
+        __align__(16) uint16_t v[8] = {};
 
         if (r >= padded_rows)
                 return;
-        if (r < w.rows) {
-                const uint8_t *row = matrix_row(w, r);
-                float factor = w.type == LK_NVFP4 ? block_scale(w.quant, tensor_row(w, r), k / 16) : 1;
-
-                const bool same = w.type == LK_BF16 || w.type == LK_F16;
-
-                if (same && n == 8 && ((uintptr_t) row + k * 2) % 16 == 0)
-                        *(uint4 *) v = *(const uint4 *) (row + k * 2);
-                else
-                        for (uint32_t i = 0; i < n; i++)
-                                v[i] = same ? (uint16_t) (row[(k + i) * 2] | row[(k + i) * 2 + 1] << 8)
-                                            : bf16_from_f32(__fmul_rn(stored(w, row, k + i), factor));
-        }
+        if (r < w.rows)
+                eight_numbers<T>(w, r, k, n, v);
         if (w.cols % 8 == 0)
                 *(uint4 *) (y + r * w.cols + k) = *(const uint4 *) v;
         else
@@ -154,23 +191,34 @@ __global__ static void __launch_bounds__(THREADS) bf16_kernel(LkMatrix w, uint64
                         y[r * w.cols + k + i] = v[i];
 }
 
-static int sixteen(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
+template <LkType T> static int eight(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
         uint64_t threads = padded_rows * ((w->cols + 7) / 8), blocks = (threads + THREADS - 1) / THREADS;
 
         if (blocks > GRID_X_MAX)
                 return -EINVAL;
-        bf16_kernel<<<(unsigned) blocks, THREADS, 0, stream>>>(*w, padded_rows, (uint16_t *) y);
+        eight_kernel<T><<<(unsigned) blocks, THREADS, 0, stream>>>(*w, padded_rows, (uint16_t *) y);
         return cuda_result(cudaGetLastError());
 }
 
 int expand_bf16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
-        if (w->type == LK_F16)
+        switch (w->type) {
+        case LK_BF16:
+                return eight<LK_BF16>(stream, w, padded_rows, y);
+        case LK_I8:
+                return w->quant.rotation > 0 ? numbers<LK_BF16>(stream, w, padded_rows, y, w->cols) : eight<LK_I8>(stream, w, padded_rows, y);
+        case LK_F8_E4M3:
+                return eight<LK_F8_E4M3>(stream, w, padded_rows, y);
+        case LK_F8_E5M2:
+                return eight<LK_F8_E5M2>(stream, w, padded_rows, y);
+        case LK_NVFP4:
+                return eight<LK_NVFP4>(stream, w, padded_rows, y);
+        default:
                 return -EINVAL;
-        return w->quant.rotation > 0 ? numbers<LK_BF16>(stream, w, padded_rows, y, w->cols) : sixteen(stream, w, padded_rows, y);
+        }
 }
 
 int expand_f16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y) {
-        return w->type == LK_F16 ? sixteen(stream, w, padded_rows, y) : numbers<LK_F16>(stream, w, padded_rows, y, w->cols);
+        return w->type == LK_F16 ? eight<LK_BF16>(stream, w, padded_rows, y) : numbers<LK_F16>(stream, w, padded_rows, y, w->cols);
 }
 
 __global__ static void columns_kernel(LkMatrix w, LkVector bias, bool scaled, float *scale, float *sum) {
@@ -235,4 +283,13 @@ extern "C" int lk_cuda_dequantise(LkContext *c, const LkDequantise *a) {
                 return 0;
 
         return expand_f32(c->stream, &a->w, a->y, a->y_ld);
+}
+
+extern "C" int lk_cuda_expand(LkContext *c, const LkExpand *a) {
+        if (!c || !a || !check_expand(a))
+                return -EINVAL;
+        if (a->w.rows == 0 || a->w.cols == 0)
+                return 0;
+
+        return expand_bf16(c->stream, &a->w, a->w.rows, a->y);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of bf16 rows with numbers that bf16 can hold, and those of f16, go to the multiply instructions: by a library's algorithm that is pinned to the
+/* Products of bf16 rows with numbers of bf16, or that are expanded to it, and those of f16, go to the multiply instructions: by a library's algorithm that is pinned to the
  * layer, or by an own kernel. All others are chains of fma with the CPU's bits. Which way a product goes depends on its layer alone (types,
  * k, layer_rows, whether there is a bias), never on the rows or columns of a call.
  *
- * A scale of w's rows is taken out of the sum, and a library's sums are finished by an own pass where there is a scale or a bias. */
+ * A library's sums are finished by an own pass where there is a bias. */
 
 #include "kernels/cpu/check.h"
 #include "kernels/cuda/product.cuh"
@@ -78,7 +78,7 @@ static int library_piece(LkContext *c, Piece *p) {
         widest = widest > g->x_ld ? widest : g->x_ld;
         widest = widest > g->y_ld ? widest : g->y_ld;
         rows = LAUNCH_MAX / widest;
-        /* As if both ways through scratch memory were needed, when one is: rare but for layers with a bias or a scale. */
+        /* As if both ways through scratch memory were needed, when one is: rare but for layers with a bias. */
         if (!p->finished || p->cols != n || !is_aligned(p->y, g->y_ld * 2) || !is_aligned(g->x, g->x_ld * 2))
                 rows = at_most(rows, room / (n * 4 + (is_aligned(g->x, g->x_ld * 2) ? 0 : k * 2)));
         rows = rows / PIECE_ROWS * PIECE_ROWS;
@@ -126,7 +126,7 @@ static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, 
         piece.y = (uint8_t *) g->y + begin * 2;
         piece.scratch = scratch_begin(p);
         piece.w = w;
-        r = expand_columns(p, c->stream, &w, &bias, is_scaled(&w), g->x_type == LK_F16, &piece.columns);
+        r = expand_columns(p, c->stream, &w, &bias, false, g->x_type == LK_F16, &piece.columns);
         if (r >= 0 && expands) {
                 uint64_t rows = pin->own ? n : round_up(n, 8);
                 void *to = scratch_take(&piece.scratch, rows * w.cols * 2);
@@ -136,7 +136,7 @@ static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, 
                 r = expand(c->stream, piece.type, &w, rows, to);
                 piece.w = dense_matrix(to, piece.type, rows, w.cols);
         }
-        piece.finished = piece.type == LK_F16 || (!piece.columns.scale && !piece.columns.bias);
+        piece.finished = piece.type == LK_F16 || !piece.columns.bias;
         if (r < 0)
                 return r;
         return pin->own ? own_piece(c, &piece) : library_piece(c, &piece);
@@ -145,10 +145,10 @@ static int multiply_columns(LkContext *c, const LkGemm *g, const LayerPin *pin, 
 static int gemm_multiply(LkContext *c, const LkGemm *g) {
         uint64_t k = g->w.cols, layer_rows = g->w.layer_rows > 0 ? g->w.layer_rows : g->w.rows, step;
         const LayerPin *pin;
-        bool half = g->x_type == LK_F16, scaled = is_scaled(&g->w), expands;
+        bool half = g->x_type == LK_F16, expands;
         int r;
 
-        r = layer_pin(c, k, layer_rows, half ? LK_F16 : scaled || g->bias.data ? LK_F32 : LK_BF16, half && g->bias.data, &pin);
+        r = layer_pin(c, k, layer_rows, half ? LK_F16 : g->bias.data ? LK_F32 : LK_BF16, half && g->bias.data, &pin);
         if (r < 0)
                 return r;
 
@@ -194,20 +194,6 @@ static int gemm_f32(LkContext *c, const LkGemm *g) {
         return r;
 }
 
-/* What bf16 can hold, at least without the scale of its row, or is rounded to it. */
-static bool fits_bf16(const LkMatrix *w) {
-        switch (w->type) {
-        case LK_BF16:
-        case LK_F8_E4M3:
-        case LK_F8_E5M2:
-        case LK_NVFP4:
-        case LK_I8:
-                return true;
-        default:
-                return false;
-        }
-}
-
 extern "C" int lk_cuda_gemm(LkContext *c, const LkGemm *a) {
         if (!c || !a || !check_gemm(a))
                 return -EINVAL;
@@ -216,7 +202,7 @@ extern "C" int lk_cuda_gemm(LkContext *c, const LkGemm *a) {
 
         if (a->x_type == LK_F16)
                 return gemm_multiply(c, a);
-        if (a->x_type == LK_BF16 && a->y_type == LK_BF16 && fits_bf16(&a->w) && !a->w.quant.in_scale.data)
+        if (a->x_type == LK_BF16 && a->y_type == LK_BF16 && (a->w.type == LK_BF16 || a->w.type >= LK_I8))
                 return gemm_multiply(c, a);
         return gemm_f32(c, a);
 }

@@ -156,13 +156,7 @@ int product_emit(cudaStream_t stream, const Emit *a);
 /* LkGemm with w in LK_F32, LK_BF16 or LK_F16 and the CPU's bits; `in_scale` of any type of w. */
 int product_f32(cudaStream_t stream, const LkGemm *a);
 
-/* Whether a floating product's columns get the scales of w's rows behind the sum. What was rotated is no number of the file any more: its scale
- * is in it before it is rounded. */
-static inline bool is_scaled(const LkMatrix *w) {
-        return w->type >= LK_I8 && w->quant.rotation == 0;
-}
-
-/* w as dense rows of bf16, rows up to padded_rows as zeros. Of a scaled one the numbers without their row's scale, which is exact. */
+/* w as dense rows of bf16 (LkExpand; one of bf16 as it is), rows up to padded_rows as zeros. -EINVAL: another type. */
 int expand_bf16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y);
 /* The same of f16, scales included, rounded. */
 int expand_f16(cudaStream_t stream, const LkMatrix *w, uint64_t padded_rows, void *y);

@@ -425,11 +425,21 @@ static float e4m3(uint8_t u) {
         return u & 0x80 ? -f : f;
 }
 
+/* To nearest, ties to even. */
+static uint16_t bf16(float f) {
+        uint32_t u;
+
+        memcpy(&u, &f, sizeof(u));
+        return (uint16_t) ((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+/* In f32 as it is, in bf16 as a file in bf16 would have it. */
 static void fp8_and_nvfp4_steps_equal_their_expansion(void **state) {
         static const float lut[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
         static const float scale = 0.003f;
         uint8_t data[64 * 96], blocks[128 * 8];
         float plain[2][64 * 96];
+        uint16_t rounded[64 * 96];
 
         (void) codes(sizeof(data), data);
         (void) codes(sizeof(blocks), blocks);
@@ -444,11 +454,10 @@ static void fp8_and_nvfp4_steps_equal_their_expansion(void **state) {
                 plain[1][i] = (nibble & 8 ? -lut[nibble & 7] : lut[nibble & 7]) * block;
         }
         for (unsigned i = 0; i < 2; i++) {
-                CLEANUP(checkpoint_freep) Checkpoint *q = checkpoint_new(), *p = checkpoint_new();
-                CLEANUP_FREE uint8_t *q_bytes = NULL, *p_bytes = NULL;
-                CLEANUP(h3_model_freep) H3Model *a = NULL, *b = NULL;
+                CLEANUP(checkpoint_freep) Checkpoint *q = checkpoint_new();
+                CLEANUP_FREE uint8_t *q_bytes = NULL;
+                CLEANUP(h3_model_freep) H3Model *a = NULL;
 
-                checkpoint_replace(p, "blocks.1.mlp.fc2.weight", ST_F32, 2, 64, 96, plain[i]);
                 checkpoint_drop(q, "blocks.1.mlp.fc2.weight");
                 checkpoint_add(q, i ? "blocks.1.mlp.fc2.weight_scale_2" : "blocks.1.mlp.fc2.weight_scale",
                         ST_F32, 0, 0, 0, &scale);
@@ -461,11 +470,18 @@ static void fp8_and_nvfp4_steps_equal_their_expansion(void **state) {
                                 "{\"format\": \"nvfp4\"}");
                 }
                 a = open_checkpoint(q, &q_bytes);
-                b = open_checkpoint(p, &p_bytes);
                 assert_non_null(strstr(a->types, i ? "NVFP4" : "F8_E4M3"));
                 for (unsigned compute = 0; compute < 2; compute++) {
+                        CLEANUP(checkpoint_freep) Checkpoint *p = checkpoint_new();
+                        CLEANUP_FREE uint8_t *p_bytes = NULL;
+                        CLEANUP(h3_model_freep) H3Model *b = NULL;
                         GoldenStep x, y;
 
+                        for (size_t j = 0; j < ELEMENTSOF(rounded); j++)
+                                rounded[j] = bf16(plain[i][j]);
+                        checkpoint_replace(p, "blocks.1.mlp.fc2.weight", compute ? ST_BF16 : ST_F32, 2, 64, 96,
+                                compute ? (const void *) rounded : plain[i]);
+                        b = open_checkpoint(p, &p_bytes);
                         step_run(a, compute ? H3_COMPUTE_BF16 : H3_COMPUTE_F32, &x);
                         step_run(b, compute ? H3_COMPUTE_BF16 : H3_COMPUTE_F32, &y);
                         assert_memory_equal(x.video, y.video, x.n_video * sizeof(float));

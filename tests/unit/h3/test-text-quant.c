@@ -40,7 +40,7 @@ static void check(const TextQuantised *b, H3Compute compute, double to_expanded,
         }
 }
 
-/* Expansion inside the product changes no bit in f32. In bf16 a rotated weight is rounded to that, which the one that was expanded in
+/* Expansion inside the product changes no bit in f32. In bf16 a weight is rounded to that, which the one that was expanded in
  * advance, to f32, is not: two runs of bf16 are so far apart. */
 static void text_int8_is_the_expanded_model(void **state) {
         CLEANUP(text_quantised_freep) TextQuantised *b = text_quantised_new(TEXT_INT8);

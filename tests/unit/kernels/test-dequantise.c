@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dequantise, and gemm of quantised matrices, against the rule of LkQuant (bits). */
+/* dequantise and expand, and gemm of quantised matrices, against the rule of LkQuant (bits). */
 
 #include "tests/unit/kernels/quant-test.h"
 
@@ -158,6 +158,95 @@ static void gemm_quantised_equals_gemm_of_expanded(void **state) {
         }
 }
 
+/* By the rule: the number of f32 times the column's, then once to bf16. */
+static void expand_formats_follow_rule(void **state) {
+        for (unsigned i = 0; i < ELEMENTSOF(cases) * ISAS; i++) {
+                const Case *k = cases + i / ISAS;
+                uint64_t n = k->rows * k->cols;
+                CLEANUP_FREE uint16_t *y = guarded(n + 1, LK_BF16), *expected = guarded(n + 1, LK_BF16);
+                LkContext *c;
+                const LkOps *ops = open_isa(all_isas[i % ISAS], 1 + i % 3, &c);
+                QuantMatrix m;
+
+                if (!ops)
+                        continue;
+                matrix_make(k, &m);
+                assert_int_equal(ops->expand(c, &(LkExpand){.w = m.w, .y = y}), 0);
+                for (uint64_t j = 0; j < n; j++) {
+                        double f = (double) quant_number(&m, j / k->cols, j % k->cols);
+
+                        if (m.in_scale)
+                                f = (double) (float) (f * get(m.in_scale, LK_BF16, j % k->cols));
+                        put(expected, LK_BF16, j, f);
+                        if (expected[j] != y[j] && ((expected[j] | y[j]) & 0x7fffu) != 0)
+                                fail_msg("case %u: number %lu is %04x, expected %04x", i / ISAS, (unsigned long) j, y[j], expected[j]);
+                }
+                assert_int_equal(y[n], expected[n]);
+                quant_matrix_done(&m);
+                assert_null(ops->context_free(c));
+        }
+}
+
+/* In bf16 a quantised matrix, in pieces or whole, has the bits of the one that was expanded before. */
+static void gemm_bf16_equals_gemm_of_expand(void **state) {
+        for (unsigned i = 0; i < ELEMENTSOF(cases) * ISAS * 2; i++) {
+                const Case *k = cases + i / 2 / ISAS;
+                uint64_t m = i % 2 ? 37 : 2, seed = i;
+                CLEANUP_FREE uint16_t *x = random_aligned(m * k->cols, LK_BF16, 1, &seed);
+                CLEANUP_FREE uint16_t *w = guarded(k->rows * k->cols, LK_BF16);
+                CLEANUP_FREE uint16_t *y = guarded(m * k->rows, LK_BF16), *expected = guarded(m * k->rows, LK_BF16);
+                LkContext *c;
+                const LkOps *ops = open_isa(all_isas[i / 2 % ISAS], 1 + i % 3, &c);
+                LkGemm g = {.m = m, .x = x, .x_type = LK_BF16, .x_ld = k->cols, .y = y, .y_type = LK_BF16, .y_ld = k->rows};
+                QuantMatrix q;
+
+                if (!ops)
+                        continue;
+                matrix_make(k, &q);
+                g.w = q.w;
+                assert_int_equal(ops->gemm(c, &g), 0);
+                assert_int_equal(ops->expand(c, &(LkExpand){.w = q.w, .y = w}), 0);
+                g.w = (LkMatrix){.data = w,
+                        .type = LK_BF16,
+                        .rows = k->rows,
+                        .cols = k->cols,
+                        .row_stride = k->cols * sizeof(uint16_t),
+                        .block_rows = k->rows};
+                g.y = expected;
+                assert_int_equal(ops->gemm(c, &g), 0);
+                assert_memory_equal(y, expected, m * k->rows * sizeof(uint16_t));
+                quant_matrix_done(&q);
+                assert_null(ops->context_free(c));
+        }
+}
+
+static void expand_bad_argument_is_refused(void **state) {
+        _Alignas(16) uint16_t y[520];
+        LkContext *c;
+        const LkOps *ops = open_isa(LK_CPU_AUTO, 1, &c);
+        QuantMatrix m;
+        LkExpand a;
+
+        quant_matrix_make(LK_F8_E4M3, 8, 64, 0, 0, false, &m);
+        a = (LkExpand){m.w, y};
+        assert_int_equal(ops->expand(c, &a), 0);
+        assert_int_equal(ops->expand(NULL, &a), -EINVAL);
+        assert_int_equal(ops->expand(c, NULL), -EINVAL);
+        a.y = NULL;
+        assert_int_equal(ops->expand(c, &a), -EINVAL);
+        a.y = y + 1;
+        assert_int_equal(ops->expand(c, &a), -EINVAL);
+        a.y = y;
+        a.w.type = LK_BF16; /* is no quantised one */
+        a.w.row_stride = 128;
+        assert_int_equal(ops->expand(c, &a), -EINVAL);
+        a.w = m.w;
+        a.w.quant.scale = NULL;
+        assert_int_equal(ops->expand(c, &a), -EINVAL);
+        quant_matrix_done(&m);
+        assert_null(ops->context_free(c));
+}
+
 /* Rows of a view, as a rank or a chunk takes them. */
 static void dequantise_part_of_rows_same_bits(void **state) {
         for (unsigned i = 0; i < ELEMENTSOF(cases); i++) {
@@ -232,6 +321,9 @@ int main(void) {
                 cmocka_unit_test(dequantise_plain_types_are_converted),
                 cmocka_unit_test(dequantise_all_codes_are_right),
                 cmocka_unit_test(gemm_quantised_equals_gemm_of_expanded),
+                cmocka_unit_test(expand_formats_follow_rule),
+                cmocka_unit_test(gemm_bf16_equals_gemm_of_expand),
+                cmocka_unit_test(expand_bad_argument_is_refused),
                 cmocka_unit_test(dequantise_part_of_rows_same_bits),
                 cmocka_unit_test(dequantise_bad_argument_is_refused),
         };
