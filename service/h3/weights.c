@@ -192,4 +192,5 @@ static void free_copy(void *model) {
 }
 
 const H3WeightsKind h3_weights_denoiser = {
-        .parts = all_parts, .pass = pass_parts, .visit = visit, .copy = copy, .free = free_copy};
+        .parts = all_parts, .pass = pass_parts, .visit = visit, .copy = copy, .free = free_copy,
+        .bf16_parts = 1u << H3_PART_FEED | 1u << H3_PART_FINISH};

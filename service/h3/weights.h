@@ -70,6 +70,8 @@ typedef struct H3WeightsKind {
         void *(*copy)(const void *model);
         void (*free)(void *copy);
         bool one_at_a_time; /* a part is given before the next one is taken; else as H3Pass says */
+        uint32_t bf16_parts; /* bits, by H3PartKind: taken again and again for one result, and their matrices meet rows of bf16
+                                alone where that is what is computed in */
 } H3WeightsKind;
 
 extern const H3WeightsKind h3_weights_denoiser; /* weights.c */

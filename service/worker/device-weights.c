@@ -29,18 +29,21 @@ typedef struct Slot {
         LkVector *vector;
         LkMatrix host_matrix;
         LkVector host_vector;
-        uint64_t at, scale_at, block_scale_at, in_scale_at; /* inside the part */
+        uint64_t at, wide_at; /* inside the part, as the file has it and wide */
+        uint64_t scale_at, block_scale_at, in_scale_at; /* behind `at` */
+        bool expands; /* where the part is wide */
 } Slot;
 
 typedef struct Part {
         Slot *slots; /* [n_slots] */
-        uint32_t n_slots;
-        uint64_t size;
+        uint32_t n_slots, n_expanding;
+        uint64_t size, wide_size; /* wide: what expands is of bf16 */
         bool passing;
+        bool bf16; /* its matrices meet rows of bf16 alone */
         bool pinned; /* or tried to */
 
         uint8_t *memory; /* of one that stays; NULL: it does not */
-        bool fetched;    /* into it */
+        bool fetched;    /* into it; if it expands when it is taken: that, too */
         bool waited;     /* by LK_COMPUTE */
         uint32_t ready;  /* event; fetched and not waited */
 } Part;
@@ -57,6 +60,8 @@ struct DeviceWeights {
         Part *parts; /* [n_parts] */
         uint32_t n_parts, max_parts;
         uint32_t n_staying, resident; /* the first ones */
+        uint32_t n_expanding;         /* slots of those */
+        bool wide; /* what stays is wide: all of it then. It comes through the ring and is expanded when it is first taken */
 
         uint8_t *ring;
         uint64_t ring_bytes;
@@ -101,7 +106,7 @@ DeviceWeights *device_weights_free(DeviceWeights *w) {
         return NULL;
 }
 
-int device_weights_add_part(DeviceWeights *w, bool passing) {
+int device_weights_add_part(DeviceWeights *w, bool passing, bool bf16) {
         if (w->ring || w->resident > 0)
                 return -EBUSY;
         if (!passing && w->n_staying < w->n_parts)
@@ -115,7 +120,7 @@ int device_weights_add_part(DeviceWeights *w, bool passing) {
                 w->parts = more;
                 w->max_parts = max;
         }
-        w->parts[w->n_parts++] = (Part){.passing = passing};
+        w->parts[w->n_parts++] = (Part){.passing = passing, .bf16 = bf16};
         w->n_staying += !passing;
         return 0;
 }
@@ -147,25 +152,31 @@ static uint64_t block_scale_bytes(const LkMatrix *m) {
         return (first + m->rows + TILE - 1) / TILE * tile_row_bytes(m);
 }
 
-static void place_matrix(Slot *s, uint64_t *at) {
+/* Its size. */
+static uint64_t place_matrix(Slot *s) {
         const LkMatrix *m = &s->host_matrix;
         const LkQuant *q = &m->quant;
+        uint64_t at = align(m->rows * lk_row_size(m->type, m->cols));
 
-        s->at = *at;
-        *at += align(m->rows * lk_row_size(m->type, m->cols));
-        s->scale_at = *at;
+        s->scale_at = at;
         if (q->scale)
-                *at += align((q->scale_stride > 0 ? m->rows : 1) * sizeof(float));
-        s->block_scale_at = *at;
+                at += align((q->scale_stride > 0 ? m->rows : 1) * sizeof(float));
+        s->block_scale_at = at;
         if (q->block_scale)
-                *at += align(block_scale_bytes(m));
-        s->in_scale_at = *at;
+                at += align(block_scale_bytes(m));
+        s->in_scale_at = at;
         if (q->in_scale.data)
-                *at += align(q->in_scale.n * lk_type_size(q->in_scale.type));
+                at += align(q->in_scale.n * lk_type_size(q->in_scale.type));
+        return at;
+}
+
+static bool expands(const DeviceWeights *w, const Part *p, const LkMatrix *m) {
+        return w->config.expand && p->bf16 && !p->passing && m->type >= LK_I8 && w->config.ops->weights[m->type] == LK_EXPANDED;
 }
 
 int device_weights_add_slot(DeviceWeights *w, LkMatrix *matrix, LkVector *vector) {
         Part *p = w->n_parts > 0 ? w->parts + w->n_parts - 1 : NULL;
+        uint64_t size, wide_size;
         Slot *more, *s;
 
         if (!p || !matrix == !vector)
@@ -178,15 +189,20 @@ int device_weights_add_slot(DeviceWeights *w, LkMatrix *matrix, LkVector *vector
 
         p->slots = more;
         s = p->slots + p->n_slots++;
-        *s = (Slot){.matrix = matrix, .vector = vector};
+        *s = (Slot){.matrix = matrix, .vector = vector, .at = p->size, .wide_at = p->wide_size};
         if (matrix) {
                 s->host_matrix = *matrix;
-                place_matrix(s, &p->size);
+                s->expands = expands(w, p, matrix);
+                size = place_matrix(s);
         } else {
                 s->host_vector = *vector;
-                s->at = p->size;
-                p->size += align(vector->n * lk_type_size(vector->type));
+                size = align(vector->n * lk_type_size(vector->type));
         }
+        wide_size = s->expands ? align(matrix->rows * lk_row_size(LK_BF16, matrix->cols)) : size;
+        p->size += size;
+        p->wide_size += wide_size;
+        p->n_expanding += s->expands;
+        w->n_expanding += s->expands;
         return 0;
 }
 
@@ -258,10 +274,15 @@ static int fetch_slot(DeviceWeights *w, bool pin, const Slot *s, uint8_t *base) 
         int r;
 
         if (s->vector)
-                return fetch(w, pin, base + s->at, s->host_vector.data, 1,
+                return fetch(w, pin, base, s->host_vector.data, 1,
                         s->host_vector.n * lk_type_size(s->host_vector.type), 0);
-        r = fetch_rows(w, pin, base + s->at, m->data, m, lk_row_size(m->type, m->cols), m->row_stride, m->block_stride);
+        r = fetch_rows(w, pin, base, m->data, m, lk_row_size(m->type, m->cols), m->row_stride, m->block_stride);
         return r < 0 ? r : fetch_scales(w, pin, s, base);
+}
+
+/* Where a slot comes to lie when the part is copied to `base`: there, but for what goes to its place at once. */
+static uint8_t *slot_base(const DeviceWeights *w, const Part *p, const Slot *s, uint8_t *base) {
+        return w->wide && p->memory && !s->expands ? p->memory + s->wide_at : base + s->at;
 }
 
 /* Starts the part's copies to `base`; event `ready` stands for them. */
@@ -270,7 +291,7 @@ static int fetch_part(DeviceWeights *w, Part *p, uint8_t *base, uint32_t *ret_re
         int r = 0;
 
         for (uint32_t i = 0; r >= 0 && i < p->n_slots; i++)
-                r = fetch_slot(w, !p->pinned, p->slots + i, base);
+                r = fetch_slot(w, !p->pinned, p->slots + i, slot_base(w, p, p->slots + i, base));
         if (r >= 0)
                 r = w->config.ops->mark(w->config.context, LK_COPY, ready);
         if (r < 0) {
@@ -282,6 +303,7 @@ static int fetch_part(DeviceWeights *w, Part *p, uint8_t *base, uint32_t *ret_re
         return 0;
 }
 
+/* The slot's data is at `base`, as the file has it. */
 static void set_slot(const Slot *s, const uint8_t *base) {
         const LkMatrix *h = &s->host_matrix;
         uint64_t row = lk_row_size(h->type, h->cols);
@@ -289,11 +311,11 @@ static void set_slot(const Slot *s, const uint8_t *base) {
 
         if (s->vector) {
                 *s->vector = s->host_vector;
-                s->vector->data = base + s->at;
+                s->vector->data = base;
                 return;
         }
         *m = *h;
-        m->data = base + s->at;
+        m->data = base;
         m->row_stride = row;
         m->block_rows = m->rows;
         m->block_stride = m->rows * row;
@@ -306,6 +328,42 @@ static void set_slot(const Slot *s, const uint8_t *base) {
                 m->quant.block_scale = base + s->block_scale_at;
         if (h->quant.in_scale.data)
                 m->quant.in_scale.data = base + s->in_scale_at;
+}
+
+/* The same, expanded. */
+static void set_wide_slot(const Slot *s, const uint8_t *base) {
+        LkMatrix *m = s->matrix;
+
+        *m = s->host_matrix;
+        m->data = base;
+        m->type = LK_BF16;
+        m->row_stride = lk_row_size(LK_BF16, m->cols);
+        m->block_rows = m->rows;
+        m->block_stride = m->rows * m->row_stride;
+        m->quant = (LkQuant){};
+}
+
+/* Is it (or is it to be) copied to the ring? */
+static bool passes(const DeviceWeights *w, const Part *p) {
+        return !p->memory || (w->wide && p->n_expanding > 0 && !p->fetched);
+}
+
+/* From the ring to its memory, by LK_COMPUTE. */
+static int expand_part(DeviceWeights *w, Part *p, const uint8_t *base) {
+        for (uint32_t i = 0; i < p->n_slots; i++) {
+                const Slot *s = p->slots + i;
+                int r;
+
+                if (!s->expands || s->host_matrix.rows == 0 || s->host_matrix.cols == 0)
+                        continue;
+                set_slot(s, base + s->at);
+                r = w->config.ops->expand(w->config.context,
+                        &(LkExpand){.w = *s->matrix, .y = (uint16_t *) (void *) (p->memory + s->wide_at)});
+                if (r < 0)
+                        return r;
+        }
+        p->fetched = p->waited = true;
+        return 0;
 }
 
 /* The oldest entry goes; what is copied there next waits for its last use. */
@@ -400,7 +458,7 @@ static void fetch_ahead(DeviceWeights *w) {
 
                 if (!p->pinned && w->in_flight >= AHEAD_FIRST)
                         break;
-                if (p->memory)
+                if (!passes(w, p))
                         r = p->fetched ? 0 : resident_fetch(w, p);
                 else if (!find_entry(w, part, false))
                         r = ring_fetch(w, part);
@@ -484,6 +542,26 @@ static void follow(DeviceWeights *w, uint32_t part) {
         }
 }
 
+/* Work that is given later may overwrite what the entry has. */
+static int give_entry(DeviceWeights *w, Entry *e) {
+        e->given = true;
+        return w->config.ops->mark(w->config.context, LK_COMPUTE, e->done);
+}
+
+/* Through the ring; what stays wide is done with it then. */
+static int take_passing(DeviceWeights *w, uint32_t part, uint8_t **ret) {
+        Part *p = w->parts + part;
+        int r, q;
+
+        r = take_from_ring(w, part, ret);
+        if (r < 0 || !p->memory)
+                return r;
+        r = expand_part(w, p, *ret);
+        q = give_entry(w, find_entry(w, part, false));
+        *ret = p->memory;
+        return r < 0 ? r : q;
+}
+
 int device_weights_take(DeviceWeights *w, uint32_t part) {
         uint8_t *base;
         Part *p;
@@ -497,14 +575,22 @@ int device_weights_take(DeviceWeights *w, uint32_t part) {
 
         p = w->parts + part;
         base = p->memory;
-        if (!base && !w->ring)
+        if (passes(w, p) && !w->ring)
                 return -EINVAL;
         follow(w, part);
-        r = base ? take_resident(w, p) : take_from_ring(w, part, &base);
+        r = passes(w, p) ? take_passing(w, part, &base) : take_resident(w, p);
         if (r < 0)
                 return r;
-        for (uint32_t i = 0; i < p->n_slots; i++)
-                set_slot(p->slots + i, base);
+        for (uint32_t i = 0; i < p->n_slots; i++) {
+                const Slot *s = p->slots + i;
+
+                if (!w->wide || !p->memory)
+                        set_slot(s, base + s->at);
+                else if (s->expands)
+                        set_wide_slot(s, base + s->wide_at);
+                else
+                        set_slot(s, base + s->wide_at);
+        }
         return 0;
 }
 
@@ -514,10 +600,9 @@ void device_weights_give(DeviceWeights *w, uint32_t part) {
 
         e = part < w->n_parts && !w->parts[part].memory ? find_entry(w, part, false) : NULL;
         if (e && e->taken) {
-                r = w->config.ops->mark(w->config.context, LK_COMPUTE, e->done);
+                r = give_entry(w, e);
                 if (r < 0)
                         w->error = r;
-                e->given = true;
         }
         fetch_ahead(w);
 }
@@ -611,33 +696,58 @@ static uint64_t ring_of_one(const DeviceWeights *w) {
         return align(largest);
 }
 
-static uint64_t staying_bytes(const DeviceWeights *w, uint32_t n) {
+static uint64_t part_size(const Part *p, bool wide) {
+        return align(wide ? p->wide_size : p->size);
+}
+
+static uint64_t staying_bytes(const DeviceWeights *w, uint32_t n, bool wide) {
         uint64_t sum = 0;
 
         for (uint32_t i = 0; i < n; i++)
-                sum += align(w->parts[i].size);
+                sum += part_size(w->parts + i, wide);
         return sum;
 }
 
-/* How many stay within the budget, and the ring beside them. False: not even the ring fits. */
-static bool plan(const DeviceWeights *w, uint64_t budget, uint32_t *ret_n, uint64_t *ret_ring) {
-        uint64_t all = w->config.ring_bytes ? w->config.ring_bytes : ring_of_all(w), sum = 0;
+/* Of device memory now. */
+static uint64_t held_bytes(const DeviceWeights *w) {
+        return staying_bytes(w, w->resident, w->wide) + w->ring_bytes;
+}
+
+typedef struct Plan {
+        uint32_t n; /* stay */
+        bool wide;
+        uint64_t ring;
+} Plan;
+
+/* If some of what could stay comes through it. */
+static uint64_t ring_of_some(const DeviceWeights *w) {
+        return w->config.ring_bytes ? w->config.ring_bytes : ring_of_all(w);
+}
+
+/* What stays within the budget, and the ring beside it. False: not even the ring fits. Wide if all of it fits so, but
+ * what stays as it is is not fetched again for that. ret->ring is set in any case. */
+static bool plan(const DeviceWeights *w, uint64_t budget, Plan *ret) {
+        uint64_t all = ring_of_some(w), sum = 0;
         uint64_t passing = w->config.ring_bytes ? w->config.ring_bytes : ring_of_passing(w);
         uint32_t n = 0;
 
-        if (staying_bytes(w, w->n_staying) + passing <= budget) {
-                *ret_n = w->n_staying;
-                *ret_ring = passing;
+        if (w->n_expanding > 0 && (w->wide || w->resident == 0) &&
+                staying_bytes(w, w->n_staying, true) + ring_of_some(w) <= budget) {
+                *ret = (Plan){w->n_staying, true, ring_of_some(w)};
+                return true;
+        }
+        if (staying_bytes(w, w->n_staying, false) + passing <= budget) {
+                *ret = (Plan){w->n_staying, false, passing};
                 return true;
         }
         if (all > budget && w->config.ring_bytes == 0)
                 all = ring_of_one(w);
-        *ret_ring = all;
+        *ret = (Plan){.ring = all};
         if (all > budget)
                 return false;
-        while (n < w->n_staying && sum + align(w->parts[n].size) <= budget - all)
-                sum += align(w->parts[n++].size);
-        *ret_n = n;
+        while (n < w->n_staying && sum + part_size(w->parts + n, false) <= budget - all)
+                sum += part_size(w->parts + n++, false);
+        ret->n = n;
         return true;
 }
 
@@ -673,57 +783,60 @@ static int take_ring(DeviceWeights *w, uint64_t bytes) {
 }
 
 /* What a plan says, or as much of it as the device has. */
-static int take_memory(DeviceWeights *w, uint32_t n, uint64_t ring) {
-        bool drops_ring = w->ring && w->ring_bytes != ring, drops = drops_ring || w->resident > n;
+static int take_memory(DeviceWeights *w, const Plan *p) {
+        uint32_t keep = p->wide == w->wide ? p->n : 0;
+        bool drops_ring = w->ring && w->ring_bytes != p->ring, drops = drops_ring || w->resident > keep;
         int r;
 
-        drop_resident(w, n);
+        drop_resident(w, keep);
+        w->wide = p->wide;
         if (drops_ring)
                 drop_ring(w);
         if (drops) /* a context keeps what is freed: not beside what comes now */
                 w->config.ops->memory_trim(w->config.context);
-        r = take_ring(w, ring);
-        while (r >= 0 && w->resident < n) {
-                Part *p = w->parts + w->resident;
+        r = take_ring(w, p->ring);
+        while (r >= 0 && w->resident < p->n) {
+                Part *part = w->parts + w->resident;
+                uint64_t size = part_size(part, w->wide);
                 void *memory;
 
-                r = w->config.ops->memory_new(w->config.context, p->size > 0 ? p->size : 1, &memory);
+                r = w->config.ops->memory_new(w->config.context, size > 0 ? size : 1, &memory);
                 if (r < 0)
                         break;
-                p->memory = memory;
+                part->memory = memory;
                 w->resident++;
         }
         return r;
 }
 
 int device_weights_plan(DeviceWeights *w, uint64_t budget, bool grow, uint64_t *ret_least) {
-        uint64_t ring, have = staying_bytes(w, w->resident) + w->ring_bytes;
-        uint32_t n;
+        uint64_t have = held_bytes(w);
+        Plan p;
         int r;
 
         r = settle(w);
         if (r < 0)
                 return r;
-        if (!plan(w, budget, &n, &ring)) {
-                *ret_least = ring;
+        if (!plan(w, budget, &p)) {
+                *ret_least = p.ring;
                 return -ENOSPC;
         }
-        if (!grow && have > 0 && have <= budget && w->resident < n)
+        if (!grow && have > 0 && have <= budget && w->resident < p.n)
                 return 0;
 
         for (;;) {
-                r = take_memory(w, n, ring);
-                if (r != -ENOMEM || n == 0)
+                r = take_memory(w, &p);
+                if (r != -ENOMEM || p.n == 0)
                         return r;
                 /* The device has less than it was told: of that, what it gave. */
-                budget = staying_bytes(w, w->resident < n ? w->resident : n - 1) + ring;
-                if (!plan(w, budget, &n, &ring))
+                budget = staying_bytes(w, w->resident < p.n ? w->resident : p.n - 1, w->wide) + p.ring;
+                if (!plan(w, budget, &p))
                         return -ENOMEM;
         }
 }
 
 int device_weights_shrink(DeviceWeights *w, uint64_t bytes) {
-        uint64_t have = staying_bytes(w, w->resident) + w->ring_bytes, least;
+        uint64_t have = held_bytes(w), least;
         int r;
 
         if (w->resident == 0 || bytes >= have)
@@ -744,9 +857,11 @@ void device_weights_state(const DeviceWeights *w, DeviceWeightsState *ret) {
         *ret = (DeviceWeightsState){
                 .parts = w->n_staying,
                 .resident = w->resident,
-                .bytes = staying_bytes(w, w->resident) + w->ring_bytes,
+                .wide = w->wide && w->resident > 0,
+                .bytes = held_bytes(w),
                 .ring_bytes = w->ring_bytes,
-                .all_bytes = staying_bytes(w, w->n_staying) + ring_of_passing(w),
+                .all_bytes = staying_bytes(w, w->n_staying, false) + ring_of_passing(w),
+                .wide_bytes = w->n_expanding > 0 ? staying_bytes(w, w->n_staying, true) + ring_of_some(w) : 0,
                 .fetched_bytes = w->fetched_bytes,
         };
 }

@@ -9,6 +9,11 @@
  * neither. A part's memory is dense: every slot begins at a multiple of 256, strided rows are packed, scales follow
  * their matrix. So it does not depend on where a part is, or when it came, what is computed with it.
  *
+ * Matrices of a format that the backend expands in its products (LK_EXPANDED) stay as the file has them, too, or wide: expanded
+ * to bf16 once, when they are first taken, where all of what stays has room so. Both have the same bits in a product of
+ * bf16 (LkExpand). What passes is never wide: it would be expanded as often, and the ring twice as large. Host memory and what
+ * is copied are the file's size either way.
+ *
  * One per context, called on its thread. */
 
 #include <stdbool.h>
@@ -28,6 +33,7 @@ typedef struct DeviceWeightsConfig {
         int (*pin)(void *userdata, LkContext *c, const void *host, uint64_t size);
         void *userdata;
         bool one_at_a_time;  /* a part is given before the next one is taken; else two that follow each other may be in use */
+        bool expand;         /* activations are bf16: what stays may be wide */
         uint64_t ring_bytes; /* for tests; 0: as the parts need it */
 } DeviceWeightsConfig;
 
@@ -41,8 +47,9 @@ int device_weights_new(const DeviceWeightsConfig *config, DeviceWeights **ret);
 DeviceWeights *device_weights_free(DeviceWeights *w);
 
 /* Begins the next part; its number counts from 0. Those that stay if there is memory come first, in the order that
- * they are used in; passing: it never stays. -ENOMEM, -EBUSY (memory was planned). */
-int device_weights_add_part(DeviceWeights *w, bool passing);
+ * they are used in; passing: it never stays. bf16: its matrices are used in products of bf16 alone, if activations are
+ * that. -ENOMEM, -EBUSY (memory was planned). */
+int device_weights_add_part(DeviceWeights *w, bool passing, bool bf16);
 
 /* A slot of the part that was begun last; one of both is NULL. It says where the data lies in host memory, which
  * must stay as long as the holder; from take() on, where it lies in device memory. -EOPNOTSUPP: a matrix whose
@@ -63,9 +70,11 @@ void device_weights_release(DeviceWeights *w);
 
 typedef struct DeviceWeightsState {
         uint32_t parts, resident; /* that may stay; that do */
+        bool wide;                /* and are wide */
         uint64_t bytes;           /* of device memory, ring included */
         uint64_t ring_bytes;
         uint64_t all_bytes;       /* with all parts that may stay, and the ring that the others need then */
+        uint64_t wide_bytes;      /* the same, wide; 0: nothing would be wider */
         uint64_t fetched_bytes;   /* since it was made */
 } DeviceWeightsState;
 

@@ -71,7 +71,7 @@ int model_weights_new(const H3WeightsKind *kind, const void *m, const DeviceWeig
         all.one_at_a_time = kind->one_at_a_time;
         r = device_weights_new(&all, &w->holder);
         for (uint32_t i = 0; r >= 0 && i < w->n_parts; i++) {
-                r = device_weights_add_part(w->holder, i >= staying);
+                r = device_weights_add_part(w->holder, i >= staying, kind->bf16_parts >> w->parts[i].kind & 1);
                 if (r >= 0)
                         r = kind->visit(w->device, w->parts[i], add_slot, w);
         }

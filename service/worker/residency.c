@@ -182,7 +182,7 @@ void residency_done(Residency *x) {
         forget(x);
 }
 
-static void take_model(Residency *x, RankGroup *g, const LkOps *ops, const ResidencyUse *use) {
+static void take_model(Residency *x, RankGroup *g, const Backend *b, const ResidencyUse *use) {
         const Job *j = use->job;
         MergedModel *merged = use->base ? NULL : j->merged;
         uint64_t serial = merged ? merged->serial : j->model->serial;
@@ -191,7 +191,8 @@ static void take_model(Residency *x, RankGroup *g, const LkOps *ops, const Resid
         if (x->base && x->serial == serial && x->kind == kind)
                 return;
         residency_clear(x, g);
-        x->ops = ops;
+        x->ops = b->ops;
+        x->expand = b->bf16_only;
         x->base = model_entry_ref(j->model);
         x->merged = merged ? merged_model_ref(merged) : NULL;
         x->h3 = merged ? merged->h3 : j->model->h3;
@@ -204,7 +205,7 @@ static void take_model(Residency *x, RankGroup *g, const LkOps *ops, const Resid
 static int clean_rank(void *userdata, uint32_t rank, LkContext *context) {
         Residency *x = userdata;
         ResidencyRank *own = x->ranks + rank;
-        const DeviceWeightsConfig config = {.ops = x->ops, .context = context, .pin = pin, .userdata = own};
+        const DeviceWeightsConfig config = {.ops = x->ops, .context = context, .pin = pin, .userdata = own, .expand = x->expand};
         int r = 0;
 
         own->all = x;
@@ -222,7 +223,7 @@ static int clean_rank(void *userdata, uint32_t rank, LkContext *context) {
 typedef struct Room {
         uint64_t ranks;        /* at work on it: bits; 0: nothing is planned there */
         uint64_t bytes;        /* for everything */
-        uint64_t least, whole; /* of the weights, over its ranks: with a ring alone, with all of them there */
+        uint64_t least, whole, wide; /* of the weights, over its ranks: with a ring alone, with all of them there, and expanded */
         uint64_t use;          /* what the use takes beside them */
 } Room;
 
@@ -254,6 +255,7 @@ static int measure_room(const Residency *x, const Backend *b, uint32_t device, R
                 device_weights_state(model_weights_device(x->ranks[i].weights), &s);
                 ret->bytes += s.bytes;
                 ret->whole += s.all_bytes;
+                ret->wide += s.wide_bytes > 0 ? s.wide_bytes : s.all_bytes;
                 ret->least += x->ranks[i].least < s.all_bytes ? x->ranks[i].least : s.all_bytes;
         }
 
@@ -290,28 +292,29 @@ static int bytes_of_use(const Residency *x, const ResidencyUse *use, uint64_t ra
         return 0;
 }
 
-/* The most rows at a time that leave room for all weights; else for half of them or a modest number of rows; else that
- * fit at all. */
+/* The most rows at a time that leave room for all weights: expanded, if the number is not small for that, or as they are; else for half
+ * of them or a modest number of rows; else that fit at all. */
 static int choose_piece(const Residency *x, const ResidencyUse *use, Room *room, uint32_t *ret) {
         if (!x->h3) { /* nothing to choose */
                 *ret = 0;
                 (void) bytes_of_use(x, use, room->ranks, 0, &room->use); /* without a plan it cannot fail */
                 return room->use <= room->bytes && room->least <= room->bytes - room->use ? 0 : -ENOMEM;
         }
-        for (unsigned round = 0; round < 3; round++)
+        for (unsigned round = 0; round < 4; round++)
                 for (size_t i = 0; i < ELEMENTSOF(pieces); i++) {
+                        const uint64_t weights[] = {room->wide, room->whole, room->least, room->least};
                         uint64_t want = room->bytes;
                         int r;
 
-                        if (x->h3->int8_cols > 0 && pieces[i] > PIECE_INT8)
+                        if ((x->h3->int8_cols > 0 && pieces[i] > PIECE_INT8) || (round == 0 && pieces[i] < PIECE_MODEST))
                                 continue;
                         r = bytes_of_use(x, use, room->ranks, pieces[i], &room->use);
                         if (r < 0)
                                 return r;
                         *ret = pieces[i];
-                        if (round == 1 && pieces[i] > PIECE_MODEST)
+                        if (round == 2 && pieces[i] > PIECE_MODEST)
                                 want /= 2;
-                        if (room->use <= want && (round == 0 ? room->whole : room->least) <= want - room->use)
+                        if (room->use <= want && weights[round] <= want - room->use)
                                 return 0;
                 }
         return -ENOMEM;
@@ -432,7 +435,7 @@ int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const Reside
                 return 0;
 
         x->used_usec = clock_usec();
-        take_model(x, g, b->ops, use);
+        take_model(x, g, b, use);
         ranks = ranks_of(use);
         same_ranks = x->plan_ranks == ranks;
         x->plan_ranks = ranks;

@@ -577,6 +577,13 @@ static int dequantise(LkContext *c, const LkDequantise *a) {
         return ended(c, cpu->dequantise(c, a));
 }
 
+static int expand(LkContext *c, const LkExpand *a) {
+        begin_work(c);
+        read_matrix(c, &a->w);
+        touch(c, a->y, a->w.rows * a->w.cols * sizeof(*a->y));
+        return ended(c, cpu->expand(c, a));
+}
+
 static void touch_residual(LkContext *c, const LkResidual *a, LkType type, uint64_t m, uint64_t n, const void *x, uint64_t x_ld) {
         touch_rows(c, x, type, m, n, x_ld);
         touch_rows(c, a->y, a->y_type ? a->y_type : type, m, n, a->y_ld);
@@ -877,6 +884,7 @@ const LkOps *device_ops(void) {
         table.gemm = gemm;
         table.gemm_i8 = gemm_i8;
         table.dequantise = dequantise;
+        table.expand = expand;
         table.norm = norm;
         table.layer_norm = layer_norm;
         table.qk_norm_rope = qk_norm_rope;

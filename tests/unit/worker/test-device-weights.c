@@ -39,7 +39,7 @@ static void bench_new(Bench *b, uint64_t ring) {
         for (uint32_t i = 0; i < PARTS + PASSING; i++) {
                 memset(b->host[i], (int) i + 1, PART_BYTES);
                 b->slots[i] = (LkVector){.data = b->host[i], .type = LK_BF16, .n = PART_BYTES / 2};
-                assert_int_equal(device_weights_add_part(b->w, i >= PARTS), 0);
+                assert_int_equal(device_weights_add_part(b->w, i >= PARTS, false), 0);
                 assert_int_equal(device_weights_add_slot(b->w, NULL, b->slots + i), 0);
         }
 }
@@ -358,7 +358,7 @@ static void matrix_new(MatrixBench *b) {
         assert_int_equal(b->ops->context_new(1, &b->context), 0);
         assert_int_equal(
                 device_weights_new(&(DeviceWeightsConfig){.ops = b->ops, .context = b->context}, &b->w), 0);
-        assert_int_equal(device_weights_add_part(b->w, false), 0);
+        assert_int_equal(device_weights_add_part(b->w, false, false), 0);
 }
 
 static void matrix_done(MatrixBench *b) {
@@ -513,6 +513,238 @@ static void matrix_of_nvfp4_takes_its_tiles_along(void **state) {
         }
 }
 
+/* Parts with a matrix of each kind and a vector; behind those that stay one that passes. */
+
+enum { WIDE_PARTS = 4, WIDE_ROWS = 40, WIDE_COLS = 48, WIDE_N = WIDE_ROWS * WIDE_COLS };
+enum { OF_FP8, OF_NVFP4, OF_INT8, OF_BF16, KINDS };
+
+typedef struct WideBench {
+        const LkOps *ops;
+        LkContext *context;
+        DeviceWeights *w;
+        LkMatrix host[WIDE_PARTS + 1][KINDS], slots[WIDE_PARTS + 1][KINDS];
+        LkVector host_vector[WIDE_PARTS + 1], vector[WIDE_PARTS + 1];
+        uint8_t bytes[WIDE_PARTS + 1][KINDS][WIDE_N * 2], tiles[128 * 4];
+        float scale[WIDE_ROWS], in_scale[WIDE_COLS];
+} WideBench;
+
+static LkMatrix wide_matrix(const WideBench *b, unsigned part, unsigned kind) {
+        static const LkType types[] = {LK_F8_E4M3, LK_NVFP4, LK_I8, LK_BF16};
+        uint64_t row = lk_row_size(types[kind], WIDE_COLS);
+        LkMatrix m = {.data = b->bytes[part][kind], .type = types[kind], .rows = WIDE_ROWS, .cols = WIDE_COLS, .row_stride = row,
+                .block_rows = WIDE_ROWS, .block_stride = WIDE_ROWS * row, .layer_rows = 3 * WIDE_ROWS};
+
+        if (kind != OF_BF16)
+                m.quant = (LkQuant){.scale = b->scale, .scale_stride = kind == OF_INT8 ? 4 : 0};
+        if (kind == OF_NVFP4) {
+                m.quant.block_scale = b->tiles;
+                m.quant.block_scale_cols = 4;
+                m.quant.in_scale = (LkVector){b->in_scale, LK_F32, WIDE_COLS};
+        }
+        return m;
+}
+
+static WideBench *wide_new(bool expand) {
+        WideBench *b = calloc(1, sizeof(*b));
+
+        assert_non_null(b);
+        b->ops = device_ops();
+        assert_int_equal(b->ops->context_new(1, &b->context), 0);
+        assert_int_equal(
+                device_weights_new(&(DeviceWeightsConfig){.ops = b->ops, .context = b->context, .expand = expand}, &b->w), 0);
+        for (size_t i = 0; i < sizeof(b->tiles); i++)
+                b->tiles[i] = (uint8_t) (0x30 + i % 13);
+        for (unsigned i = 0; i < WIDE_ROWS; i++)
+                b->scale[i] = (float) (i + 3) / 77;
+        for (unsigned i = 0; i < WIDE_COLS; i++)
+                b->in_scale[i] = 1 + (float) i / 50;
+        for (unsigned i = 0; i <= WIDE_PARTS; i++) {
+                assert_int_equal(device_weights_add_part(b->w, i == WIDE_PARTS, true), 0);
+                for (unsigned k = 0; k < KINDS; k++) {
+                        fill(b->bytes[i][k], sizeof(b->bytes[i][k]), i * KINDS + k);
+                        for (size_t j = 0; k == OF_FP8 && j < WIDE_N; j++)
+                                b->bytes[i][k][j] &= 0xf7; /* finite */
+                        for (size_t j = 1; k == OF_BF16 && j < 2 * WIDE_N; j += 2)
+                                b->bytes[i][k][j] = 0x3f;
+                        b->host[i][k] = b->slots[i][k] = wide_matrix(b, i, k);
+                        assert_int_equal(device_weights_add_slot(b->w, b->slots[i] + k, NULL), 0);
+                }
+                b->host_vector[i] = b->vector[i] = (LkVector){b->bytes[i][OF_BF16], LK_BF16, WIDE_N};
+                assert_int_equal(device_weights_add_slot(b->w, NULL, b->vector + i), 0);
+        }
+        return b;
+}
+
+static void wide_free(WideBench **b) {
+        (void) device_weights_free((*b)->w);
+        (void) (*b)->ops->context_free((*b)->context);
+        device_ops_done();
+        free(*b);
+}
+
+/* What a product of bf16 meets: of a matrix that is not expanded what it would be. */
+static void wide_numbers(WideBench *b, const LkMatrix *m, bool on_device, uint16_t *ret) {
+        void *y;
+
+        if (!on_device) {
+                assert_int_equal(device_ops_cpu()->expand(b->context, &(LkExpand){*m, ret}), 0);
+                return;
+        }
+        assert_int_equal(b->ops->memory_new(b->context, WIDE_N * 2, &y), 0);
+        if (m->type == LK_BF16)
+                assert_int_equal(b->ops->copy(b->context, LK_COMPUTE, &(LkCopy){y, m->data, 1, WIDE_N * 2, 0, 0}), 0);
+        else
+                assert_int_equal(b->ops->expand(b->context, &(LkExpand){*m, y}), 0);
+        assert_int_equal(b->ops->download(b->context, ret, y, WIDE_N * 2), 0);
+        b->ops->memory_free(b->context, y);
+}
+
+/* Takes the part: its formats, wide or not, have the right bits. */
+static void wide_check(WideBench *b, unsigned part, bool wide) {
+        _Alignas(16) uint16_t want[WIDE_N], got[WIDE_N];
+
+        assert_int_equal(device_weights_take(b->w, part), 0);
+        for (unsigned k = 0; k < KINDS; k++) {
+                const LkMatrix *m = b->slots[part] + k, *host = b->host[part] + k;
+                bool expanded = wide && part < WIDE_PARTS && k <= OF_NVFP4;
+
+                assert_int_equal(m->type, expanded ? LK_BF16 : host->type);
+                assert_int_equal(m->row_stride, lk_row_size(m->type, WIDE_COLS));
+                assert_int_equal(m->layer_rows, host->layer_rows);
+                assert_true(!m->quant.scale == (m->type == LK_BF16));
+                if (k == OF_BF16)
+                        memcpy(want, host->data, sizeof(want));
+                else
+                        wide_numbers(b, host, false, want);
+                wide_numbers(b, m, true, got);
+                assert_memory_equal(got, want, sizeof(want));
+        }
+        device_ops_read(b->vector[part].data, WIDE_N * 2);
+        assert_memory_equal(b->vector[part].data, b->host_vector[part].data, WIDE_N * 2);
+        device_weights_give(b->w, part);
+}
+
+static void wide_pass(WideBench *b, bool wide) {
+        static const uint32_t order[] = {WIDE_PARTS, 0, 1, 2, 3};
+
+        assert_int_equal(device_weights_begin(b->w, order, ELEMENTSOF(order)), 0);
+        for (size_t i = 0; i < ELEMENTSOF(order); i++)
+                wide_check(b, order[i], wide);
+}
+
+static DeviceWeightsState wide_plan(WideBench *b, uint64_t budget, bool grow, bool wide) {
+        DeviceWeightsState s;
+        uint64_t least;
+
+        assert_int_equal(device_weights_plan(b->w, budget, grow, &least), 0);
+        device_weights_state(b->w, &s);
+        assert_int_equal(s.wide, wide);
+        assert_true(s.bytes <= budget);
+        return s;
+}
+
+static void plan_expands_where_all_of_it_fits(void **state) {
+        CLEANUP(wide_free) WideBench *b = wide_new(true);
+        DeviceWeightsState s;
+        uint64_t passing, once;
+
+        device_weights_state(b->w, &s);
+        assert_true(s.wide_bytes > s.all_bytes + WIDE_PARTS * (WIDE_N + WIDE_N * 3 / 2 - 2048));
+        s = wide_plan(b, s.wide_bytes, true, true);
+        assert_int_equal(s.resident, WIDE_PARTS);
+        assert_int_equal(s.bytes, s.wide_bytes);
+        wide_pass(b, true);
+        device_weights_state(b->w, &s);
+        once = s.fetched_bytes; /* the file's numbers */
+        assert_in_range(once, 5 * (WIDE_N * 5 / 2 + WIDE_N * 4), 5 * (WIDE_N * 5 / 2 + WIDE_N * 4 + 1024));
+        passing = once / 5;
+        for (unsigned i = 0; i < 3; i++)
+                wide_pass(b, true);
+        device_weights_state(b->w, &s);
+        assert_int_equal(s.fetched_bytes, once + 3 * passing);
+        wide_plan(b, s.wide_bytes + 1, true, true); /* as it is */
+        wide_check(b, 2, true);
+        device_weights_state(b->w, &s);
+        assert_int_equal(s.fetched_bytes, once + 3 * passing);
+        device_weights_release(b->w);
+        wide_plan(b, s.wide_bytes - 1, true, false);
+        wide_pass(b, false);
+        device_ops_sync();
+        wide_free(&b);
+
+        b = wide_new(false);
+        device_weights_state(b->w, &s);
+        assert_int_equal(s.wide_bytes, 0);
+        wide_plan(b, UINT64_C(1) << 24, true, false);
+        wide_pass(b, false);
+}
+
+static void take_in_any_order_expands_once(void **state) {
+        static const uint32_t order[] = {0, 1, 2, 3}, takes[] = {2, 0, 0, WIDE_PARTS, 3, 1, 2, 3, 0};
+        CLEANUP(wide_free) WideBench *b = wide_new(true);
+        DeviceWeightsState s;
+
+        wide_plan(b, UINT64_C(1) << 24, true, true);
+        assert_int_equal(device_weights_begin(b->w, order, 4), 0);
+        for (size_t i = 0; i < ELEMENTSOF(takes); i++)
+                wide_check(b, takes[i], true);
+        assert_int_equal(device_weights_begin(b->w, order, 4), 0); /* what is fetched and not taken is forgotten */
+        device_weights_state(b->w, &s);
+        wide_pass(b, true);
+}
+
+static void shrink_of_what_is_expanded_keeps_it_packed(void **state) {
+        CLEANUP(wide_free) WideBench *b = wide_new(true);
+        DeviceWeightsState s = wide_plan(b, UINT64_C(1) << 24, true, true), after;
+
+        wide_pass(b, true);
+        assert_int_equal(device_weights_shrink(b->w, 1), 0);
+        device_weights_state(b->w, &after);
+        assert_true(!after.wide && after.bytes < s.bytes);
+        assert_int_equal(after.resident, WIDE_PARTS);
+        wide_pass(b, false);
+        wide_plan(b, UINT64_C(1) << 24, true, false); /* what stays is not fetched again */
+        device_weights_state(b->w, &after);
+        wide_pass(b, false);
+        assert_int_equal(device_weights_shrink(b->w, 1), 0);
+        device_weights_state(b->w, &after);
+        assert_true(after.resident < WIDE_PARTS);
+        wide_pass(b, false);
+}
+
+/* Memory of the device that is not there: as much of it as there is, as the file has it. */
+static void plan_expands_less_where_the_device_has_less(void **state) {
+        for (unsigned i = 0; i <= 8; i++) {
+                CLEANUP(wide_free) WideBench *b = wide_new(true);
+                DeviceWeightsState s;
+
+                device_weights_state(b->w, &s);
+                device_sim.limit = s.wide_bytes - (s.wide_bytes - s.all_bytes) * i / 8;
+                wide_plan(b, UINT64_C(1) << 24, true, i == 0);
+                device_sim.limit = 0;
+                wide_pass(b, i == 0);
+        }
+}
+
+static void fetch_that_fails_while_it_expands_is_said(void **state) {
+        for (int64_t n = 0; n < 44; n++) {
+                CLEANUP(wide_free) WideBench *b = wide_new(true);
+                static const uint32_t order[] = {0, 1, 2, 3};
+                int r = 0;
+
+                wide_plan(b, UINT64_C(1) << 24, true, true);
+                assert_int_equal(device_weights_begin(b->w, order, 4), 0);
+                device_sim.fetches_left = n;
+                for (uint32_t i = 0; r >= 0 && i < 4; i++) {
+                        r = device_weights_take(b->w, i);
+                        device_weights_give(b->w, i);
+                }
+                assert_int_equal(r, n < 40 ? -EIO : 0); /* 10 copies a part */
+                device_sim.fetches_left = -1;
+                wide_pass(b, true);
+        }
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(take_streams_through_any_ring),
@@ -533,6 +765,11 @@ int main(void) {
                 cmocka_unit_test(matrix_with_wide_rows_becomes_dense),
                 cmocka_unit_test(matrix_of_int8_takes_its_scales_along),
                 cmocka_unit_test(matrix_of_nvfp4_takes_its_tiles_along),
+                cmocka_unit_test(plan_expands_where_all_of_it_fits),
+                cmocka_unit_test(take_in_any_order_expands_once),
+                cmocka_unit_test(shrink_of_what_is_expanded_keeps_it_packed),
+                cmocka_unit_test(plan_expands_less_where_the_device_has_less),
+                cmocka_unit_test(fetch_that_fails_while_it_expands_is_said),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);
