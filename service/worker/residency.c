@@ -187,12 +187,13 @@ static void take_model(Residency *x, RankGroup *g, const Backend *b, const Resid
         MergedModel *merged = use->base ? NULL : j->merged;
         uint64_t serial = merged ? merged->serial : j->model->serial;
         const H3WeightsKind *kind = j->coder ? j->coder->weights : &h3_weights_denoiser;
+        bool expand = b->bf16_only && !use->base; /* a merge begins with the file's numbers */
 
-        if (x->base && x->serial == serial && x->kind == kind)
+        if (x->base && x->serial == serial && x->kind == kind && x->expand == expand)
                 return;
         residency_clear(x, g);
         x->ops = b->ops;
-        x->expand = b->bf16_only;
+        x->expand = expand;
         x->base = model_entry_ref(j->model);
         x->merged = merged ? merged_model_ref(merged) : NULL;
         x->h3 = merged ? merged->h3 : j->model->h3;

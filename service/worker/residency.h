@@ -37,7 +37,7 @@ typedef struct ResidencyRank {
 typedef struct Residency {
         ResidencyLimits limits;
         const LkOps *ops;
-        bool expand;         /* denoisers run in bf16 alone */
+        bool expand;         /* DeviceWeightsConfig */
         ModelEntry *base;    /* counted; NULL: no model */
         MergedModel *merged; /* counted; NULL: the base itself */
         const H3Model *h3;   /* of them; NULL: no denoiser */

@@ -5,16 +5,20 @@
     derive-layouts.py DATA OUT [STAMP]
 
 DATA is this folder, OUT gets original.safetensors, diffusers/, diffusers_sharded/, and of delta/NAME, the tensors in which a format
-differs, NAME: comfy_pruned.safetensors (a curve instead of the time embedder) and comfy_int8.safetensors. Every file is checked against
-DATA/dit/SHA256SUMS; a mismatch is an error. STAMP is written last, for the build.
+differs, NAME: comfy_pruned.safetensors (a curve instead of the time embedder) and comfy_int8.safetensors. comfy_fp8.safetensors and
+comfy_nvfp4.safetensors are quantised here, to the nearest. Every file is checked against DATA/dit/SHA256SUMS; a mismatch is an error.
+STAMP is written last, for the build.
 """
+import bisect
+import functools
 import hashlib
 import json
+import operator
 import os
 import struct
 import sys
 
-SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1}
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1}
 SHARDS = 2
 
 
@@ -137,12 +141,79 @@ def write_sharded(folder, tensors):
                {"metadata": {"total_size": total}, "weight_map": where})
 
 
+# Numbers of e4m3 from 0 up, by code, and of e2m1.
+E4M3 = [f * 2.0 ** -9 if e == 0 else (8 + f) * 2.0 ** (e - 10) for e in range(16) for f in range(8)][:127]
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def nearest(table, x):
+    at = bisect.bisect_left(table, x)
+    return at if at == 0 or at < len(table) and table[at] - x < x - table[at - 1] else at - 1
+
+
+def numbers(tensor):
+    assert tensor[0] == "BF16"
+    wide = bytearray(2 * len(tensor[2]))
+    wide[2::4], wide[3::4] = tensor[2][::2], tensor[2][1::2]
+    return struct.unpack(f"<{len(wide) // 4}f", wide)
+
+
+def f32(*x):
+    return struct.pack(f"<{len(x)}f", *x)
+
+
+def to_fp8(stem, tensor):
+    x = numbers(tensor)
+    scale = max(map(abs, x)) / E4M3[-1]
+    code = functools.cache(lambda v: nearest(E4M3, abs(v) / scale) | (0x80 if v < 0 else 0))
+    return {stem + ".weight": ("F8_E4M3", tensor[1], bytes(map(code, x))), stem + ".weight_scale": ("F32", [], f32(scale)),
+            stem + ".comfy_quant": marker("float8_e4m3fn")}
+
+
+def to_nvfp4(stem, tensor):
+    """fc1 with an input scale, as AWQ has them."""
+    (rows, cols), x, whole = tensor[1], numbers(tensor), 2.0 ** -12
+    ins = [1 + k % 5 / 8 if stem.endswith("fc1") else 1.0 for k in range(cols)]
+    wide = (cols // 16 + 3) // 4 * 4
+    tiles, codes = bytearray((rows + 127) // 128 * 128 * wide), []
+    code = functools.cache(lambda v, step: nearest(E2M1, abs(v) / step) | (8 if v < 0 else 0))
+    for r in range(rows):
+        for c in range(cols // 16):
+            at = r * cols + c * 16
+            w = list(map(operator.truediv, x[at:at + 16], ins[c * 16:c * 16 + 16]))
+            block = max(1, nearest(E4M3, max(map(abs, w)) / 6 / whole))
+            tiles[(r // 128 * (wide // 4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4] = block
+            codes += [code(v, E4M3[block] * whole) for v in w]
+    out = {stem + ".weight": ("U8", [rows, cols // 2], bytes(a << 4 | b for a, b in zip(codes[::2], codes[1::2]))),
+           stem + ".weight_scale": ("F8_E4M3", [(rows + 127) // 128 * 128, wide], bytes(tiles)),
+           stem + ".weight_scale_2": ("F32", [], f32(whole)), stem + ".comfy_quant": marker("nvfp4")}
+    if stem.endswith("fc1"):
+        out[stem + ".pre_quant_scale"] = ("BF16", [cols], b"".join(f32(s)[2:] for s in ins))
+    return out
+
+
+def marker(name):
+    text = json.dumps({"format": name}).encode()
+    return "U8", [len(text)], text
+
+
+def quantised(comfy, quantise):
+    """The matrices of the blocks, as published files have them."""
+    out = dict(comfy)
+    for name in comfy:
+        if name.startswith("blocks.") and name.split(".", 2)[2] in ("attn.qkv_proj.weight", "attn.out_proj.weight", "mlp.fc1.weight", "mlp.fc2.weight"):
+            out.update(quantise(name[:-len(".weight")], out.pop(name)))
+    return out
+
+
 def derive(data, out):
     comfy = read(os.path.join(data, "dit", "comfy.safetensors"))
     for name in ("comfy_pruned.safetensors", "comfy_int8.safetensors"):
         delta = read(os.path.join(data, "delta", name))
         kept = {n: t for n, t in comfy.items() if not ("adaln_t_table" in delta and n.startswith("time_embedder."))}
         write(os.path.join(out, name), {**kept, **delta})
+    write(os.path.join(out, "comfy_fp8.safetensors"), quantised(comfy, to_fp8))
+    write(os.path.join(out, "comfy_nvfp4.safetensors"), quantised(comfy, to_nvfp4))
     head_dim = comfy["blocks.0.attn.q_norm.weight"][1][0]
     write(os.path.join(out, "original.safetensors"),
           {name: interleave(t, head_dim) if name.endswith(".qkv_proj.weight") else t for name, t in comfy.items()})
