@@ -163,7 +163,7 @@ static void gemm_f32_one(LkType x_type, LkType y_type, WeightsForm f) {
 }
 
 static bool bf16_way(LkType x, LkType y, const WeightsForm *f) {
-        return x == LK_BF16 && y == LK_BF16 && !f->in_scale && f->type != LK_F32 && f->type != LK_F16;
+        return x == LK_BF16 && y == LK_BF16 && f->type != LK_F32 && f->type != LK_F16;
 }
 
 static void gemm_f32_same_bits_as_cpu(void **state) {
@@ -214,6 +214,84 @@ static void dequantise_same_bits_as_cpu(void **state) {
                         assert_pair_same(&y, "dequantise");
                         pair_free(&y);
                         weights_free(&w);
+                }
+}
+
+/* Any byte that rows may begin at, columns behind the last group of eight, views, each kind of scale, parts of a rotation's row. */
+static void expand_same_bits_as_cpu(void **state) {
+        static const LkType types[] = {LK_I8, LK_F8_E4M3, LK_F8_E5M2, LK_NVFP4};
+        static const uint32_t rotations[] = {0, 4, 16, 64, 256};
+        static const uint64_t odd[] = {1, 7, 8, 13, 50, 1023, 1043};
+
+        need_device();
+        for (size_t t = 0; t < sizeof(types) / sizeof(*types); t++)
+                for (int i = 0; i < 24; i++) {
+                        WeightsForm f = {.type = types[t], .rows = ANY(ns), .cols = ANY(ks), .offset = next() % 9, .in_scale = i % 2,
+                                .one_scale = next() % 2};
+                        Weights w;
+                        Pair y;
+                        LkExpand a;
+
+                        if (i % 3 == 0 && types[t] != LK_NVFP4)
+                                f.cols = ANY(odd);
+                        else if (i % 3 == 1)
+                                f.cols = 2304;
+                        f.rotation = types[t] == LK_I8 && f.cols == 2304 ? ANY(rotations) : 0;
+                        if (f.rows % 3 == 0 && next() % 2)
+                                f.block_rows = f.rows / 3;
+                        w = weights_new(f);
+                        y = pair_new((f.rows * f.cols + 1) * 2);
+                        a = (LkExpand){w.host, (uint16_t *) (void *) y.host};
+                        pair_sync(&y);
+                        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->expand(cpu, &a), 0);
+                        a = (LkExpand){w.device, (uint16_t *) (void *) y.device};
+                        assert_int_equal(lk_cuda_ops()->expand(gpu, &a), 0);
+                        assert_pair_same(&y, "expand");
+                        a.y++;
+                        assert_int_equal(lk_cuda_ops()->expand(gpu, &a), -EINVAL);
+                        pair_free(&y);
+                        weights_free(&w);
+                }
+}
+
+/* Expanded in the product or before it: not one bit. */
+static void gemm_bf16_of_expanded_one(WeightsForm f, uint64_t m, bool own) {
+        Weights w = weights_new(f);
+        Pair x = pair_filled(LK_BF16, m * f.cols, 0), y = pair_new(m * f.rows * 2), wide = pair_new(f.rows * f.cols * 2), bias = pair_filled(LK_F32, f.rows, 1);
+        LkGemm a = {.m = m, .x = x.device, .x_type = LK_BF16, .x_ld = f.cols, .w = w.device, .y = y.device, .y_type = LK_BF16, .y_ld = f.rows};
+        const LkExpand e = {w.device, (uint16_t *) (void *) wide.device};
+        uint8_t *packed, *got;
+
+        if (next() % 2)
+                a.bias = (LkVector){bias.device + 1, LK_F32, f.rows};
+        lk_cuda_product_set(gpu, own, 0);
+        assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
+        packed = pair_downloaded(&y);
+        assert_int_equal(lk_cuda_ops()->expand(gpu, &e), 0);
+        a.w = (LkMatrix){.data = wide.device, .type = LK_BF16, .rows = f.rows, .cols = f.cols, .row_stride = f.cols * 2,
+                .block_rows = f.rows, .block_stride = f.rows * f.cols * 2};
+        assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
+        lk_cuda_product_set(gpu, false, 0);
+        got = pair_downloaded(&y);
+        assert_memory_equal(got, packed, y.size);
+        free(packed);
+        free(got);
+        pair_free(&x);
+        pair_free(&y);
+        pair_free(&wide);
+        pair_free(&bias);
+        weights_free(&w);
+}
+
+static void gemm_bf16_of_expanded_same_bits(void **state) {
+        static const LkType types[] = {LK_F8_E4M3, LK_NVFP4, LK_F8_E5M2, LK_I8};
+
+        need_device();
+        for (int own = 0; own < 2; own++)
+                for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++) {
+                        gemm_bf16_of_expanded_one((WeightsForm){.type = types[i], .rows = 384, .cols = 1040, .in_scale = i % 2}, 700, own);
+                        gemm_bf16_of_expanded_one((WeightsForm){.type = types[i], .rows = 131, .cols = 272, .offset = 3, .in_scale = own}, 33, own);
+                        gemm_bf16_of_expanded_one((WeightsForm){.type = types[i], .rows = 256, .cols = 5376, .block_rows = 64}, 129, own);
                 }
 }
 
@@ -315,7 +393,19 @@ static void gemm_i8_extreme_exact(void **state) {
         weights_free(&w);
 }
 
-/* bf16 products against f64: at most 1.1 times the error of rounding the exact result once. */
+/* A quantised matrix as bf16 has it. */
+static void widen(const LkMatrix *w, float *y) {
+        uint64_t n = w->rows * w->cols;
+        uint16_t *half = malloc(n * sizeof(*half));
+
+        assert_non_null(half);
+        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->expand(cpu, &(LkExpand){*w, half}), 0);
+        for (uint64_t i = 0; i < n; i++)
+                y[i] = of_bf16(half[i]);
+        free(half);
+}
+
+/* bf16 products against f64 of the weights as bf16 has them: at most 1.1 times the error of rounding the exact result once. */
 static void gemm_bf16_one(WeightsForm f, uint64_t m, bool own, bool odd) {
         uint64_t x_ld = f.cols + (odd ? 3 : 0), y_ld = f.rows + (odd ? 5 : 0), k = f.cols;
         Weights w = weights_new(f);
@@ -329,7 +419,10 @@ static void gemm_bf16_one(WeightsForm f, uint64_t m, bool own, bool odd) {
 
         if (biased)
                 a.bias = (LkVector){bias.device + 1, LK_F32, f.rows};
-        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->dequantise(cpu, &numbers), 0);
+        if (f.type == LK_BF16)
+                assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->dequantise(cpu, &numbers), 0);
+        else
+                widen(&w.host, numbers.y);
         pair_sync(&y);
         lk_cuda_product_set(gpu, own, 0);
         assert_int_equal(lk_cuda_ops()->gemm(gpu, &a), 0);
@@ -377,6 +470,7 @@ static void gemm_bf16_error_of_one_rounding(void **state) {
 
                                 if (odd == 2)
                                         f.block_rows = 64;
+                                f.in_scale = odd == 2 && types[i] != LK_BF16;
                                 gemm_bf16_one(f, odd == 1 ? 97 : 200, own, odd == 1);
                         }
         gemm_bf16_one((WeightsForm){.type = LK_BF16, .rows = 40, .cols = 1043}, 50, false, false); /* k that no library takes */
@@ -564,6 +658,8 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(gemm_f32_same_bits_as_cpu),
                 cmocka_unit_test(dequantise_same_bits_as_cpu),
+                cmocka_unit_test(expand_same_bits_as_cpu),
+                cmocka_unit_test(gemm_bf16_of_expanded_same_bits),
                 cmocka_unit_test(gemm_i8_same_bits_as_cpu),
                 cmocka_unit_test(gemm_i8_extreme_exact),
                 cmocka_unit_test(gemm_bf16_error_of_one_rounding),

@@ -49,15 +49,16 @@ typedef struct Setting {
         uint32_t chunks, piece_rows;
         bool table;
         uint32_t times;
+        bool expand; /* what stays, of formats that the products expand else */
 } Setting;
 
 static const Setting plain = {.budget = PLENTY, .chunks = 1, .times = 1};
 
-static ModelWeights *weights_of(const H3Model *m, uint64_t budget) {
+static ModelWeights *weights_of(const H3Model *m, uint64_t budget, bool expand) {
         ModelWeights *w;
         uint64_t least = 0;
 
-        assert_int_equal(model_weights_new(&h3_weights_denoiser, m, &(DeviceWeightsConfig){.ops = ops, .context = gpu}, &w), 0);
+        assert_int_equal(model_weights_new(&h3_weights_denoiser, m, &(DeviceWeightsConfig){.ops = ops, .context = gpu, .expand = expand}, &w), 0);
         if (budget == 0) {
                 assert_int_equal(device_weights_plan(model_weights_device(w), 1, true, &least), -ENOSPC);
                 budget = least;
@@ -77,7 +78,7 @@ static GoldenStep run(const H3Model *m, const char *name, const Setting *s) {
         CLEANUP(golden_case_freep) GoldenCase *k = NULL;
         CLEANUP(h3_mod_table_freep) H3ModTable *table = NULL;
         CLEANUP_FREE void *refined = NULL;
-        ModelWeights *w = weights_of(m, s->budget);
+        ModelWeights *w = weights_of(m, s->budget, s->expand);
         H3Range rows, heads = {0, m->config.heads};
         H3Plan plan = {.ranks = 1, .row_tile = 1, .chunks = s->chunks, .rows = &rows, .heads = &heads};
         const H3Rank rank = {.ops = ops, .context = gpu, .plan = &plan, .weights = model_weights_interface(w),
@@ -204,6 +205,26 @@ static void step_int8_matches(void **state) {
         unpin_model(m);
 }
 
+/* There is no published step: against the CPU's in f32, of the same numbers. The published bf16 of the base says how far bf16 may be. */
+static void step_of_expanded_formats_matches(void **state) {
+        static const char *const models[] = {"comfy_fp8.safetensors", "comfy_nvfp4.safetensors"};
+
+        need_device();
+        for (size_t i = 0; i < ELEMENTSOF(models) * ELEMENTSOF(few_cases); i++) {
+                const char *name = few_cases[i / ELEMENTSOF(models)];
+                CLEANUP(golden_model_freep) GoldenModel *m = model_of(models[i % ELEMENTSOF(models)]);
+                CLEANUP(golden_step_done) GoldenStep want = {}, s = run(m->model, name, &plain);
+                double theirs = distance_between(name, "bf16", "f32"), own;
+
+                golden_step_run(m->model, name, H3_COMPUTE_F32, &want);
+                own = fmax(golden_distance(s.video, want.video, want.n_video, NULL), golden_distance(s.audio, want.audio, want.n_audio, NULL));
+                print_message("%s, %s: %.3e, %.2f of the published bf16's of the base\n", models[i % ELEMENTSOF(models)], name, own, own / theirs);
+                assert_true(own <= BF16_FACTOR * theirs);
+                assert_true(distance(&s, name, "f32") > 2 * theirs); /* it is quantised */
+                unpin_model(m);
+        }
+}
+
 /* Merged on the device. The published bf16 of the base says how far bf16 may be from f32. */
 static void step_lora_matches(void **state) {
         static const struct {
@@ -221,7 +242,7 @@ static void step_lora_matches(void **state) {
         bytes = golden_read(NULL, "dit/lora/lora_comfy.safetensors", &size);
         assert_int_equal(h3_lora_open(&(H3File){"x.safetensors", bytes, size}, 1, NULL, &l, &f), 0);
         for (size_t i = 0; i < ELEMENTSOF(uses); i++) {
-                ModelWeights *w = weights_of(base->model, 0);
+                ModelWeights *w = weights_of(base->model, 0, false);
                 const H3LoraUse use = {l, uses[i].strength};
                 H3LoraReport *report;
                 H3Model *m;
@@ -246,9 +267,12 @@ static void step_lora_matches(void **state) {
 
 /* Where weights are, how many rows there are at a time, what ran before: not one bit. */
 static void step_any_residency_same_bits(void **state) {
-        static const char *const models[] = {NULL, "comfy_int8.safetensors", "comfy_pruned.safetensors"};
+        static const char *const models[] = {NULL, "comfy_int8.safetensors", "comfy_pruned.safetensors", "comfy_fp8.safetensors",
+                "comfy_nvfp4.safetensors"};
         static const Setting settings[] = {
                 {.budget = PLENTY, .chunks = 1, .times = 3},
+                {.budget = PLENTY, .chunks = 1, .times = 3, .expand = true},
+                {.budget = PLENTY, .chunks = 3, .times = 2, .piece_rows = 128, .table = true, .expand = true},
                 {.budget = 0, .chunks = 1, .times = 3},
                 {.budget = 0, .chunks = 1, .times = 2, .table = true},
                 {.budget = 3 << 20, .chunks = 1, .times = 2},
@@ -400,7 +424,7 @@ static void int8_stages_same_bits_as_cpu(void **state) {
         stage = (Stage){device_new(k->layout->rows * widest), device_new(k->layout->rows * 4),
                 device_new(k->layout->rows * widest * 2), device_new(k->layout->rows * widest * 2),
                 device_new(k->layout->rows * widest * 2)};
-        w = weights_of(m, PLENTY);
+        w = weights_of(m, PLENTY, false);
         for (uint32_t i = 0; i < m->config.layers; i++) {
                 H3Weights *x = model_weights_interface(w);
                 const void *taken;
@@ -427,6 +451,7 @@ int main(void) {
                 cmocka_unit_test(step_bf16_matches),
                 cmocka_unit_test(step_pruned_matches),
                 cmocka_unit_test(step_int8_matches),
+                cmocka_unit_test(step_of_expanded_formats_matches),
                 cmocka_unit_test(step_lora_matches),
                 cmocka_unit_test(step_any_residency_same_bits),
                 cmocka_unit_test(int8_stages_same_bits_as_cpu),

@@ -116,6 +116,31 @@ static void step_int8_bf16_matches(void **state) {
         }
 }
 
+/* Nobody publishes such a step. In bf16 against f32 of the same numbers, by what the published bf16 of the base is from its f32; and far
+ * enough from the base that the format is seen. */
+static void step_fp8_and_nvfp4_bf16_matches_f32(void **state) {
+        static const char *const models[] = {"comfy_fp8.safetensors", "comfy_nvfp4.safetensors"};
+
+        for (size_t i = 0; i < ELEMENTSOF(models); i++) {
+                CLEANUP(golden_model_freep) GoldenModel *m = derived_model(models[i]);
+                CLEANUP(golden_freep) Golden *bf16 = golden_open("expect_t2va_tiny.bf16");
+                GoldenStep s, exact, public = {};
+                double theirs, own;
+
+                public.video = (float *) golden_data(bf16, "video_velocity", ST_F32, &public.n_video);
+                public.audio = (float *) golden_data(bf16, "audio_velocity", ST_F32, &public.n_audio);
+                theirs = distance(&public, "t2va_tiny", "f32", NULL);
+                step_run(m->model, H3_COMPUTE_BF16, &s);
+                step_run(m->model, H3_COMPUTE_F32, &exact);
+                own = fmax(golden_distance(s.video, exact.video, s.n_video, NULL), golden_distance(s.audio, exact.audio, s.n_audio, NULL));
+                print_message("%s: %.2e, %.2f of the published bf16's\n", models[i], own, own / theirs);
+                assert_true(own <= BF16_FACTOR * theirs);
+                assert_true(distance(&exact, "t2va_tiny", "f32", NULL) > 2 * theirs);
+                golden_step_done(&s);
+                golden_step_done(&exact);
+        }
+}
+
 static H3Model *open_checkpoint(const Checkpoint *c, uint8_t **ret_bytes) {
         H3Model *m = NULL;
         uint64_t size;
@@ -610,6 +635,7 @@ int main(void) {
                 cmocka_unit_test(step_pruned_bf16_matches),
                 cmocka_unit_test(step_int8_f32_expands_weights),
                 cmocka_unit_test(step_int8_bf16_matches),
+                cmocka_unit_test(step_fp8_and_nvfp4_bf16_matches_f32),
                 cmocka_unit_test(curve_other_names_same_bits),
                 cmocka_unit_test(curve_takes_the_rows_beside_the_timestep),
                 cmocka_unit_test(curve_any_rank_same_bits),
