@@ -74,8 +74,8 @@ static inline bool h3_statistics_agree(float said, float stored) {
  */
 int h3_quant_resolve(H3TensorSet *s, H3List *missing, H3List *wrong, Fault *f);
 
-/* quant.c: h3_model_support() of these types (a bit per LkType). */
-int h3_types_support(uint32_t matrix_types, const LkOps *ops, char *ret, size_t size, Fault *f);
+/* quant.c: h3_model_support() of these types (a bit per LkType). int8: products with such matrices are made in int8, as denoisers do it. */
+int h3_types_support(uint32_t matrix_types, bool int8, const LkOps *ops, char *ret, size_t size, Fault *f);
 
 /* model-probe.c: fills m->warning if the rows of the QKV matrices look as if they were in the other order.
  */

@@ -314,13 +314,13 @@ static const char *const type_names[LK_TYPE_MAX] = {
         [LK_NVFP4] = "nvfp4",
 };
 
-static const char *support_text(LkType type, unsigned support) {
-        if (support == LK_EXPANDED)
+static const char *support_text(LkType type, unsigned support, bool int8) {
+        if (support == LK_EXPANDED || (type == LK_I8 && !int8))
                 return "expanded";
         return type == LK_I8 ? "native in bf16, expanded in f32" : "native";
 }
 
-int h3_types_support(uint32_t matrix_types, const LkOps *ops, char *ret, size_t size, Fault *f) {
+int h3_types_support(uint32_t matrix_types, bool int8, const LkOps *ops, char *ret, size_t size, Fault *f) {
         size_t n = 0;
 
         if (size > 0)
@@ -336,11 +336,11 @@ int h3_types_support(uint32_t matrix_types, const LkOps *ops, char *ret, size_t 
                                 type_names[t], ops->backend);
                 if (n < size)
                         n += (size_t) snprintf(ret + n, size - n, "%s%s: %s", n ? "; " : "", type_names[t],
-                                support_text((LkType) t, ops->weights[t]));
+                                support_text((LkType) t, ops->weights[t], int8));
         }
         return 0;
 }
 
 int h3_model_support(const H3Model *m, const LkOps *ops, char *ret, size_t size, Fault *f) {
-        return h3_types_support(m->matrix_types, ops, ret, size, f);
+        return h3_types_support(m->matrix_types, m->int8_cols > 0, ops, ret, size, f);
 }

@@ -76,7 +76,7 @@ int h3_text_open(const H3File *files, size_t n_files, const LkOps *ops, H3TextMo
         if (r >= 0 && s->config)
                 r = text_config_check(s->config, s->config_size, &m->config, f);
         if (r >= 0 && ops)
-                r = h3_types_support(m->matrix_types, ops, NULL, 0, f);
+                r = h3_types_support(m->matrix_types, false, ops, NULL, 0, f);
         if (r < 0)
                 return r;
         describe(s, published, m);

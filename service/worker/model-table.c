@@ -342,7 +342,7 @@ static void describe_denoiser(const ModelEntry *m, WireModelReady *ret) {
         (void) snprintf(ret->warning, sizeof(ret->warning), "%s", m->h3->warning);
 }
 
-/* The openers have refused what the backend does not run. */
+/* The openers have refused what the backend does not run. Only denoisers make products in int8. */
 static void describe_support(uint32_t matrix_types, const LkOps *ops, WireModelReady *ret) {
         const H3Model types = {.matrix_types = matrix_types};
         Fault ignored = {};

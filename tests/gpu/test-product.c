@@ -257,8 +257,10 @@ static void expand_same_bits_as_cpu(void **state) {
 /* Expanded in the product or before it: not one bit. */
 static void gemm_bf16_of_expanded_one(WeightsForm f, uint64_t m, bool own) {
         Weights w = weights_new(f);
-        Pair x = pair_filled(LK_BF16, m * f.cols, 0), y = pair_new(m * f.rows * 2), wide = pair_new(f.rows * f.cols * 2), bias = pair_filled(LK_F32, f.rows, 1);
-        LkGemm a = {.m = m, .x = x.device, .x_type = LK_BF16, .x_ld = f.cols, .w = w.device, .y = y.device, .y_type = LK_BF16, .y_ld = f.rows};
+        Pair x = pair_filled(LK_BF16, m * f.cols, 0), y = pair_new(m * f.rows * 2), wide = pair_new(f.rows * f.cols * 2),
+             bias = pair_filled(LK_F32, f.rows, 1);
+        LkGemm a = {.m = m, .x = x.device, .x_type = LK_BF16, .x_ld = f.cols, .w = w.device, .y = y.device, .y_type = LK_BF16,
+                .y_ld = f.rows};
         const LkExpand e = {w.device, (uint16_t *) (void *) wide.device};
         uint8_t *packed, *got;
 
@@ -290,7 +292,8 @@ static void gemm_bf16_of_expanded_same_bits(void **state) {
         for (int own = 0; own < 2; own++)
                 for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++) {
                         gemm_bf16_of_expanded_one((WeightsForm){.type = types[i], .rows = 384, .cols = 1040, .in_scale = i % 2}, 700, own);
-                        gemm_bf16_of_expanded_one((WeightsForm){.type = types[i], .rows = 131, .cols = 272, .offset = 3, .in_scale = own}, 33, own);
+                        gemm_bf16_of_expanded_one(
+                                (WeightsForm){.type = types[i], .rows = 131, .cols = 272, .offset = 3, .in_scale = own}, 33, own);
                         gemm_bf16_of_expanded_one((WeightsForm){.type = types[i], .rows = 256, .cols = 5376, .block_rows = 64}, 129, own);
                 }
 }

@@ -58,7 +58,8 @@ static ModelWeights *weights_of(const H3Model *m, uint64_t budget, bool expand) 
         ModelWeights *w;
         uint64_t least = 0;
 
-        assert_int_equal(model_weights_new(&h3_weights_denoiser, m, &(DeviceWeightsConfig){.ops = ops, .context = gpu, .expand = expand}, &w), 0);
+        assert_int_equal(
+                model_weights_new(&h3_weights_denoiser, m, &(DeviceWeightsConfig){.ops = ops, .context = gpu, .expand = expand}, &w), 0);
         if (budget == 0) {
                 assert_int_equal(device_weights_plan(model_weights_device(w), 1, true, &least), -ENOSPC);
                 budget = least;
@@ -217,8 +218,10 @@ static void step_of_expanded_formats_matches(void **state) {
                 double theirs = distance_between(name, "bf16", "f32"), own;
 
                 golden_step_run(m->model, name, H3_COMPUTE_F32, &want);
-                own = fmax(golden_distance(s.video, want.video, want.n_video, NULL), golden_distance(s.audio, want.audio, want.n_audio, NULL));
-                print_message("%s, %s: %.3e, %.2f of the published bf16's of the base\n", models[i % ELEMENTSOF(models)], name, own, own / theirs);
+                own = fmax(golden_distance(s.video, want.video, want.n_video, NULL),
+                        golden_distance(s.audio, want.audio, want.n_audio, NULL));
+                print_message("%s, %s: %.3e, %.2f of the published bf16's of the base\n", models[i % ELEMENTSOF(models)], name, own,
+                        own / theirs);
                 assert_true(own <= BF16_FACTOR * theirs);
                 assert_true(distance(&s, name, "f32") > 2 * theirs); /* it is quantised */
                 unpin_model(m);

@@ -538,7 +538,12 @@ static void support_is_answered_when_the_model_is_opened(void **state) {
         assert_string_equal(m->types, "BF16, F32, I8 (rotated)");
         assert_int_equal(m->int8_cols, 1024);
 
+        /* a conditioner's or a VAE's: no products in int8 */
         other.backend = "other";
+        assert_int_equal(h3_model_support(&(H3Model){.matrix_types = 1u << LK_BF16 | 1u << LK_I8 | 1u << LK_NVFP4}, cpu, m->support,
+                                 sizeof(m->support), &f),
+                0);
+        assert_string_equal(m->support, "bf16: native; int8: expanded; nvfp4: expanded");
         other.weights[LK_I8] = LK_REFUSED;
         refused_with(c, &(H3ModelOptions){.ops = &other}, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
                 WORDS("int8", "the backend other"));
