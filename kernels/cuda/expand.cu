@@ -31,8 +31,16 @@ __device__ static float f32_from_e2m1(uint32_t nibble) {
         return nibble & 8 ? -magnitude : magnitude;
 }
 
+/* A division of 64 bits takes as long as dozens of numbers: rows of the first block, which is all of a matrix that a worker fetched, go without. */
+__device__ static const uint8_t *near_row(const LkMatrix &w, uint64_t r) {
+        return r < w.block_rows ? (const uint8_t *) w.data + r * w.row_stride : matrix_row(w, r);
+}
+
 /* The row of the tensor that row r of a view is. */
 __device__ static uint64_t tensor_row(const LkMatrix &w, uint64_t r) {
+        if (r < w.block_rows)
+                return w.quant.first_row + r;
+
         uint64_t block = r / w.block_rows;
 
         return w.quant.first_row + (block > 0 ? block * (w.block_stride / w.row_stride) : 0) + r % w.block_rows;
@@ -148,7 +156,7 @@ template <LkType T> __device__ static float decoded(uint32_t code) {
 /* Eight numbers a thread of rows that are not rotated, to bf16: n of them from k on. */
 template <LkType T> __device__ static void eight_numbers(const LkMatrix &w, uint64_t r, uint64_t k, uint32_t n, uint16_t *v) {
         const bool four = T == LK_NVFP4; /* bits; then n is 8 */
-        uint64_t codes = few_bytes(matrix_row(w, r) + (four ? k / 2 : k), four ? 4 : n);
+        uint64_t codes = few_bytes(near_row(w, r) + (four ? k / 2 : k), four ? 4 : n);
         float scale = row_scale(w, r);
 
         if (four)
@@ -166,17 +174,21 @@ template <LkType T> __device__ static void eight_numbers(const LkMatrix &w, uint
 
 /* Numbers of 16 bits as they are. */
 template <> __device__ void eight_numbers<LK_BF16>(const LkMatrix &w, uint64_t r, uint64_t k, uint32_t n, uint16_t *v) {
-        const uint8_t *p = matrix_row(w, r) + k * 2;
+        const uint8_t *p = near_row(w, r) + k * 2;
 
-        if (n == 8 && (uintptr_t) p % 16 == 0)
+        if (n == 8 && (uintptr_t) p % 16 == 0) {
                 *(uint4 *) v = *(const uint4 *) p;
-        else
-                for (uint32_t i = 0; i < n; i++)
+                return;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+                if (i < n)
                         v[i] = (uint16_t) (p[i * 2] | p[i * 2 + 1] << 8);
 }
 
 template <LkType T> __global__ static void __launch_bounds__(THREADS) eight_kernel(LkMatrix w, uint64_t padded_rows, uint16_t *y) {
-        uint64_t per_row = (w.cols + 7) / 8, at = (uint64_t) blockIdx.x * THREADS + threadIdx.x, r = at / per_row, k = at % per_row * 8;
+        uint64_t per_row = (w.cols + 7) / 8, at = (uint64_t) blockIdx.x * THREADS + threadIdx.x;
+        uint64_t r = (at | per_row) >> 32 ? at / per_row : (uint32_t) at / (uint32_t) per_row, k = (at - r * per_row) * 8;
         uint32_t n = (uint32_t) (w.cols - k < 8 ? w.cols - k : 8);
         __align__(16) uint16_t v[8] = {};
 
