@@ -2,7 +2,10 @@
 /* Rates of the CUDA backend's products, everything included (scales, rounding, cutting), beside the library's own choice for the bare
  * product in the same run.
  *
- *     bench-product [bf16|int8|fp8|own|f32|attention]... */
+ *     bench-product [bf16|int8|own|f32|formats]...
+ *
+ * formats: fp8 and nvfp4, expanded in each product, beside the same products of bf16; and what expanding takes, which fails if it is
+ * more than EXPAND_MOST times as long as a copy that moves as many bytes. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +21,7 @@
 #define N_MAX UINT64_C(28672)
 #define WORKSPACE (UINT64_C(64) << 20)
 #define SECONDS 0.15
+#define EXPAND_MOST 2.0
 
 /* `parts` products of the layer's columns, as the denoiser makes them. */
 typedef struct Layer {
@@ -46,7 +50,11 @@ static LkMatrix matrix(const Layer *l, LkType type) {
 
         m.block_stride = m.rows * m.row_stride;
         if (type >= LK_I8)
-                m.quant = (LkQuant){.scale = scales, .scale_stride = 4};
+                m.quant = (LkQuant){.scale = scales, .scale_stride = type == LK_I8 ? 4 : 0};
+        if (type == LK_NVFP4) { /* behind the numbers: tiles of 128 rows, the same kind of numbers */
+                m.quant.block_scale = w + N_MAX * K_MAX / 2;
+                m.quant.block_scale_cols = l->k / 16;
+        }
         return m;
 }
 
@@ -250,6 +258,60 @@ static void bench_f32(void) {
         }
 }
 
+typedef struct Expansion {
+        LkExpand a;
+        int r;
+} Expansion;
+
+static void launch_expand(void *arg) {
+        Expansion *e = arg;
+
+        if (e->r >= 0)
+                e->r = lk_cuda_ops()->expand(gpu, &e->a);
+}
+
+static void launch_copy(void *arg) {
+        must(cudaMemcpyAsync(y, x, *(const uint64_t *) arg, cudaMemcpyDeviceToDevice, NULL), "copy");
+}
+
+static bool expand_is_fast(const char *what, LkType type) {
+        double ours = 0, copies = 0;
+
+        for (size_t i = 0; i < sizeof(layers) / sizeof(*layers); i++) {
+                Expansion e = {.a = {matrix(layers + i, type), (uint16_t *) y}};
+                uint64_t n = layers[i].n * layers[i].k, moved = lk_row_size(type, n) + 2 * n, half = moved / 2;
+                Rate r = rate_waited(launch_expand, &e, SECONDS), copy = rate_waited(launch_copy, &half, SECONDS);
+
+                printf("expand %s %s: status %d, %.1f us (%.1f to %.1f, %u) %.2f TB/s, a copy %.1f us; ratio %.2f\n",
+                        what, layers[i].name, e.r, r.usec, r.shortest, r.longest, r.samples, 1e-6 * (double) moved / r.usec, copy.usec,
+                        r.usec / copy.usec);
+                if (e.r < 0)
+                        return false;
+                ours += r.usec;
+                copies += copy.usec;
+        }
+        printf("expand %s, the four: %.0f us, ratio to copies %.2f, at most %.1f\n", what, ours, ours / copies, EXPAND_MOST);
+        return ours <= EXPAND_MOST * copies;
+}
+
+static bool failed;
+
+static void bench_formats(void) {
+        static const uint64_t heights[] = {38010, 4096};
+
+        fill(LK_BF16);
+        for (size_t i = 0; i < 2; i++)
+                bench_layers("bf16", heights[i], LK_BF16, false);
+        fill(LK_F8_E4M3);
+        fill_e4m3(w + N_MAX * K_MAX / 2, N_MAX * K_MAX / 2, 1, 3);
+        for (size_t i = 0; i < 2; i++) {
+                bench_layers("fp8 weights", heights[i], LK_F8_E4M3, false);
+                bench_layers("nvfp4 weights", heights[i], LK_NVFP4, false);
+        }
+        failed = !expand_is_fast("fp8", LK_F8_E4M3) || failed;
+        failed = !expand_is_fast("nvfp4", LK_NVFP4) || failed;
+}
+
 static void describe(void) {
         char text[1024];
 
@@ -263,7 +325,7 @@ int main(int argc, char **argv) {
         static const struct {
                 const char *name;
                 void (*run)(void);
-        } all[] = {{"bf16", bench_bf16}, {"int8", bench_int8}, {"own", bench_own}, {"f32", bench_f32}};
+        } all[] = {{"bf16", bench_bf16}, {"int8", bench_int8}, {"own", bench_own}, {"f32", bench_f32}, {"formats", bench_formats}};
         float *ones = malloc(ROWS_MAX * sizeof(*ones));
         double begin;
         int r;
@@ -289,11 +351,7 @@ int main(int argc, char **argv) {
                 if (wanted(argc, argv, all[i].name))
                         all[i].run();
         }
-        if (argc < 2) {
-                fill(LK_F8_E4M3);
-                bench_layers("fp8 weights", 38010, LK_F8_E4M3, false);
-        }
         describe();
         lk_cuda_ops()->context_free(gpu);
-        return 0;
+        return failed;
 }
