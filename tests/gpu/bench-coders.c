@@ -67,7 +67,7 @@ static LkVector vector(LkType type, uint64_t n, float mean, float sigma, const c
         return (LkVector){numbers(type, n, mean, sigma, name), type, n};
 }
 
-/* int8: rotated by groups of 256, with scales that make its numbers about as large. */
+/* int8: rotated by groups of 256, nvfp4: with an input's scale, with scales that make its numbers about as large. */
 static LkMatrix matrix(LkType type, uint64_t rows, uint64_t cols, const char *name) {
         LkMatrix m = {.type = type, .rows = rows, .cols = cols, .row_stride = lk_row_size(type, cols), .block_rows = rows};
         float sigma = 1 / sqrtf((float) cols);
@@ -79,6 +79,15 @@ static LkMatrix matrix(LkType type, uint64_t rows, uint64_t cols, const char *na
                 fill_s8(data, rows * cols, 32, (uint32_t) counter_seed(name));
                 m.data = data;
                 m.quant = (LkQuant){.scale = numbers(LK_F32, rows, sigma / 32, 0, name), .scale_stride = 4, .rotation = 256};
+        } else if (type == LK_NVFP4) {
+                uint64_t blocks = (rows + 127) / 128 * 128 * (cols / 16);
+                void *data = device_new(rows * cols / 2), *ones = device_new(blocks);
+
+                fill_s8(data, rows * cols / 2, 32, (uint32_t) counter_seed(name));
+                must(cudaMemset(ones, 0x38, blocks), "scales"); /* 1 */
+                m.data = data;
+                m.quant = (LkQuant){.scale = numbers(LK_F32, 1, sigma / 3, 0, name), .block_scale = ones, .block_scale_cols = cols / 16,
+                        .in_scale = vector(LK_BF16, cols, 1, 0.1f, name)};
         } else if (type == LK_BF16) {
                 void *data = device_new(rows * cols * 2);
 
@@ -425,6 +434,8 @@ static void bench_conditioner(void) {
         encode(&m, "bf16", patches);
         m = text_model(LK_I8);
         encode(&m, "int8 as bf16", patches);
+        m = text_model(LK_NVFP4);
+        encode(&m, "nvfp4 as bf16", patches);
         free(patches);
 }
 
