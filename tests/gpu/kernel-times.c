@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a GPU does for a process, and when: every kernel and copy, by CUPTI. Nothing of the process knows of it: the driver loads this library
- * where it is named.
+/* What a GPU does for a process, and when: every kernel and copy, by CUPTI. Nothing of the process knows of it: the driver loads this
+ * library where it is named.
  *
  *     CUDA_INJECTION64_PATH=libkernel-times.so LATENT_KERNEL_TIMES=FILE LATENT_CUPTI=libcupti.so.13 PROGRAM...
  *
- * FILE.PID takes lines: "clock MONOTONIC CUPTI" (nanoseconds, of one moment), "name ID NAME", "kernel ID BEGIN END", "copy KIND BYTES BEGIN END"
- * (KIND: up, down, in, other), "set BYTES BEGIN END"; "lost N": so many records. They are there a moment after the work is done: the process may be
- * killed then. Its calls of the driver take a microsecond longer. */
+ * FILE.PID takes lines: "clock MONOTONIC CUPTI" (nanoseconds, of one moment), "name ID NAME", "kernel ID BEGIN END",
+ * "copy KIND BYTES BEGIN END" (KIND: up, down, in, other), "set BYTES BEGIN END"; "lost N": so many records. They are there a moment after
+ * the work is done: the process may be killed then. Its calls of the driver take a microsecond longer. */
 
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -62,16 +62,18 @@ static void print_record(const CUpti_Activity *record) {
         if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
                 const CUpti_ActivityKernel10 *k = (const void *) record;
 
-                (void) fprintf(out, "kernel %u %" PRIu64 " %" PRIu64 "\n", id_of(k->name), (uint64_t) k->start, (uint64_t) k->end);
+                (void) fprintf(out, "kernel %u %" PRIu64 " %" PRIu64 "\n", id_of(k->name), (uint64_t) k->start,
+                        (uint64_t) k->end);
         } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
                 const CUpti_ActivityMemcpy6 *c = (const void *) record;
 
-                (void) fprintf(out, "copy %s %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", kind_of(c->copyKind), (uint64_t) c->bytes, (uint64_t) c->start,
-                        (uint64_t) c->end);
+                (void) fprintf(out, "copy %s %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", kind_of(c->copyKind), (uint64_t) c->bytes,
+                        (uint64_t) c->start, (uint64_t) c->end);
         } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) {
                 const CUpti_ActivityMemset4 *s = (const void *) record;
 
-                (void) fprintf(out, "set %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", (uint64_t) s->bytes, (uint64_t) s->start, (uint64_t) s->end);
+                (void) fprintf(out, "set %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", (uint64_t) s->bytes, (uint64_t) s->start,
+                        (uint64_t) s->end);
         }
 }
 
@@ -124,16 +126,19 @@ static bool open_library(void) {
 
         if (!library)
                 (void) fprintf(stderr, "kernel-times: %s\n", dlerror());
-        return library && find(library, "cuptiActivityEnable", &cupti.enable) && find(library, "cuptiActivityRegisterCallbacks", &cupti.callbacks) &&
+        return library && find(library, "cuptiActivityEnable", &cupti.enable) &&
+                find(library, "cuptiActivityRegisterCallbacks", &cupti.callbacks) &&
                 find(library, "cuptiActivityGetNextRecord", &cupti.next) && find(library, "cuptiActivityFlushAll", &cupti.flush) &&
-                find(library, "cuptiGetTimestamp", &cupti.now) && find(library, "cuptiActivityGetNumDroppedRecords", &cupti.dropped);
+                find(library, "cuptiGetTimestamp", &cupti.now) &&
+                find(library, "cuptiActivityGetNumDroppedRecords", &cupti.dropped);
 }
 
 /* Called by the driver when the process starts with it. 1: all is well. */
 __attribute__((visibility("default"))) int InitializeInjection(void);
 
 int InitializeInjection(void) {
-        static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET};
+        static const CUpti_ActivityKind kinds[] = {
+                CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET};
         const char *path = getenv("LATENT_KERNEL_TIMES");
         char own[4096];
         pthread_t thread;

@@ -20,6 +20,7 @@
 #define TENSORS_MAX 8192
 #define SHARDS_MAX 200
 #define THREADS_MAX 64
+#define QUICK_NUMBERS 4096u
 
 typedef struct Piece {
         const MadeTensor *tensor;
@@ -88,6 +89,26 @@ static void fill_f16(const MadeTensor *t, uint64_t begin, uint64_t n, uint16_t *
                 out[i] = counter_f16(t->center + t->spread * counter_normal(t->seed, begin + i));
 }
 
+/* Four numbers of a hash; pieces begin at multiples of that. */
+static void fill_quick(const MadeTensor *t, uint64_t begin, uint64_t n, void *out) {
+        float table[QUICK_NUMBERS];
+        uint16_t halves[QUICK_NUMBERS];
+
+        for (unsigned i = 0; i < QUICK_NUMBERS; i++) {
+                table[i] = t->center + t->spread * counter_normal(t->seed, i);
+                halves[i] = counter_f16(table[i]);
+        }
+        for (uint64_t i = 0; i < n; i += 4) {
+                uint64_t h = counter_hash(t->seed, (begin + i) / 4);
+
+                for (unsigned k = 0; k < 4 && i + k < n; k++, h >>= 16)
+                        if (t->type == ST_F32)
+                                ((float *) out)[i + k] = table[h % QUICK_NUMBERS];
+                        else
+                                ((uint16_t *) out)[i + k] = halves[h % QUICK_NUMBERS];
+        }
+}
+
 /* Pieces begin at multiples of 8 bytes. */
 static void fill_bits(const MadeTensor *t, uint64_t begin, uint64_t n, uint8_t *out) {
         uint64_t mask = t->fill == MADE_SCALES ? 0x0f0f0f0f0f0f0f0f : UINT64_MAX, bits = t->fill == MADE_SCALES ? 0x3030303030303030 : 0;
@@ -119,6 +140,8 @@ static void fill(const MadeFiles *m, const Piece *p, void *out) {
                 memcpy(out, t->text + begin, n);
         else if (t->fill == MADE_CODES)
                 fill_codes(t, begin, n, out);
+        else if (t->fill == MADE_QUICK)
+                fill_quick(t, begin, n, out);
         else if (t->fill == MADE_BITS || t->fill == MADE_SCALES)
                 fill_bits(t, begin, n, out);
         else if (t->fill == MADE_NORMAL && t->type == ST_BF16)

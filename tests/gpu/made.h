@@ -18,6 +18,7 @@
 
 typedef enum MadeFill {
         MADE_NORMAL, /* center + spread * normal */
+        MADE_QUICK,  /* F16, F32: one of 4096 such numbers */
         MADE_CODES,  /* I8: normal, at most 127 */
         MADE_TEXT,   /* U8: `text` */
         MADE_BITS,   /* U8: all values as often */

@@ -209,7 +209,8 @@ static float value_of(const void *userdata, const MadeTensor *t, uint64_t i) {
 /* ---- arguments ---- */
 
 static void usage(void) {
-        (void) fprintf(stderr, "usage: make-checkpoint DIR bf16|int8 [--hidden N] [--blocks N] [--text-dim N] [--flat] [--shard BYTES] [--threads N]\n");
+        (void) fprintf(stderr, "usage: make-checkpoint DIR bf16|int8 [--hidden N] [--blocks N] [--text-dim N] [--flat] [--shard BYTES] "
+                               "[--threads N]\n");
         exit(2);
 }
 
@@ -220,7 +221,8 @@ static void parse(Checkpoint *c, int argc, char *argv[]) {
         int o, index;
 
         *c = (Checkpoint){.hidden = 5376, .blocks = 50, .text_dim = TEXT_DIM,
-                .files = {.program = PROGRAM, .shard_bytes = UINT64_C(4) << 30, .n_threads = made_threads(), .value = value_of, .userdata = c}};
+                .files = {.program = PROGRAM, .shard_bytes = UINT64_C(4) << 30, .n_threads = made_threads(), .value = value_of,
+                        .userdata = c}};
         while ((o = getopt_long(argc, argv, "", options, &index)) != -1)
                 switch (o) {
                 case 'h':

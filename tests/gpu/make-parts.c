@@ -5,7 +5,7 @@
  *
  *     make-parts DIR nvfp4|int8 [--small] [--text-dim N] [--threads N]
  *
- * DIR/text_encoder: 16.8 GB in nvfp4 as the released one has it (rows of the vocabulary in int8, the vision tower in bf16), or 26.4 GB in
+ * DIR/text_encoder: 15.7 GB in nvfp4 as the released one has it (rows of the vocabulary in int8, the vision tower in bf16), or 26.4 GB in
  * int8 (rotated); DIR/vae: 5.2 GB in f16; DIR/audio_vae: 0.6 GB in f32, folded. No tokenizer. --small: few and narrow layers, for trials.
  *
  * Values stay healthy: what goes to a residual is scaled by the number of layers. Tokens of the video decoder make smooth patches, as no
@@ -74,6 +74,7 @@ static float root(uint64_t n) {
 static MadeTensor *add(Parts *p, StType type, uint32_t n_dims, const uint64_t *shape, float center, float spread, const char *name) {
         MadeTensor *t = made_add(&p->files, type, n_dims, shape, "%s", name);
 
+        t->fill = type == ST_BF16 ? MADE_NORMAL : MADE_QUICK;
         t->center = center;
         t->spread = spread;
         return t;
@@ -112,7 +113,8 @@ static void linear(Parts *p, StType type, uint64_t rows, uint64_t cols, float ga
 }
 
 /* Of a convolution over n_axes axes with so many taps each. */
-static void conv(Parts *p, StType type, uint64_t out, uint64_t in, uint64_t taps, uint32_t n_axes, float gain, const char *prefix, const char *name) {
+static void conv(Parts *p, StType type, uint64_t out, uint64_t in, uint64_t taps, uint32_t n_axes, float gain, const char *prefix,
+        const char *name) {
         uint64_t shape[MADE_DIMS_MAX] = {out, in}, all = in;
 
         for (uint32_t i = 0; i < n_axes; i++)
@@ -120,7 +122,8 @@ static void conv(Parts *p, StType type, uint64_t out, uint64_t in, uint64_t taps
         (void) add(p, type, 2 + n_axes, shape, 0, gain * root(all), join(join(prefix, name).text, ".weight").text);
 }
 
-static void conv_bias(Parts *p, StType type, uint64_t out, uint64_t in, uint64_t taps, uint32_t n_axes, float gain, const char *prefix, const char *name) {
+static void conv_bias(Parts *p, StType type, uint64_t out, uint64_t in, uint64_t taps, uint32_t n_axes, float gain, const char *prefix,
+        const char *name) {
         conv(p, type, out, in, taps, n_axes, gain, prefix, name);
         vector(p, type, out, 0, 0.02f, join(prefix, name).text, ".bias");
 }
@@ -141,7 +144,10 @@ static void codes(Parts *p, uint64_t rows, uint64_t cols, float spread, bool rot
         t = made_add(&p->files, ST_F32, 2, (uint64_t[]){rows, 1}, "%s.weight_scale", full);
         t->center = spread / MADE_CODE_DEVIATION;
         t->spread = t->center / 10;
-        marker(p, rotated ? "{\"format\":\"int8_tensorwise\",\"convrot\":true,\"convrot_groupsize\":256}" : "{\"format\":\"int8_tensorwise\"}", full);
+        marker(p,
+                rotated ? "{\"format\":\"int8_tensorwise\",\"convrot\":true,\"convrot_groupsize\":256}"
+                        : "{\"format\":\"int8_tensorwise\"}",
+                full);
 }
 
 static void nvfp4(Parts *p, uint64_t rows, uint64_t cols, float spread, const char *full) {
@@ -214,7 +220,8 @@ static void add_conditioner(Parts *p) {
         codes(p, s->vocab, s->text, 1, false, "model.embed_tokens");
         for (uint64_t i = 0; i < s->layers; i++)
                 text_layer(p, i);
-        (void) add(p, ST_BF16, 5, (uint64_t[]){s->vision, 3, 2, PATCH, PATCH}, 0, root(3 * 2 * PATCH * PATCH), "visual.patch_embed.proj.weight");
+        (void) add(p, ST_BF16, 5, (uint64_t[]){s->vision, 3, 2, PATCH, PATCH}, 0, root(3 * 2 * PATCH * PATCH),
+                "visual.patch_embed.proj.weight");
         vector(p, ST_BF16, s->vision, 0, 0.02f, "visual.patch_embed.proj", ".bias");
         matrix(p, ST_BF16, s->grid * s->grid, s->vision, 0.1f, "visual.", "pos_embed");
         for (uint64_t i = 0; i < s->depth; i++)
@@ -234,8 +241,9 @@ static void write_config(const Parts *p, const char *directory) {
 
         (void) snprintf(path, sizeof(path), "%s/config.json", directory);
         f = fopen(path, "wxe");
-        if (!f || fprintf(f, "{\"vision_config\": {\"num_heads\": %" PRIu64 ", \"deepstack_visual_indexes\": [%u, %u, %u]}}\n", s->vision_heads,
-                          s->deepstack[0], s->deepstack[1], s->deepstack[2]) < 0 || fclose(f) != 0)
+        if (!f || fprintf(f, "{\"vision_config\": {\"num_heads\": %" PRIu64 ", \"deepstack_visual_indexes\": [%u, %u, %u]}}\n",
+                          s->vision_heads, s->deepstack[0], s->deepstack[1], s->deepstack[2]) < 0 ||
+                fclose(f) != 0)
                 made_die(PROGRAM, "%s cannot be written", path);
 }
 
@@ -324,7 +332,8 @@ static void amp_block(Parts *p, unsigned index, uint64_t channels, uint64_t kern
 }
 
 static void add_audio_decoder(Parts *p) {
-        static const uint64_t kernels[AUDIO_STAGES] = {9, 9, 4, 4, 4, 4, 4}, rates[AUDIO_STAGES] = {5, 5, 2, 2, 2, 2, 2}, amp[] = {3, 7, 11};
+        static const uint64_t kernels[AUDIO_STAGES] = {9, 9, 4, 4, 4, 4, 4}, rates[AUDIO_STAGES] = {5, 5, 2, 2, 2, 2, 2};
+        static const uint64_t amp[] = {3, 7, 11};
         const Sizes *s = &p->s;
         char at[60];
 
@@ -334,7 +343,8 @@ static void add_audio_decoder(Parts *p) {
                 uint64_t in = s->audio_decoder >> i, out = in / 2;
 
                 (void) snprintf(at, sizeof(at), "decoder.ups.%u.0", i);
-                (void) add(p, ST_F32, 3, (uint64_t[]){in, out, kernels[i]}, 0, 0.7f * root(in * kernels[i] / rates[i]), join(at, ".weight").text);
+                (void) add(p, ST_F32, 3, (uint64_t[]){in, out, kernels[i]}, 0, 0.7f * root(in * kernels[i] / rates[i]),
+                        join(at, ".weight").text);
                 vector(p, ST_F32, out, 0, 0.02f, at, ".bias");
                 for (unsigned k = 0; k < 3; k++)
                         amp_block(p, 3 * i + k, out, amp[k]);
@@ -415,8 +425,8 @@ static void make(Parts *p, const char *folder, const char *name, void (*first)(P
         char directory[4000];
 
         (void) snprintf(directory, sizeof(directory), "%s/%s", p->directory, folder);
-        p->files = (MadeFiles){.program = PROGRAM, .directory = directory, .name = name, .shard_bytes = UINT64_C(1) << 40, .n_threads = p->n_threads,
-                .value = value_of};
+        p->files = (MadeFiles){.program = PROGRAM, .directory = directory, .name = name, .shard_bytes = UINT64_C(1) << 40,
+                .n_threads = p->n_threads, .value = value_of};
         first(p);
         if (second)
                 second(p);
@@ -466,7 +476,8 @@ int main(int argc, char *argv[]) {
         Parts p;
 
         parse(&p, argc, argv);
-        make(&p, "text_encoder", p.is_int8 ? "qwen3vl_32b_minimax_h3_int8_convrot" : "qwen3vl_32b_minimax_h3_nvfp4_awq", add_conditioner, NULL);
+        make(&p, "text_encoder", p.is_int8 ? "qwen3vl_32b_minimax_h3_int8_convrot" : "qwen3vl_32b_minimax_h3_nvfp4_awq",
+                add_conditioner, NULL);
         make(&p, "vae", "minimax_h3_video_vae_fp16", add_video_encoder, add_video_decoder);
         make(&p, "audio_vae", "minimax_h3_audio_vae_fp32", add_audio_encoder, add_audio_decoder);
         return 0;
