@@ -135,15 +135,16 @@ static void norm_one(Rows *r, LkType weight_type, unsigned shift, int form) {
 
 static void norm_same_bits_as_cpu(void **state) {
         static const uint64_t sizes[][3] = {{1, 8, 0}, {7, 13, 1}, {33, 264, 0}, {33, 264, 3}, {407, 96, 8}, {1797, 2048, 0},
-                {4099, 136, 8}};
+                {4099, 136, 8}, {6, 4096, 8}, {6, 4104, 0}};
 
         need_device();
         for (size_t i = 0; i < ELEMENTSOF(sizes); i++)
                 for (int form = 0; form < 4; form++)
-                        for (unsigned t = LK_F32; t <= LK_F16; t++) {
+                        for (unsigned t = 0; t < 5; t++) {
+                                static const LkType types[] = {LK_F32, LK_BF16, LK_F16, LK_BF16, LK_F16};
                                 Rows r = rows_new(sizes[i][0], sizes[i][1], sizes[i][2]);
 
-                                norm_one(&r, (LkType) t, t == LK_F32 || form == 0 ? 0 : 1, form);
+                                norm_one(&r, types[t], t < 3 ? 0 : 1, form);
                                 rows_free(&r);
                         }
 }
