@@ -76,16 +76,16 @@ template <int (*ATTENTION)(LkContext *, const Attention *)> static void measure(
         double msec = bench_msec(gpu, run<ATTENTION>, &a, 7, a.a.o);
 
         must_be(lk_cuda_ops()->download(gpu, first ? right : got, a.a.o, n * 2) == 0, "download");
-        printf("%-44s %7.3f ms %5.0f TF", what, msec, 4.0 * a.sequences * TILE * TILE * WIDTH / msec / 1e9);
+        printf("%-54s %7.3f ms %5.0f TF", what, msec, 4.0 * a.sequences * TILE * TILE * WIDTH / msec / 1e9);
         if (!first)
                 printf(", %.1e from the first", distance(n));
         printf("\n");
         fflush(stdout);
 }
 
-#define FORM(keys, groups, stages, soft) \
-        measure<attention_launch<LK_F16, 64, keys, groups, stages, true, soft>>( \
-                #groups " groups, " #keys " keys, " #stages " stages, soft " #soft, a, false)
+#define FORM(keys, groups, stages, soft, stays) \
+        measure<attention_launch<LK_F16, 64, keys, groups, stages, true, soft, stays>>( \
+                #groups " groups, " #keys " keys, " #stages " stages, soft " #soft ", stays " #stays, a, false)
 
 int main(int argc, char **argv) {
         const uint64_t tiles = argc > 1 ? strtoull(argv[1], NULL, 10) : 7, n = tiles * TILE * WIDTH;
@@ -111,14 +111,16 @@ int main(int argc, char **argv) {
         const Attention a = attention_call(&args);
 
         measure<portable>("portable", a, true);
-        FORM(128, 3, 4, 0);
-        FORM(128, 3, 4, 6);
-        FORM(128, 3, 4, 4);
-        FORM(128, 3, 4, 3);
-        FORM(96, 3, 4, 0);
-        FORM(96, 3, 4, 4);
-        FORM(176, 2, 4, 0);
-        FORM(176, 2, 4, 4);
+        FORM(128, 3, 4, 0, false);
+        FORM(128, 3, 4, 6, false);
+        FORM(128, 3, 4, 4, false);
+        FORM(128, 3, 4, 3, false);
+        FORM(96, 3, 4, 0, false);
+        FORM(96, 3, 4, 4, false);
+        FORM(176, 2, 4, 0, false);
+        FORM(176, 2, 4, 4, false);
+        FORM(128, 3, 4, 0, true);
+        FORM(128, 3, 4, 4, true);
         lk_cuda_ops()->context_free(gpu);
         return 0;
 }
