@@ -23,5 +23,5 @@ int attention_bf16(LkContext *c, const Attention *a);
 int attention_f16(LkContext *c, const Attention *a);
 /* Over lists of blocks, bf16, heads up to 128. -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
 int sparse_attention_mma(LkContext *c, const LkSparseAttention *a);
-/* By Hopper's instructions: bf16, heads of 128, every key for every query, one sequence. -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
+/* By Hopper's instructions, every key for every query: bf16, heads of 128, one sequence; f16, heads of 64. -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
 int attention_sm90(LkContext *c, const Attention *a);

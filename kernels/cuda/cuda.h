@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 /* Counts up with every change of the kernels' bits. */
-#define LK_CUDA_KERNELS 2
+#define LK_CUDA_KERNELS 3
 
 /* The static op table. context_new takes the calling thread's current device; -ENODEV without one, -ELIBACC without cublasLt. */
 const LkOps *lk_cuda_ops(void);

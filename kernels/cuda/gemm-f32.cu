@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products in f32 with the CPU's bits: one chain of fma over ascending k for each output. Types and alignment end on the way to shared
- * memory. 256 threads; a thread has TM rows in fours and TN columns in pairs, apart so that a warp's reads meet no bank twice. */
+ * memory. 256 threads; a thread has TM rows in fours and TN columns in pairs, apart so that a warp's reads meet no bank twice. Eight rows
+ * and columns want as many numbers of shared memory as Hopper's processors can have while they multiply them; where there are rows for it,
+ * a thread has sixteen. */
 
 #include "kernels/cuda/product.cuh"
 
@@ -91,25 +93,30 @@ template <uint32_t TM, uint32_t TN, uint32_t MS> __device__ static void one_k(co
                         acc[i][j] = __fmaf_rn(u[i], v[j], acc[i][j]);
 }
 
-template <uint32_t TM, uint32_t TN> __global__ static void __launch_bounds__(THREADS, 2) f32_kernel(const __grid_constant__ F32Args a) {
-        const uint32_t MS = TM < 4 ? TM : 4, BM = TM * 16, BN = TN * 16, A_LD = BM + 4, B_LD = BN + 4;
+template <uint32_t TM, uint32_t TN>
+__global__ static void __launch_bounds__(THREADS, TM > 8 ? 1 : 2) f32_kernel(const __grid_constant__ F32Args a) {
+        const uint32_t MS = TM < 4 ? TM : 4, BM = TM * 16, BN = TN * 16, PAD = TM > 8 ? 0 : 4, A_LD = BM + PAD, B_LD = BN + PAD;
+        const uint32_t LOADS = TM > 8 ? 2 : 1; /* of x, eight numbers each */
         __shared__ __align__(16) float panel_a[2][STEP * A_LD], panel_b[2][STEP * B_LD];
         const LkGemm &g = a.g;
         uint32_t tx = threadIdx.x % 16, ty = threadIdx.x / 16, m_tile, n_tile;
         float acc[TM][TN] = {};
-        Load x = {}, w = {};
+        Load x[LOADS] = {}, w = {};
 
         tile_of_block(a.m_tiles, a.n_tiles, &m_tile, &n_tile);
 
         uint64_t m0 = (uint64_t) m_tile * BM, n0 = (uint64_t) n_tile * BN, cols = g.w.cols;
 
-        x.at = threadIdx.x % BM;
-        x.half = threadIdx.x / BM;
-        x.takes_part = threadIdx.x < 2 * BM;
-        x.type = g.x_type;
-        x.vectors = a.x_vectors;
-        if (x.takes_part && m0 + x.at < g.m)
-                x.row = (const uint8_t *) row_at(g.x, g.x_type, m0 + x.at, g.x_ld);
+#pragma unroll
+        for (uint32_t i = 0; i < LOADS; i++) {
+                x[i].at = threadIdx.x % BM;
+                x[i].half = threadIdx.x / BM + i;
+                x[i].takes_part = threadIdx.x < 2 * BM;
+                x[i].type = g.x_type;
+                x[i].vectors = a.x_vectors;
+                if (x[i].takes_part && m0 + x[i].at < g.m)
+                        x[i].row = (const uint8_t *) row_at(g.x, g.x_type, m0 + x[i].at, g.x_ld);
+        }
         w.at = threadIdx.x % BN;
         w.half = threadIdx.x / BN;
         w.takes_part = threadIdx.x < 2 * BN;
@@ -118,14 +125,20 @@ template <uint32_t TM, uint32_t TN> __global__ static void __launch_bounds__(THR
         if (w.takes_part && n0 + w.at < g.w.rows)
                 w.row = matrix_row(g.w, n0 + w.at);
 
-        load(&x, 0, cols, &g.w.quant.in_scale);
+#pragma unroll
+        for (uint32_t i = 0; i < LOADS; i++)
+                load(x + i, 0, cols, &g.w.quant.in_scale);
         load(&w, 0, cols, NULL);
         for (uint64_t k = 0, buffer = 0; k < cols; k += STEP, buffer ^= 1) {
-                put(&x, panel_a[buffer], A_LD);
+#pragma unroll
+                for (uint32_t i = 0; i < LOADS; i++)
+                        put(x + i, panel_a[buffer], A_LD);
                 put(&w, panel_b[buffer], B_LD);
                 __syncthreads();
                 if (k + STEP < cols) {
-                        load(&x, k + STEP, cols, &g.w.quant.in_scale);
+#pragma unroll
+                        for (uint32_t i = 0; i < LOADS; i++)
+                                load(x + i, k + STEP, cols, &g.w.quant.in_scale);
                         load(&w, k + STEP, cols, NULL);
                 }
                 if (cols - k >= STEP) {
@@ -181,6 +194,8 @@ template <uint32_t TM> static int launch_columns(cudaStream_t stream, F32Args *a
         return launch<TM, 8>(stream, a);
 }
 
+#define MANY_ROWS UINT64_C(8192) /* blocks of 256 rows fill a device several times */
+
 int product_f32(cudaStream_t stream, const LkGemm *g) {
         F32Args a = { *g };
 
@@ -190,5 +205,7 @@ int product_f32(cudaStream_t stream, const LkGemm *g) {
                 return launch_columns<1>(stream, &a);
         if (g->m <= 64)
                 return launch_columns<4>(stream, &a);
+        if (g->m >= MANY_ROWS && g->w.rows > 96)
+                return launch<16, 8>(stream, &a);
         return launch_columns<8>(stream, &a);
 }

@@ -83,6 +83,21 @@ static __device__ inline void load_for_all(void *to, const CUtensorMap *map, uin
                      : "memory");
 }
 
+/* Of arrays of three dimensions. */
+static __device__ inline void load(void *to, const CUtensorMap *map, uint64_t *b, uint32_t column, uint32_t row, uint32_t plane) {
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+                             shared_address(to)),
+                     "l"(map), "r"(shared_address(b)), "r"(column), "r"(row), "r"(plane)
+                     : "memory");
+}
+
+static __device__ inline void load_for_all(void *to, const CUtensorMap *map, uint64_t *b, uint32_t column, uint32_t row, uint32_t plane) {
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                     "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(shared_address(to)),
+                     "l"(map), "r"(shared_address(b)), "h"((uint16_t) ((1 << CLUSTER) - 1)), "r"(column), "r"(row), "r"(plane)
+                     : "memory");
+}
+
 static __device__ inline uint32_t cluster_rank(void) {
         uint32_t r;
 

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Residual and RMS norm where the stream is f32 and what meets products is f16: kernels/cpu/norm.c, the same bits.
  *
- * Eight threads have a row, and a warp four: thread 8r + l is lane l of its row's sum, so that a warp's reads are whole sectors. A chain of
- * sums is as long as a row has pieces, but so many rows are under way that the memory is what all wait for. */
+ * Four rows are a block's, which goes through them piece by piece and keeps them: in registers for their factors, and in shared memory
+ * for the warp that sums their squares, thread 8r + l as lane l of row r. That is a chain as long as the row, which the other blocks of the
+ * processor hide. Rows that are not of pieces, or too wide, are gone through twice, by eight threads each; if many are under way, the second
+ * time comes from memory again. */
 
 #include "kernels/cuda/norm-half.cuh"
 
 #define THREADS 128u
 #define TOGETHER 16u /* numbers of a thread that are asked for before the first is used */
+#define BATCH 4u     /* rows: lanes_sum() wants a whole warp */
+#define WIDTH_MOST (512 * PIECE)
 
 /* A weight at its own address, or at any byte. */
 __device__ static inline float weight_near(const LkVector &w, bool aligned, uint64_t i) {
@@ -56,10 +60,10 @@ template <bool ADD> __device__ static inline float lane_squares(const LkNorm &a,
         return sum;
 }
 
-/* pieces: x and y are moved in pieces of 16 bytes. */
+/* aligned: the weights are. */
 template <bool ADD>
-__global__ static void __launch_bounds__(THREADS) norm_half_kernel(
-        const __grid_constant__ LkNorm a, const __grid_constant__ LkResidual add, bool pieces, bool aligned) {
+__global__ static void __launch_bounds__(THREADS) norm_half_plain(
+        const __grid_constant__ LkNorm a, const __grid_constant__ LkResidual add, bool aligned) {
         const uint64_t row = ((uint64_t) blockIdx.x * THREADS + threadIdx.x) / ROW_LANES;
         const unsigned lane = threadIdx.x % ROW_LANES;
         const float factor = row_factor(lanes_sum(row < a.m ? lane_squares<ADD>(a, add, row, lane) : 0), a.n, a.eps);
@@ -71,37 +75,173 @@ __global__ static void __launch_bounds__(THREADS) norm_half_kernel(
         const float *x = (const float *) row_at(a.x, LK_F32, row, a.x_ld);
         uint16_t *y = (uint16_t *) row_at_mutable(a.y, LK_F16, row, a.y_ld);
 
-        if (!pieces) {
-                for (uint64_t i = lane; i < a.n; i += ROW_LANES)
-                        y[i] = f16_from_f32(__fmul_rn(__fmul_rn(x[i], factor), weight_near(a.weight, aligned, i)));
-                return;
-        }
-#pragma unroll 2
-        for (uint64_t i = lane * PIECE; i < a.n; i += ROW_LANES * PIECE) {
-                const float4 low = *(const float4 *) (x + i), high = *(const float4 *) (x + i + 4);
-                const float v[PIECE] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-                uint32_t p[PIECE];
+        for (uint64_t i = lane; i < a.n; i += ROW_LANES)
+                y[i] = f16_from_f32(__fmul_rn(__fmul_rn(x[i], factor), weight_near(a.weight, aligned, i)));
+}
+
+/* Numbers of a row in shared memory: rows of a batch begin in different banks. */
+__host__ __device__ static inline uint32_t batch_pitch(uint64_t n) {
+        return (uint32_t) (n + 31) / 32 * 32 + ROW_LANES;
+}
+
+__device__ static inline void eight_load(const float *from, float *to) {
+        *(float4 *) to = ((const float4 *) from)[0];
+        *(float4 *) (to + 4) = ((const float4 *) from)[1];
+}
+
+__device__ static inline void eight_store(float *to, const float *from) {
+        ((float4 *) to)[0] = *(const float4 *) from;
+        ((float4 *) to)[1] = *(const float4 *) (from + 4);
+}
+
+/* v += gate * y of the batch's rows, of number `at` on, and to memory. */
+__device__ static inline void batch_add(const LkNorm &a, const LkResidual &add, uint64_t first, uint32_t at, float (&v)[BATCH][PIECE]) {
+        int32_t mods[BATCH] = {}, mod = -1;
+        float gate[PIECE];
+        uint4 y[BATCH];
 
 #pragma unroll
-                for (unsigned j = 0; j < PIECE; j++)
-                        p[j] = f16_from_f32(__fmul_rn(__fmul_rn(v[j], factor), weight_near(a.weight, aligned, i + j)));
-                *(uint4 *) (y + i) = make_uint4(p[0] | p[1] << 16, p[2] | p[3] << 16, p[4] | p[5] << 16, p[6] | p[7] << 16);
+        for (unsigned r = 0; r < BATCH; r++)
+                if (add.mod && first + r < a.m)
+                        mods[r] = add.mod_index[first + r];
+#pragma unroll
+        for (unsigned r = 0; r < BATCH; r++)
+                y[r] = first + r < a.m ? *(const uint4 *) ((const uint16_t *) add.y + (first + r) * add.y_ld + at) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (unsigned r = 0; r < BATCH; r++) {
+                const uint32_t pairs[4] = {y[r].x, y[r].y, y[r].z, y[r].w};
+
+                if (first + r >= a.m)
+                        break;
+                if (add.mod && mods[r] != mod) {
+                        mod = mods[r];
+                        eight_load((const float *) add.mod + (uint64_t) mod * add.mod_ld + add.gate_at + at, gate);
+                }
+#pragma unroll
+                for (unsigned j = 0; j < PIECE; j++) {
+                        const float u = j % 2 ? pair_high<LK_F16>(pairs[j / 2]) : pair_low<LK_F16>(pairs[j / 2]);
+
+                        v[r][j] = __fadd_rn(v[r][j], add.mod ? __fmul_rn(gate[j], u) : u);
+                }
+                eight_store((float *) a.x + (first + r) * a.x_ld + at, v[r]);
         }
 }
 
-int norm_half(LkContext *c, const LkNorm *a) {
-        const bool pieces = ((uintptr_t) a->x | (uintptr_t) a->y) % 16 == 0 && a->x_ld % 4 == 0 && a->y_ld % PIECE == 0 && a->n % PIECE == 0;
-        const bool aligned = (uintptr_t) a->weight.data % lk_type_size(a->weight.type) == 0;
-        const uint64_t rows = THREADS / ROW_LANES, blocks = (a->m + rows - 1) / rows;
-        const LkResidual none = {};
+/* By the first warp: what the rows are normed with. */
+__device__ static inline void batch_factors(const LkNorm &a, const float *rows, float *factors) {
+        const float *row = rows + threadIdx.x / ROW_LANES * batch_pitch(a.n) + threadIdx.x % ROW_LANES;
+        const uint32_t n = (uint32_t) a.n;
+        float sum = 0;
+
+        for (uint32_t begin = 0; begin < n; begin += TOGETHER * ROW_LANES) {
+                float x[TOGETHER];
+
+#pragma unroll
+                for (unsigned j = 0; j < TOGETHER; j++)
+                        x[j] = begin + j * ROW_LANES < n ? row[begin + j * ROW_LANES] : 0;
+#pragma unroll
+                for (unsigned j = 0; j < TOGETHER; j++)
+                        sum = __fmaf_rn(x[j], x[j], sum); /* +0 behind the end */
+        }
+        sum = lanes_sum(sum);
+        if (threadIdx.x % ROW_LANES == 0)
+                factors[threadIdx.x / ROW_LANES] = row_factor(sum, a.n, a.eps);
+}
+
+/* pieces: of f16 or bf16, in pieces of 16 bytes. */
+__device__ static inline void weights_load(const LkVector &w, bool pieces, uint32_t at, float (&to)[PIECE]) {
+        if (pieces) {
+                const uint4 p = *(const uint4 *) ((const uint16_t *) w.data + at);
+                const uint32_t pairs[4] = {p.x, p.y, p.z, p.w};
+
+#pragma unroll
+                for (unsigned j = 0; j < PIECE; j++) {
+                        const uint32_t pair = pairs[j / 2];
+
+                        to[j] = w.type == LK_F16 ? (j % 2 ? pair_high<LK_F16>(pair) : pair_low<LK_F16>(pair)) : (j % 2 ? bf16_high(pair) : bf16_low(pair));
+                }
+                return;
+        }
+#pragma unroll
+        for (unsigned j = 0; j < PIECE; j++)
+                to[j] = weight_get(w.data, w.type, at + j);
+}
+
+template <bool ADD>
+__global__ static void __launch_bounds__(WIDTH_MOST / PIECE) norm_half_pieces(
+        const __grid_constant__ LkNorm a, const __grid_constant__ LkResidual add, bool weight_pieces) {
+        extern __shared__ float4 raw[];
+        __shared__ float factors[BATCH];
+        const uint64_t first = (uint64_t) blockIdx.x * BATCH;
+        const uint32_t at = threadIdx.x * PIECE;
+        const bool mine = at < a.n;
+        float v[BATCH][PIECE] = {}, *rows = (float *) raw;
+
+        if (mine) {
+#pragma unroll
+                for (unsigned r = 0; r < BATCH; r++)
+                        if (first + r < a.m)
+                                eight_load((const float *) a.x + (first + r) * a.x_ld + at, v[r]);
+                if (ADD)
+                        batch_add(a, add, first, at, v);
+#pragma unroll
+                for (unsigned r = 0; r < BATCH; r++)
+                        eight_store(rows + r * batch_pitch(a.n) + at, v[r]);
+        }
+        __syncthreads(); /* nobody wants add.y any more either, which y may be */
+        if (threadIdx.x < 32)
+                batch_factors(a, rows, factors);
+
+        float w[PIECE];
+
+        if (mine)
+                weights_load(a.weight, weight_pieces, at, w);
+        __syncthreads();
+#pragma unroll
+        for (unsigned r = 0; r < BATCH; r++) {
+                uint32_t p[PIECE];
+
+                if (!mine || first + r >= a.m)
+                        break;
+#pragma unroll
+                for (unsigned j = 0; j < PIECE; j++)
+                        p[j] = f16_from_f32(__fmul_rn(__fmul_rn(v[r][j], factors[r]), w[j]));
+                *(uint4 *) ((uint16_t *) a.y + (first + r) * a.y_ld + at) =
+                        make_uint4(p[0] | p[1] << 16, p[2] | p[3] << 16, p[4] | p[5] << 16, p[6] | p[7] << 16);
+        }
+}
+
+static bool has_pieces(const LkNorm *a) {
+        const LkResidual *add = a->add;
+
+        return a->n <= WIDTH_MOST && a->n % PIECE == 0 && ((uintptr_t) a->x | (uintptr_t) a->y) % 16 == 0 && a->x_ld % 4 == 0 && a->y_ld % PIECE == 0 &&
+               (!add || (add->y_type == LK_F16 && (uintptr_t) add->y % 16 == 0 && add->y_ld % PIECE == 0 &&
+                                (!add->mod || ((uintptr_t) add->mod % 16 == 0 && add->mod_ld % 4 == 0 && add->gate_at % 4 == 0))));
+}
+
+template <bool ADD> static int launch(LkContext *c, const LkNorm *a) {
+        const bool pieces = has_pieces(a), aligned = (uintptr_t) a->weight.data % lk_type_size(a->weight.type) == 0;
+        const uint64_t rows = pieces ? BATCH : THREADS / ROW_LANES, blocks = (a->m + rows - 1) / rows;
+        const unsigned shared = BATCH * batch_pitch(a->n) * (unsigned) sizeof(float);
+        const LkResidual none = {}, *add = ADD ? a->add : &none;
+        int r;
 
         if (blocks > GRID_X_MAX)
                 return -EINVAL;
-        if (a->add)
-                norm_half_kernel<true><<<(unsigned) blocks, THREADS, 0, c->stream>>>(*a, *a->add, pieces, aligned);
-        else
-                norm_half_kernel<false><<<(unsigned) blocks, THREADS, 0, c->stream>>>(*a, none, pieces, aligned);
+        if (!pieces) {
+                norm_half_plain<ADD><<<(unsigned) blocks, THREADS, 0, c->stream>>>(*a, *add, aligned);
+                return cuda_result(cudaGetLastError());
+        }
+        r = cuda_result(cudaFuncSetAttribute(norm_half_pieces<ADD>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) shared));
+        if (r < 0)
+                return r;
+        norm_half_pieces<ADD><<<(unsigned) blocks, row_threads(a->n / PIECE, WIDTH_MOST / PIECE), shared, c->stream>>>(
+                *a, *add, a->weight.type != LK_F32 && (uintptr_t) a->weight.data % 16 == 0);
         return cuda_result(cudaGetLastError());
+}
+
+int norm_half(LkContext *c, const LkNorm *a) {
+        return a->add ? launch<true>(c, a) : launch<false>(c, a);
 }
 
 /* A block for a row, eight numbers a thread. */

@@ -477,7 +477,7 @@ extern "C" int lk_cuda_describe(LkContext *c, char *ret, size_t size) {
                 "linears, fp8 and fp4: their numbers as bf16, then as bf16\n"
                 "linears, int8: %s, int32 sums, own last pass\n"
                 "linears, others: own fma, the CPU's bits\n"
-                "attention, bf16, head 128: %s\n"
+                "attention, bf16, head 128, and f16, head 64: %s\n"
                 "attention, others: own mma.sync; f32 the CPU's bits\n"
                 "attention, sparse: own mma.sync, heads up to 128; others the CPU's bits\n"
                 "refused by the self-test: %s\n",

@@ -78,8 +78,9 @@ static int take_latents(Job *j, const WireJobOpen *w, VideoWork *x, Fault *f) {
                         H3_VIDEO_TILING, &x->plan, f);
         if (r >= 0 && ops->half && j->compute != H3_COMPUTE_F32)
                 type = LK_F16;
-        if (r >= 0)
-                r = h3_video_decode_plan_as(x->vae, type, ops->batch, &x->plan, f);
+        if (r >= 0) /* memory for what is made together */
+                r = h3_video_decode_plan_as(x->vae, type,
+                        tile_pool_together(h3_video_decode_tiles(&x->plan), ops->batch, j->coder->ranks), &x->plan, f);
         if (r >= 0)
                 r = tensor_copy(&w->video, &rule, &j->arenas->input, (void **) &x->z, f);
         if (r < 0)

@@ -112,12 +112,11 @@ static void took_ahead(TilePool *p) {
         p->ahead_chunk = p->chunk + 1;
 }
 
-/* As many turns as the batches need, or more where ranks would be left without one: then what each takes. */
-static uint32_t tiles_together(const TilePool *p, uint32_t ranks) {
-        uint32_t batch = p->batch > 0 ? p->batch : 1, turns = (p->tiles + batch - 1) / batch;
+uint32_t tile_pool_together(uint32_t tiles, uint32_t batch, uint32_t ranks) {
+        uint32_t turns = batch > 1 ? (tiles + batch - 1) / batch : tiles;
 
         turns = (turns + ranks - 1) / ranks * ranks;
-        return turns < p->tiles ? (p->tiles + turns - 1) / turns : 1;
+        return turns < tiles ? (tiles + turns - 1) / turns : 1;
 }
 
 int tile_pool_run(
@@ -129,7 +128,7 @@ int tile_pool_run(
         p->runner = s;
         p->job = j;
         p->chunk = chunk;
-        p->together = tiles_together(p, ranks);
+        p->together = tile_pool_together(p->tiles, p->batch, ranks);
         p->next = p->done = p->ahead_chunk == chunk ? p->ahead : 0;
         p->ahead = 0;
         p->next_ahead = 0;

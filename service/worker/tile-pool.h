@@ -60,6 +60,10 @@ struct TilePool {
 void tile_pool_init(TilePool *p, uint32_t chunks, uint32_t tiles, TileFunc func, void *userdata);
 void tile_pool_done(TilePool *p);
 
+/* How many of a chunk's tiles are made together where a device takes up to `batch` (0: 1): as many turns as those need, or more where
+ * ranks would be left without one; then what each turn takes. */
+uint32_t tile_pool_together(uint32_t tiles, uint32_t batch, uint32_t ranks);
+
 /* Makes all tiles of the chunk, on the ranks 0 to `ranks` - 1, with PROGRESS. On the steps' thread; chunks
  * come one after the other, or the same one again after a failure. -ECANCELED: the job was cancelled; else
  * the first error, with f: then nothing of this and the next chunk counts. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How long the coders of a film take at their full size, against what they may: numbers are made of a counter, one layer's for all layers.
  *
- *     bench-coders [decoder|parts|host|conditioner]...
+ *     bench-coders [decoder|products|parts|host|conditioner]...
  *
  * Limits: a film of 243 frames of 1344 x 768 in 8 s, a prompt of 1,400 tokens (1,008 of them of a picture) in 0.6 s. */
 
@@ -25,7 +25,9 @@
 #define TILE_ROWS UINT64_C(1797)
 #define TOKENS 1400u
 #define PATCHES (HEIGHT * WIDTH)
-#define TOGETHER 7u /* tiles a launch that a chunk of 28 is cut into */
+#define TOGETHER 14u /* tiles a launch that a chunk of 28 is cut into */
+#define CHUNK 28u
+#define PERIOD UINT64_C(4194301) /* numbers that are made before they come again */
 
 static LkContext *gpu;
 
@@ -48,17 +50,17 @@ static void upload(void *device, const void *host, uint64_t size) {
 
 /* Numbers of standard deviation `sigma` around `mean`. */
 static void *numbers(LkType type, uint64_t n, float mean, float sigma, const char *name) {
-        uint64_t seed = counter_seed(name), size = lk_type_size(type);
-        uint8_t *host = must_malloc(n * size);
-        void *device = device_new(n * size);
+        uint64_t seed = counter_seed(name), size = lk_type_size(type), made = n < PERIOD ? n : PERIOD;
+        uint8_t *host = must_malloc(made * size), *device = device_new(n * size);
 
-        for (uint64_t i = 0; i < n; i++) {
+        for (uint64_t i = 0; i < made; i++) {
                 float f = mean + sigma * counter_normal(seed, i);
                 uint16_t h = type == LK_F16 ? counter_f16(f) : counter_bf16(f);
 
                 memcpy(host + i * size, type == LK_F32 ? (const void *) &f : (const void *) &h, size);
         }
-        upload(device, host, n * size);
+        for (uint64_t i = 0; i < n; i += made)
+                upload(device + i * size, host, (n - i < made ? n - i : made) * size);
         free(host);
         return device;
 }
@@ -162,7 +164,7 @@ static double tile_work(void) {
 static void decode(const H3VideoVae *m, const char *what, const float *z, float *out, uint32_t batch) {
         const H3Rank rank = {.ops = lk_cuda_ops(), .context = gpu};
         H3VideoDecodePlan p = film_plan(m, batch);
-        double took[10], msec, film;
+        double took[5], msec, film;
         Fault f = {};
         void *work;
 
@@ -183,22 +185,22 @@ static void decode(const H3VideoVae *m, const char *what, const float *z, float 
 }
 
 static void bench_decoder(void) {
-        static const uint32_t batches[] = {1, 4, 7, 8};
+        static const uint32_t batches[] = {1, 4, 7, 8, TOGETHER, CHUNK};
         H3VideoVae *half = video_model(LK_F16), *i8 = video_model(LK_I8);
-        H3VideoDecodePlan p = film_plan(half, 8);
+        H3VideoDecodePlan p = film_plan(half, CHUNK);
         uint64_t n = UINT64_C(24) * FILM_TOKENS * HEIGHT * WIDTH;
-        float *z = must_malloc(n * sizeof(float)), *out = must_malloc(8 * p.memory.tile);
+        float *z = must_malloc(n * sizeof(float)), *out = must_malloc(CHUNK * p.memory.tile);
 
         for (uint64_t i = 0; i < n; i++)
                 z[i] = counter_normal(1, i);
-        memset(out, 0, 8 * p.memory.tile);
-        must_be(lk_cuda_ops()->pin(gpu, out, 8 * p.memory.tile) == 0, "registering");
+        memset(out, 0, CHUNK * p.memory.tile);
+        must_be(lk_cuda_ops()->pin(gpu, out, CHUNK * p.memory.tile) == 0, "registering");
         for (size_t i = 0; i < ELEMENTSOF(batches); i++)
                 decode(half, "f16", z, out, batches[i]);
         decode(i8, "int8 as f16", z, out, TOGETHER);
         for (uint64_t i = 0; i < TOGETHER * p.memory.tile / sizeof(float); i++)
                 must_be(isfinite(out[i]), "a pixel is no number");
-        lk_cuda_ops()->unpin(out, 8 * p.memory.tile);
+        lk_cuda_ops()->unpin(out, CHUNK * p.memory.tile);
         free(z);
         free(out);
 }
@@ -256,6 +258,39 @@ static void part_gemm(const char *what, const VideoLinear *l, LkType type, void 
                 .y_ld = l->w.rows};
 
         part(what, run_gemm, &a, times, 2.0 * (double) m * (double) l->w.rows * (double) l->w.cols, 0, y);
+}
+
+/* All products of a layer with so many tiles' rows: the algorithm of each is fixed, but not how full its last blocks are. */
+static void bench_products(void) {
+        static const struct {
+                const char *what;
+                uint64_t rows, cols, times;
+        } products[] = {{"q, k, v, out", HIDDEN, HIDDEN, 4}, {"gate, up", FFN, HIDDEN, 2}, {"down", HIDDEN, FFN, 1}};
+        VideoLinear linears[ELEMENTSOF(products)];
+        void *x = numbers(LK_F16, CHUNK * TILE_ROWS * FFN, 0, 1, "x"), *y = device_new(CHUNK * TILE_ROWS * FFN * 2);
+
+        for (size_t i = 0; i < ELEMENTSOF(products); i++)
+                linears[i] = linear(LK_F16, products[i].rows, products[i].cols, products[i].what);
+        printf("products of a layer, ms a tile (TF):\n");
+        for (unsigned tiles = 1; tiles <= CHUNK; tiles = tiles == TOGETHER + 2 ? CHUNK : tiles + 1) {
+                double all = 0;
+
+                printf("    %2u tiles:", tiles);
+                for (size_t i = 0; i < ELEMENTSOF(products); i++) {
+                        const VideoLinear *l = linears + i;
+                        const LkGemm a = {.m = tiles * TILE_ROWS, .x = x, .x_type = LK_F16, .x_ld = l->w.cols, .w = l->w, .bias = l->bias,
+                                .y = y, .y_type = LK_F16, .y_ld = l->w.rows};
+                        double msec = bench_msec(gpu, run_gemm, &a, 3, y);
+
+                        all += msec * (double) products[i].times / tiles;
+                        printf(" %s %.4f (%.0f),", products[i].what, msec / tiles,
+                                2.0 * (double) a.m * (double) l->w.rows * (double) l->w.cols / msec / 1e9);
+                }
+                printf(" all %.4f, of a film %.2f s\n", all, all * LAYERS * 392 / 1000);
+                fflush(stdout);
+        }
+        device_free(x);
+        device_free(y);
 }
 
 static void bench_parts(void) {
@@ -446,6 +481,8 @@ int main(int argc, char **argv) {
         must_be(lk_cuda_ops()->context_new(0, &gpu) == 0, "context");
         if (wanted(argc, argv, "decoder"))
                 bench_decoder();
+        if (wanted(argc, argv, "products"))
+                bench_products();
         if (wanted(argc, argv, "parts"))
                 bench_parts();
         if (wanted(argc, argv, "host"))

@@ -117,7 +117,7 @@ static LkAttention case_args(const Case *c) {
 static bool kernel_choose(unsigned i, LkType t, uint32_t dim) {
         portable = i > 0;
         lk_cuda_attention_set(gpu, portable ? LK_CUDA_ATTENTION_PORTABLE : LK_CUDA_ATTENTION_BEST);
-        return i == 0 || (t == LK_BF16 && dim == 128);
+        return i == 0 || (t == LK_BF16 && dim == 128) || (t == LK_F16 && dim == 64);
 }
 
 /* Runs `a` and returns the whole of o; what was not written is 0x5a. */
@@ -196,6 +196,9 @@ static void attention_near_f64(void **state) {
                 { 353, 3, 1, 128, 0, false, 0.25f },
                 { 1409, 8, 1, 128, 0, true, 1 },
                 { 1797, 2, 2, 64, 0, false, 1 },
+                { 128, 2, 1, 64, 8, false, 1 },
+                { 129, 4, 2, 64, 0, false, 0.25f },
+                { 1025, 2, 2, 64, 16, false, 1 },
                 { 500, 2, 2, 200, 8, true, 1 },
                 { 500, 2, 2, 256, 0, false, 1 },
                 { 333, 2, 2, 8, 0, false, 1 },
@@ -450,16 +453,17 @@ static void attention_strides_same_bits(void **state) {
         static const uint64_t queries[] = { 1, 100, 128, 300, 511 };
 
         need_device();
-        for (unsigned i = 0; i < 2 * ELEMENTSOF(queries); i++) {
-                const uint32_t heads = 4, dim = 128, width = heads * dim, kv_width = width / 2;
-                const uint64_t m = queries[i / 2], keys = 1000, lds[] = { width + 24, kv_width + 8, kv_width + 160, width + 56 };
-                Case c = case_new(LK_BF16, keys, heads, 2, dim, 0);
+        for (unsigned i = 0; i < 4 * ELEMENTSOF(queries); i++) {
+                const LkType t = i / 2 % 2 ? LK_F16 : LK_BF16;
+                const uint32_t heads = 4, dim = t == LK_F16 ? 64 : 128, width = heads * dim, kv_width = width / 2;
+                const uint64_t m = queries[i / 4], keys = 1000, lds[] = { width + 24, kv_width + 8, kv_width + 160, width + 56 };
+                Case c = case_new(t, keys, heads, 2, dim, 0);
                 LkAttention a = case_args(&c);
                 uint8_t *whole, *o = malloc(m * lds[3] * 2);
                 void *p[4];
 
                 assert_non_null(o);
-                kernel_choose(i % 2, LK_BF16, dim);
+                kernel_choose(i % 2, t, dim);
                 a.n_q = m;
                 whole = run(&c, a);
                 for (unsigned j = 0; j < 4; j++) {
@@ -498,22 +502,24 @@ static void attention_strides_same_bits(void **state) {
 /* The tests above look at two kernels where there are two: their tiles of keys differ, so their bits do. */
 static void attention_of_architecture_is_another_kernel(void **state) {
         int major = 0;
-        uint8_t *one, *two;
-        Case c;
 
         need_device();
         assert_int_equal(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
         if (major != 9)
                 skip();
-        c = case_new(LK_BF16, 2000, 2, 2, 128, 0);
-        kernel_choose(0, c.type, c.dim);
-        one = run(&c, case_args(&c));
-        kernel_choose(1, c.type, c.dim);
-        two = run(&c, case_args(&c));
-        assert_memory_not_equal(one, two, q_size(&c));
-        free(one);
-        free(two);
-        case_free(&c);
+        for (unsigned i = 0; i < 2; i++) {
+                Case c = i ? case_new(LK_F16, 2000, 2, 2, 64, 0) : case_new(LK_BF16, 2000, 2, 2, 128, 0);
+                uint8_t *one, *two;
+
+                kernel_choose(0, c.type, c.dim);
+                one = run(&c, case_args(&c));
+                kernel_choose(1, c.type, c.dim);
+                two = run(&c, case_args(&c));
+                assert_memory_not_equal(one, two, q_size(&c));
+                free(one);
+                free(two);
+                case_free(&c);
+        }
 }
 
 /* f32, and what the fast kernel cannot take: the CPU's bits. */

@@ -135,15 +135,16 @@ static void norm_one(Rows *r, LkType weight_type, unsigned shift, int form) {
 
 static void norm_same_bits_as_cpu(void **state) {
         static const uint64_t sizes[][3] = {{1, 8, 0}, {7, 13, 1}, {33, 264, 0}, {33, 264, 3}, {407, 96, 8}, {1797, 2048, 0},
-                {4099, 136, 8}};
+                {4099, 136, 8}, {6, 4096, 8}, {6, 4104, 0}};
 
         need_device();
         for (size_t i = 0; i < ELEMENTSOF(sizes); i++)
                 for (int form = 0; form < 4; form++)
-                        for (unsigned t = LK_F32; t <= LK_F16; t++) {
+                        for (unsigned t = 0; t < 5; t++) {
+                                static const LkType types[] = {LK_F32, LK_BF16, LK_F16, LK_BF16, LK_F16};
                                 Rows r = rows_new(sizes[i][0], sizes[i][1], sizes[i][2]);
 
-                                norm_one(&r, (LkType) t, t == LK_F32 || form == 0 ? 0 : 1, form);
+                                norm_one(&r, types[t], t < 3 ? 0 : 1, form);
                                 rows_free(&r);
                         }
 }
@@ -440,6 +441,34 @@ static void attention_sequences_same_bits_as_alone(void **state) {
         }
 }
 
+/* A sequence without one number leaves its neighbours' bits alone, whose last tiles reach into it. */
+static void attention_sequence_without_numbers_stays_alone(void **state) {
+        static const uint32_t dims[] = {64, 72, 128};
+
+        need_device();
+        for (size_t i = 0; i < ELEMENTSOF(dims); i++) {
+                const uint64_t rows = 261, size = rows * 4 * dims[i] * 2;
+                Heads h = heads_new(3, rows, 4, dims[i]);
+                CLEANUP_FREE uint8_t *before = NULL, *after = NULL;
+
+                assert_int_equal(lk_cuda_ops()->attention(gpu, &h.device), 0);
+                before = pair_downloaded(&h.o);
+                memset(h.q.host + size, 0xff, size);
+                memset(h.k.host + size, 0xff, size);
+                memset(h.v.host + size, 0xff, size);
+                pair_sync(&h.q);
+                pair_sync(&h.k);
+                pair_sync(&h.v);
+                assert_int_equal(lk_cuda_ops()->attention(gpu, &h.device), 0);
+                after = pair_downloaded(&h.o);
+                assert_memory_equal(before, after, size);
+                assert_memory_equal(before + 2 * size, after + 2 * size, size);
+                for (uint64_t k = 0; k < size / 2; k++)
+                        assert_true(isnan(number_get(after + size, LK_F16, k)));
+                heads_free(&h);
+        }
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(norm_same_bits_as_cpu),
@@ -451,6 +480,7 @@ int main(void) {
                 cmocka_unit_test(gemm_parts_have_the_bits_of_the_whole),
                 cmocka_unit_test(attention_plain_same_bits_as_cpu),
                 cmocka_unit_test(attention_sequences_same_bits_as_alone),
+                cmocka_unit_test(attention_sequence_without_numbers_stays_alone),
         };
 
         return cmocka_run_group_tests(tests, backends_setup, backends_teardown);

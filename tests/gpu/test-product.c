@@ -134,8 +134,8 @@ static const uint64_t ms[] = {1, 5, 17, 33, 130, 301}, ns[] = {1, 7, 33, 64, 96,
 #define ANY(a) (a)[next() % (sizeof(a) / sizeof(*(a)))]
 
 /* One product by both backends, whose bits must agree. */
-static void gemm_f32_one(LkType x_type, LkType y_type, WeightsForm f) {
-        uint64_t m = ANY(ms), x_ld = f.cols + next() % 2 * 3, y_ld = f.rows + next() % 2 * 5;
+static void gemm_f32_one(uint64_t m, LkType x_type, LkType y_type, WeightsForm f) {
+        uint64_t x_ld = f.cols + next() % 2 * 3, y_ld = f.rows + next() % 2 * 5;
         LkType bias_type = (LkType) (LK_F32 + next() % 3);
         bool biased = next() % 2;
         Weights w = weights_new(f);
@@ -185,8 +185,23 @@ static void gemm_f32_same_bits_as_cpu(void **state) {
                                         if (next() % 4 == 0)
                                                 f.block_rows = f.rows % 3 == 0 ? f.rows / 3 : 0;
                                         if (!bf16_way(x, y, &f))
-                                                gemm_f32_one(x, y, f);
+                                                gemm_f32_one(ANY(ms), x, y, f);
                                 }
+}
+
+/* As many rows as have a kernel of their own. */
+static void gemm_f32_many_rows_same_bits_as_cpu(void **state) {
+        static const uint64_t rows[] = {8191, 8192, 8193, 8449};
+
+        need_device();
+        for (size_t i = 0; i < 3 * sizeof(rows) / sizeof(*rows); i++) {
+                const WeightsForm f = {.type = i % 3 == 0 ? LK_F32 : i % 3 == 1 ? LK_F16 : LK_I8,
+                        .rows = i % 2 ? 131 : 300,
+                        .cols = i % 4 ? 272 : 1040,
+                        .in_scale = i % 3 == 2 && i % 2};
+
+                gemm_f32_one(rows[i / 3], i % 2 ? LK_BF16 : LK_F32, LK_F32, f);
+        }
 }
 
 static void dequantise_same_bits_as_cpu(void **state) {
@@ -660,6 +675,7 @@ static void describe_names_libraries(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(gemm_f32_same_bits_as_cpu),
+                cmocka_unit_test(gemm_f32_many_rows_same_bits_as_cpu),
                 cmocka_unit_test(dequantise_same_bits_as_cpu),
                 cmocka_unit_test(expand_same_bits_as_cpu),
                 cmocka_unit_test(gemm_bf16_of_expanded_same_bits),
