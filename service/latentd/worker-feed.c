@@ -311,15 +311,25 @@ static bool has_plan(const Job *j) {
 }
 
 /* Fills p behind its header, which stays. */
-static int fill_plan(const WorkerLink *w, const Job *j, WirePlan *p) {
-        PlanWishes wishes = j->session->split;
+static int fill_plan(WorkerLink *w, Job *j, WirePlan *p) {
+        const WireModelReady *m = &j->model->info;
+        const GpuWork work = {
+                .rows = j->ready.rows,
+                .weight_bytes = m->weight_bytes,
+                .layers = m->layers,
+                .heads = m->heads,
+                .head_dim = m->head_dim,
+                .hidden = m->hidden,
+                .int8 = strncmp(m->types, "I8", 2) == 0,
+        };
+        uint64_t out;
         int r;
 
-        r = gpu_set_wishes(&w->set, &w->hello, w->ranks, &wishes);
-        if (r >= 0)
-                r = plan_make(j->ready.rows, j->model->info.heads, w->ranks, w->row_tile, &wishes, p);
-        if (r >= 0)
-                p->exchange = gpu_set_exchange(&w->hello, p, wishes.exchange);
+        r = gpu_cost_plan(&w->set, &w->hello, w->ranks, w->row_tile, &work, &j->session->split, p, &out, j->left_out, sizeof(j->left_out));
+        if (r >= 0 && (out & ~w->told_out)) {
+                gpu_set_note(&w->hello, "%s (GpuShares= keeps it in).", j->left_out);
+                w->told_out |= out;
+        }
         return r;
 }
 
@@ -426,7 +436,7 @@ static int send_plan(WorkerLink *w, Job *j) {
         return 0;
 }
 
-int worker_link_plan_job(const WorkerLink *w, Job *j) {
+int worker_link_plan_job(WorkerLink *w, Job *j) {
         int r;
 
         if (!has_plan(j)) {

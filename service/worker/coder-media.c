@@ -312,7 +312,11 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
                         (uint64_t[]){
                                 h3_video_vae_config(x->vae)->latent_channels * x->clip.tokens * plane(x)},
                         f);
-        return r < 0 ? r : publish(j, x, step);
+        if (r >= 0)
+                r = publish(j, x, step);
+        if (r >= 0)
+                tile_pool_count(&x->pool, ret->tiles);
+        return r;
 }
 
 static bool runs(const LkOps *ops) {

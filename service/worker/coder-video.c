@@ -385,6 +385,7 @@ static int decode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         if (r < 0)
                 return r;
         ret->frames = h3_video_decode_frames(&x->plan, step).end;
+        tile_pool_count(&x->pool, ret->tiles);
         return 0;
 }
 

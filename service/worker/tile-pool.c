@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <string.h>
 
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
@@ -208,6 +209,13 @@ static int take_result(TilePool *p) {
         *done = 0;
         p->current++;
         return 0;
+}
+
+void tile_pool_count(TilePool *p, uint32_t *ret_made) {
+        (void) pthread_mutex_lock(&p->lock);
+        memcpy(ret_made, p->made, sizeof(p->made));
+        memset(p->made, 0, sizeof(p->made));
+        (void) pthread_mutex_unlock(&p->lock);
 }
 
 /* Until all of the current chunk is there, or nobody is at it any more. The first rank that the others have waited for too long is

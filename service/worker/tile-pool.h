@@ -55,7 +55,7 @@ struct TilePool {
         uint32_t done[2];     /* tiles of a chunk */
         uint64_t active;      /* ranks that take tiles: bits */
         uint64_t events;      /* ends of tiles and of ranks */
-        uint32_t made[RANKS_MAX]; /* by each rank, since it was made */
+        uint32_t made[RANKS_MAX]; /* by each rank, since it was last asked */
         int error;
         Fault fault;
 };
@@ -68,6 +68,9 @@ void tile_pool_done(TilePool *p);
  * it: two at a time, or this one alone. -ECANCELED: the job was cancelled; else the first error, with f: then nothing of this and the
  * next chunk counts. An error that comes behind the step is forgotten with what was made: it comes again in the next one. */
 int tile_pool_run(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t end, uint32_t ranks, Fault *f);
+
+/* What each rank has made since the last call. */
+void tile_pool_count(TilePool *p, uint32_t *ret_made);
 
 /* Behind tile_pool_run(): chunks before `end` may be made, since their places are free. */
 void tile_pool_allow(TilePool *p, uint32_t end);
