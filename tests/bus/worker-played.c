@@ -32,7 +32,6 @@ typedef struct Played {
         volatile uint64_t peer_copies; /* by all workers */
         volatile uint64_t trials;     /* of ways between devices, by all workers */
         volatile uint64_t rates;      /* of 10^9 operations a second, 16 bits for each device; 0: not measured */
-        volatile uint64_t tiles_kill; /* so many tiles are decoded, then the worker is killed; 0: it is not */
 } Played;
 
 static Played *played;
