@@ -97,7 +97,8 @@ static bool is_ours_to_choose(const GpuSet *s, const WireHello *h, const PlanWis
 }
 
 /* The device without which it is quickest; n_devices: none. */
-static int find_slower(const Choice *c, uint64_t devices, const WirePlan *now, double sec, WirePlan *ret, double *ret_sec, uint32_t *ret_device) {
+static int find_slower(const Choice *c, uint64_t devices, const WirePlan *now, double sec, WirePlan *ret, double *ret_sec,
+        uint32_t *ret_device) {
         double best = sec * QUICKER;
 
         *ret_device = c->hello->n_devices;
@@ -146,8 +147,8 @@ int gpu_cost_plan(const GpuSet *s, const WireHello *h, uint32_t ranks, uint32_t 
                         break;
                 devices &= ~(UINT64_C(1) << device);
                 *ret_out |= UINT64_C(1) << device;
-                n = snprintf(why + used, size - used, "%s%s (%s) is left out: a step would take %.3g s with it, %.3g s without", used > 0 ? "; " : "",
-                        h->devices[device].name, h->devices[device].pci_address, before, sec);
+                n = snprintf(why + used, size - used, "%s%s (%s) is left out: a step would take %.3g s with it, %.3g s without",
+                        used > 0 ? "; " : "", h->devices[device].name, h->devices[device].pci_address, before, sec);
                 used = n < 0 || (size_t) n >= size - used ? size - 1 : used + (size_t) n;
         }
         return 0;

@@ -98,8 +98,8 @@ static bool is_allowed(const Config *c, const Naming *list, const Naming *exclud
                 return false;
         }
         if (d->memory_free < c->gpu_min_free) {
-                gpu_set_note(h, "The GPU %s (%s) is left out: %" PRIu64 " bytes of its memory are free, GpuMinFree= is %" PRIu64 ".", d->name,
-                        d->pci_address, d->memory_free, c->gpu_min_free);
+                gpu_set_note(h, "The GPU %s (%s) is left out: %" PRIu64 " bytes of its memory are free, GpuMinFree= is %" PRIu64 ".",
+                        d->name, d->pci_address, d->memory_free, c->gpu_min_free);
                 return false;
         }
         return true;
@@ -114,8 +114,8 @@ static void drop_beyond(const Config *c, WireHello *h, const double *shares, uin
                         if (*devices >> i & 1 && (least == WIRE_DEVICES_MAX || shares[i] <= shares[least]))
                                 least = i;
                 *devices &= ~(UINT64_C(1) << least);
-                gpu_set_note(h, "The GPU %s (%s) is left out: GpusMax= is %" PRIu32 ".", h->devices[least].name, h->devices[least].pci_address,
-                        c->gpus_max);
+                gpu_set_note(h, "The GPU %s (%s) is left out: GpusMax= is %" PRIu32 ".", h->devices[least].name,
+                        h->devices[least].pci_address, c->gpus_max);
         }
 }
 

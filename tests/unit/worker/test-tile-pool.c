@@ -259,7 +259,9 @@ static void run_other_orders_come_between(void **state) {
                 uint32_t made;
 
                 assert_int_equal(run_on(x, k, 3, &f), 0);
-                assert_int_equal(rank_group_run(x->b->ranks, &(RankOrder){.ranks = 7, .work = count_ranks, .userdata = &n}), 0);
+                assert_int_equal(rank_group_run(x->b->ranks,
+                                         &(RankOrder){.ranks = 7, .work = count_ranks, .userdata = &n, .deadline_usec = 60000000}),
+                        0);
                 assert_int_equal(n, 3 * (k + 1));
                 assert_false(x->pool.runs);
                 assert_int_equal(x->job.n_ref, 1);
@@ -296,6 +298,53 @@ static void run_cancelled_behind_the_step_ends(void **state) {
         }
         assert_int_equal(run_on(x, 1, 3, &f), -ECANCELED);
         assert_int_equal(x->job.n_ref, 1);
+}
+
+static atomic_int behind_result;
+
+static void first_chunk(void *userdata, RankGroup *g, Job *j, uint32_t step) {
+        Scene *x = userdata;
+        Fault f = {};
+
+        behind_result = tile_pool_run(&x->pool, &x->b->runner, g, j, 0, 2, 2, &f) + 1;
+}
+
+/* Without a next step: the steps' thread lets go of what has come to its end, and of what never will in time. */
+static void run_behind_the_last_step_lets_go_of_the_job(void **state) {
+        Scene *x = *state;
+        Fault f = {};
+
+        for (unsigned cancels = 0; cancels < 2; cancels++) {
+                RankGroup *g;
+
+                x->usec = cancels ? 2000 : 0;
+                x->job.cancelled = false;
+                behind_result = 0;
+                x->pool.current = UINT32_MAX;
+                assert_int_equal(rank_group_new(&x->b->ops, 2, 2, first_chunk, x, &g, &f), 0);
+                assert_int_equal(rank_group_queue(g, &x->job, 0), 0);
+                while (behind_result == 0)
+                        (void) usleep(1000);
+                assert_int_equal(behind_result, 1);
+                x->job.cancelled = cancels > 0;
+                while (x->job.n_ref > 1)
+                        (void) usleep(1000);
+                (void) rank_group_free(g);
+        }
+}
+
+/* With the group. */
+static void run_behind_a_step_ends_with_the_ranks(void **state) {
+        Scene *x = *state;
+        Fault f = {};
+
+        x->usec = 2000;
+        assert_int_equal(run_on(x, 0, 3, &f), 0);
+        bench_set_ranks(x->b, 2);
+        assert_false(x->pool.runs);
+        assert_int_equal(x->job.n_ref, 1);
+        assert_int_equal(run_on(x, 1, 2, &f), 0);
+        assert_int_equal(made_of(x, 1), TILES);
 }
 
 /* As many at a time as give every rank a turn, at most the batch; of several ranks less and less towards the end. */
@@ -356,6 +405,8 @@ int main(void) {
                 TEST(run_other_orders_come_between),
                 TEST(run_cancelled_makes_nothing),
                 TEST(run_cancelled_behind_the_step_ends),
+                TEST(run_behind_the_last_step_lets_go_of_the_job),
+                TEST(run_behind_a_step_ends_with_the_ranks),
                 TEST(run_takes_several_at_a_time),
                 TEST(run_a_rank_that_hangs_is_named),
         };
