@@ -310,6 +310,16 @@ static bool has_plan(const Job *j) {
         return j->request.kind == WIRE_JOB_STEP || j->request.kind == WIRE_JOB_SAMPLE;
 }
 
+/* Of a job without a plan; a later worker may have less than the session asked for. A prompt has too few rows for several devices: what
+ * they save of its 0.3 s goes to and fro between them 200 times, and each takes all of the weights. */
+static uint32_t coding_ranks(const WorkerLink *w, const Job *j) {
+        bool alone = j->request.kind == WIRE_JOB_ENCODE && w->hello.devices[0].pci_address[0] != '\0';
+
+        if (j->request.ranks == 0)
+                return alone ? 1 : w->ranks;
+        return j->request.ranks < w->ranks ? j->request.ranks : w->ranks;
+}
+
 /* Fills p behind its header, which stays. */
 static int fill_plan(WorkerLink *w, Job *j, WirePlan *p) {
         const WireModelReady *m = &j->model->info;
@@ -360,8 +370,7 @@ static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         m.job_open.private_max = private_max(w->manager, j);
         if (resume)
                 m.job_open.flags |= WIRE_JOB_RESUME;
-        if (m.job_open.ranks > w->ranks) /* a later worker may have less than the session asked for */
-                m.job_open.ranks = w->ranks;
+        m.job_open.ranks = wire_job_is_coding(j->request.kind) ? coding_ranks(w, j) : 0; /* the others have a plan */
         if (with_step) {
                 r = fill_plan(w, j, &m.job_run.plan);
                 if (r < 0)
@@ -440,7 +449,7 @@ int worker_link_plan_job(WorkerLink *w, Job *j) {
         int r;
 
         if (!has_plan(j)) {
-                j->plan_ranks = j->request.ranks > 0 && j->request.ranks < w->ranks ? j->request.ranks : w->ranks;
+                j->plan_ranks = coding_ranks(w, j);
                 return 0;
         }
 
