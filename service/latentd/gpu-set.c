@@ -13,7 +13,7 @@
 #include "service/shared/log.h"
 
 #define SHARE_ONE 1000.0 /* of PLAN_SHARE_MAX */
-#define RATE_SAME 0.95   /* of the fastest: cards of one kind differ less than one measurement from the next */
+#define RATE_SAME 0.93   /* of the fastest: cards of one kind differ less than one measurement from the next */
 
 bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number) {
         char *end;

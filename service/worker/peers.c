@@ -17,7 +17,7 @@
 #define POLL_USEC 20
 #define TIMED_COPIES 4u
 #define TIMED_PRODUCTS 8u
-#define TIMED_ROUNDS 3u
+#define TIMED_ROUNDS 6u
 
 enum { /* of the contexts: nothing else uses them yet */
         EVENT_READY,
