@@ -692,7 +692,8 @@ int latent_job_properties(latent_job *job, latent_value **ret_value, latent_erro
 
 /* The result of a job that is done, a dictionary: rows, numerics, tensors, compute-usec, queued-usec and how
  * it was split: plan, ranks, chunks, exchange, exchanged-bytes; model, bytes-read of a load; cached of an encode, frames of
- * a decode. Belongs to the job. NULL before, but of a decode: there from its first frame on (latent_job_frames_ready()),
+ * a decode, rank-tiles (pieces that each rank has made) of pictures. Belongs to the job. NULL before, but of a decode:
+ * there from its first frame on (latent_job_frames_ready()),
  * until the service is restarted. A render with LATENT_RENDER_KEEP_LATENTS that fails when they are done has them all the same:
  * tensors ("video", "audio"), rows, numerics, compute-usec, queued-usec, and latent_job_tensor() finds them. */
 const latent_value *latent_job_result(const latent_job *job);

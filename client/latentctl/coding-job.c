@@ -234,9 +234,20 @@ int coding_start(CodingJob *j, const CodingWork *w, latent_error *e) {
         return coding_retry(j, try_to_start, NULL, (void *) w, e);
 }
 
+/* Of several ranks: who has made what. */
+static void print_tiles(const latent_value *tiles) {
+        for (size_t i = 0; latent_value_count(tiles) > 1 && i < latent_value_count(tiles); i++) {
+                uint64_t n = 0;
+
+                (void) latent_value_as_uint(latent_value_at(tiles, i), &n);
+                (void) printf("%s%" PRIu64, i == 0 ? ", tiles by rank: " : " ", n);
+        }
+}
+
 void coding_report(const CodingJob *j, const latent_job *job) {
         CLEANUP(latent_value_freep) latent_value *v = NULL;
-        const latent_value *result = latent_job_result(job), *cached = latent_value_get(result, "cached");
+        const latent_value *result = latent_job_result(job), *cached = latent_value_get(result, "cached"),
+                           *tiles = latent_value_get(result, "rank-tiles");
         const char *numerics = get_string(result, "numerics");
         uint64_t rows = get_uint(result, "rows"), usec = get_uint(result, "compute-usec");
         char buf[FORMAT_MAX];
@@ -255,12 +266,17 @@ void coding_report(const CodingJob *j, const latent_job *job) {
                 json_writer_uint(&w, "retries", get_uint(v, "Retries"));
                 if (latent_value_get(result, "frames"))
                         json_writer_uint(&w, "frames", get_uint(result, "frames"));
+                if (tiles)
+                        json_writer_value(&w, "rank_tiles", tiles);
                 if (cached)
                         json_writer_value(&w, "cached", cached);
                 json_writer_line(&w);
-        } else
-                (void) printf("%s: %" PRIu64 " rows in %s%s, %s\n", j->options->output, rows, format_usec(usec, buf),
+        } else {
+                (void) printf("%s: %" PRIu64 " rows in %s%s, %s", j->options->output, rows, format_usec(usec, buf),
                         latent_value_as_bool(cached) > 0 ? " (from the cache)" : "", numerics);
+                print_tiles(tiles);
+                (void) printf("\n");
+        }
 }
 
 int coding_tensor(const TensorFile *f, const StTensor *t, latent_tensor *ret, latent_error *e) {

@@ -13,6 +13,7 @@
 #include "service/shared/log.h"
 
 #define SHARE_ONE 1000.0 /* of PLAN_SHARE_MAX */
+#define RATE_SAME 0.93   /* of the fastest: cards of one kind differ less than one measurement from the next */
 
 bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number) {
         char *end;
@@ -23,7 +24,7 @@ bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number) {
         return name[0] != '\0' && (strcasecmp(name, d->uuid) == 0 || strcasecmp(name, d->pci_address) == 0);
 }
 
-__attribute__((__format__(__printf__, 2, 3))) static void note(WireHello *h, const char *format, ...) {
+void gpu_set_note(WireHello *h, const char *format, ...) {
         size_t used = strlen(h->notes), left = sizeof(h->notes) - used;
         char line[300];
         va_list ap;
@@ -72,7 +73,7 @@ static void on_name(void *userdata, const char *name, const char *value) {
                         x->shares[i] = share;
         }
         if (!found)
-                note(x->hello, "%s= names \"%.64s\", which is not there.", x->key, name);
+                gpu_set_note(x->hello, "%s= names \"%.64s\", which is not there.", x->key, name);
 }
 
 static const DeviceInfo *info_of(const DeviceInfo *infos, size_t n, const WireDevice *d) {
@@ -97,8 +98,8 @@ static bool is_allowed(const Config *c, const Naming *list, const Naming *exclud
                 return false;
         }
         if (d->memory_free < c->gpu_min_free) {
-                note(h, "The GPU %s (%s) is left out: %" PRIu64 " bytes of its memory are free, GpuMinFree= is %" PRIu64 ".", d->name,
-                        d->pci_address, d->memory_free, c->gpu_min_free);
+                gpu_set_note(h, "The GPU %s (%s) is left out: %" PRIu64 " bytes of its memory are free, GpuMinFree= is %" PRIu64 ".",
+                        d->name, d->pci_address, d->memory_free, c->gpu_min_free);
                 return false;
         }
         return true;
@@ -113,8 +114,8 @@ static void drop_beyond(const Config *c, WireHello *h, const double *shares, uin
                         if (*devices >> i & 1 && (least == WIRE_DEVICES_MAX || shares[i] <= shares[least]))
                                 least = i;
                 *devices &= ~(UINT64_C(1) << least);
-                note(h, "The GPU %s (%s) is left out: GpusMax= is %" PRIu32 ".", h->devices[least].name, h->devices[least].pci_address,
-                        c->gpus_max);
+                gpu_set_note(h, "The GPU %s (%s) is left out: GpusMax= is %" PRIu32 ".", h->devices[least].name,
+                        h->devices[least].pci_address, c->gpus_max);
         }
 }
 
@@ -122,7 +123,6 @@ static void keep(WireHello *h, uint64_t devices, const double *shares, GpuSet *r
         WireHello old = *h;
         uint32_t n = 0;
 
-        *ret = (GpuSet){};
         for (uint32_t i = 0; i < old.n_devices; i++) {
                 if (!(devices >> i & 1))
                         continue;
@@ -144,6 +144,7 @@ int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, Wire
         Naming list = {.hello = h, .key = "Gpus"}, exclude = {.hello = h, .key = "GpusExclude"}, shares = {.hello = h, .key = "GpuShares"};
         uint64_t devices = 0;
 
+        *ret = (GpuSet){};
         if (h->n_devices > 0 && h->devices[0].pci_address[0] != '\0') { /* what is said of GPUs */
                 each_word(c->gpus, on_name, &list);
                 each_word(c->gpus_exclude, on_name, &exclude);
@@ -152,6 +153,7 @@ int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, Wire
         for (uint32_t i = 0; i < h->n_devices; i++) {
                 const DeviceInfo *info = info_of(infos, n_infos, h->devices + i);
 
+                ret->given = ret->given || shares.shares[i] > 0 || (info && (info->share < 1 || info->share > 1));
                 if (!(shares.shares[i] > 0))
                         shares.shares[i] = info ? info->share : 1;
                 if (is_allowed(c, &list, &exclude, info, h, i))
@@ -179,19 +181,38 @@ static void add_notes(WireHello *h, const char *notes) {
         (void) snprintf(h->notes + used, left, "%.*s", (int) n, notes);
 }
 
-void gpu_set_learn(const GpuSet *s, const WireLinks *m, WireHello *h, GpuLinks *ret) {
+/* The fastest has 1. */
+static void share_by_rate(GpuSet *s, const WireHello *h) {
+        uint32_t best = 0;
+
+        for (uint32_t i = 0; i < h->n_devices; i++) {
+                if (h->rates[i] == 0)
+                        return;
+                best = h->rates[i] > best ? h->rates[i] : best;
+        }
+        for (uint32_t i = 0; !s->given && i < h->n_devices; i++) {
+                double share = (double) h->rates[i] / (double) best;
+
+                s->shares[i] = share >= RATE_SAME ? (uint32_t) SHARE_ONE : (uint32_t) (share * SHARE_ONE) + 1;
+        }
+}
+
+void gpu_set_learn(GpuSet *s, const WireLinks *m, WireHello *h, GpuLinks *ret) {
         for (uint32_t i = 0; i < h->n_devices; i++)
                 for (uint32_t k = 0; k < h->n_devices; k++)
                         if (i != k) {
                                 h->peer_mbs[i][k] = m->peer_mbs[s->place[i]][s->place[k]];
                                 h->host_mbs[i][k] = m->host_mbs[s->place[i]][s->place[k]];
                         }
+        for (uint32_t i = 0; i < h->n_devices; i++)
+                h->rates[i] = m->rates[s->place[i]];
+        share_by_rate(s, h);
         ret->hello = *h;
         memcpy(ret->notes, m->notes, sizeof(ret->notes));
         add_notes(h, ret->notes);
 }
 
-bool gpu_set_recall(const GpuLinks *x, WireHello *h) {
+bool gpu_set_recall(const GpuLinks *x, GpuSet *s, WireHello *h) {
         const WireHello *known = &x->hello;
 
         if (known->n_devices != h->n_devices)
@@ -203,6 +224,8 @@ bool gpu_set_recall(const GpuLinks *x, WireHello *h) {
 
         memcpy(h->peer_mbs, known->peer_mbs, sizeof(h->peer_mbs));
         memcpy(h->host_mbs, known->host_mbs, sizeof(h->host_mbs));
+        memcpy(h->rates, known->rates, sizeof(h->rates));
+        share_by_rate(s, h);
         add_notes(h, x->notes);
         return true;
 }

@@ -16,6 +16,7 @@ typedef struct GpuSet {
          * thousand each as long as nobody says anything. */
         uint8_t place[WIRE_DEVICES_MAX];
         uint32_t shares[WIRE_DEVICES_MAX];
+        bool given; /* somebody says something of one of them; else they follow the rates, once these are measured */
 } GpuSet;
 
 /* Leaves those devices in h, in its order, and what is known of the ways between them; a line in its notes for each that is left
@@ -23,17 +24,21 @@ typedef struct GpuSet {
  * device_enumerate(). -ENODEV with f: none is left. */
 int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, WireHello *h, GpuSet *ret, Fault *f);
 
-/* The ways between a set of devices, and notes of them, for workers that have the same ones later. All zeros: nothing is known. */
+/* The ways between a set of devices, their rates, and notes of them, for workers that have the same ones later. All zeros: nothing is
+ * known. */
 typedef struct GpuLinks {
-        WireHello hello; /* as gpu_set_learn() left it: its devices, peer_mbs, host_mbs */
+        WireHello hello; /* as gpu_set_learn() left it: its devices, peer_mbs, host_mbs, rates */
         char notes[1024]; /* of LINKS */
 } GpuLinks;
 
-/* What LINKS says goes into h, of which gpu_set_apply() made s, and is kept. */
-void gpu_set_learn(const GpuSet *s, const WireLinks *m, WireHello *h, GpuLinks *ret);
+/* What LINKS says goes into h, of which gpu_set_apply() made s, and is kept; s gets shares by the rates where none were given. */
+void gpu_set_learn(GpuSet *s, const WireLinks *m, WireHello *h, GpuLinks *ret);
 
-/* What is known of h's devices goes into it; false: nothing is, or they are others. */
-bool gpu_set_recall(const GpuLinks *x, WireHello *h);
+/* What is known of h's devices goes into it and s likewise; false: nothing is, or they are others. */
+bool gpu_set_recall(const GpuLinks *x, GpuSet *s, WireHello *h);
+
+/* One line more in h's notes, and in the log; what has no room is left out. */
+void gpu_set_note(WireHello *h, const char *format, ...) __attribute__((__format__(__printf__, 2, 3)));
 
 /* Whether the name is this device's: its number (from 0), its UUID or its PCI address. */
 bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number);

@@ -87,7 +87,9 @@ struct Job {
         /* worker-link.c: epoch of the worker that has the JOB_OPEN, the PLAN */
         uint64_t worker_epoch, plan_epoch;
         WirePlan plan;            /* the last one sent */
+        char left_out[400];       /* which devices that plan does without, and why; "": none */
         uint64_t exchanged_bytes; /* between ranks, over the steps that this service ran */
+        uint64_t tiles[WIRE_RANKS_MAX]; /* coding of video: made by each rank, likewise */
 
         TAILQ_ENTRY(Job) entry;       /* manager's list, by id */
         TAILQ_ENTRY(Job) unfinished_entry;

@@ -380,7 +380,7 @@ static void note_pace(const Job *j, const WireStepDone *m) {
 }
 
 /* Nothing of it will run. */
-static void finish_plan(const WorkerLink *w, Job *j) {
+static void finish_plan(WorkerLink *w, Job *j) {
         Fault f = {};
         int r;
 
@@ -548,6 +548,8 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 j->first_kernel_usec = m->first_usec - j->created_usec;
         note_pace(j, m);
         j->exchanged_bytes += m->exchanged_bytes;
+        for (uint32_t i = 0; i < WIRE_RANKS_MAX; i++)
+                j->tiles[i] += m->tiles[i];
         j->retries = 0;
         if (m->sparse) {
                 j->sparse_first = j->sparse_steps == 0 ? j->step : j->sparse_first;

@@ -52,6 +52,8 @@ static int reply_split(sd_bus_message *message, const Job *j) {
                         "exchange", "s", plan_exchange_to_string((WireExchange) j->plan.exchange), "chunks", "u", j->plan.chunks);
         if (r >= 0)
                 r = append_rows(m, &j->plan);
+        if (r >= 0 && j->left_out[0] != '\0')
+                r = sd_bus_message_append(m, "{sv}", "left-out", "s", j->left_out);
         if (r >= 0 && usec > 0)
                 r = sd_bus_message_append(m, "{sv}", "step-usec", "t", usec);
         if (r >= 0 && j->model && w->device_model == j->model->id)

@@ -100,7 +100,7 @@ int request_check_gpus(const Manager *m, const RequestGpus *x, PlanWishes *w, Fa
         r = find_devices(x, h, w, f);
         if (r < 0)
                 return r;
-        w->n_gpus = x->n < h->n_devices ? (uint32_t) x->n : 0;
+        w->n_gpus = (uint32_t) x->n;
         return 0;
 }
 

@@ -310,16 +310,36 @@ static bool has_plan(const Job *j) {
         return j->request.kind == WIRE_JOB_STEP || j->request.kind == WIRE_JOB_SAMPLE;
 }
 
+/* Of a job without a plan; a later worker may have less than the session asked for. A prompt has too few rows for several devices: what
+ * they save of its 0.3 s goes to and fro between them 200 times, and each takes all of the weights. */
+static uint32_t coding_ranks(const WorkerLink *w, const Job *j) {
+        bool alone = j->request.kind == WIRE_JOB_ENCODE && w->hello.devices[0].pci_address[0] != '\0';
+
+        if (j->request.ranks == 0)
+                return alone ? 1 : w->ranks;
+        return j->request.ranks < w->ranks ? j->request.ranks : w->ranks;
+}
+
 /* Fills p behind its header, which stays. */
-static int fill_plan(const WorkerLink *w, const Job *j, WirePlan *p) {
-        PlanWishes wishes = j->session->split;
+static int fill_plan(WorkerLink *w, Job *j, WirePlan *p) {
+        const WireModelReady *m = &j->model->info;
+        const GpuWork work = {
+                .rows = j->ready.rows,
+                .weight_bytes = m->weight_bytes,
+                .layers = m->layers,
+                .heads = m->heads,
+                .head_dim = m->head_dim,
+                .hidden = m->hidden,
+                .int8 = strncmp(m->types, "I8", 2) == 0,
+        };
+        uint64_t out;
         int r;
 
-        r = gpu_set_wishes(&w->set, &w->hello, w->ranks, &wishes);
-        if (r >= 0)
-                r = plan_make(j->ready.rows, j->model->info.heads, w->ranks, w->row_tile, &wishes, p);
-        if (r >= 0)
-                p->exchange = gpu_set_exchange(&w->hello, p, wishes.exchange);
+        r = gpu_cost_plan(&w->set, &w->hello, w->ranks, w->row_tile, &work, &j->session->split, p, &out, j->left_out, sizeof(j->left_out));
+        if (r >= 0 && (out & ~w->told_out)) {
+                gpu_set_note(&w->hello, "%s (GpuShares= keeps it in).", j->left_out);
+                w->told_out |= out;
+        }
         return r;
 }
 
@@ -350,8 +370,7 @@ static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         m.job_open.private_max = private_max(w->manager, j);
         if (resume)
                 m.job_open.flags |= WIRE_JOB_RESUME;
-        if (m.job_open.ranks > w->ranks) /* a later worker may have less than the session asked for */
-                m.job_open.ranks = w->ranks;
+        m.job_open.ranks = wire_job_is_coding(j->request.kind) ? coding_ranks(w, j) : 0; /* the others have a plan */
         if (with_step) {
                 r = fill_plan(w, j, &m.job_run.plan);
                 if (r < 0)
@@ -426,11 +445,11 @@ static int send_plan(WorkerLink *w, Job *j) {
         return 0;
 }
 
-int worker_link_plan_job(const WorkerLink *w, Job *j) {
+int worker_link_plan_job(WorkerLink *w, Job *j) {
         int r;
 
         if (!has_plan(j)) {
-                j->plan_ranks = j->request.ranks > 0 && j->request.ranks < w->ranks ? j->request.ranks : w->ranks;
+                j->plan_ranks = coding_ranks(w, j);
                 return 0;
         }
 

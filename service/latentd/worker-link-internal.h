@@ -4,6 +4,7 @@
 /* What the parts of the broker's end of a worker share: worker-link.c (life and death), worker-send.c
  * (sending), worker-feed.c (models, arenas, jobs). Tests shorten the times. */
 
+#include "service/latentd/gpu-cost.h"
 #include "service/latentd/gpu-set.h"
 #include "service/latentd/queue.h"
 #include "service/latentd/worker-link.h"
@@ -59,6 +60,7 @@ struct WorkerLink {
         char no_device[512];      /* why the last worker that should have some has no devices; "" it has, or nobody asked */
         WireHello hello; /* with the devices that take part alone */
         GpuSet set;      /* likewise */
+        uint64_t told_out; /* devices that a step was planned without, and that this was said of: bits */
         GpuLinks links;  /* that a worker tried, until one dies */
         bool tries_links; /* it was asked to */
         WireMemory memory; /* as it said last */

@@ -411,7 +411,7 @@ static void welcome(WorkerLink *w) {
         for (uint32_t i = 0; i < w->ranks; i++)
                 m.welcome.device_of[i] = w->set.place[i % w->hello.n_devices];
         /* Only devices have ways to themselves. Each new worker would take time for it before its first step. */
-        w->tries_links = w->hello.n_devices > 1 && w->hello.peer_mbs[0][0] != 0 && !gpu_set_recall(&w->links, &w->hello);
+        w->tries_links = w->hello.n_devices > 1 && w->hello.peer_mbs[0][0] != 0 && !gpu_set_recall(&w->links, &w->set, &w->hello);
         m.welcome.try_links = w->tries_links;
         worker_send(w, &m, -EBADF);
 }
@@ -470,6 +470,7 @@ static void on_hello(WorkerLink *w, const WireHello *m) {
         }
 
         w->hello = *m;
+        w->told_out = 0;
         if (choose_devices(w, &f) < 0) {
                 (void) snprintf(w->hello.reason, sizeof(w->hello.reason), "%.500s", f.text);
                 w->hello.n_devices = 0;

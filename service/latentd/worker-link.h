@@ -53,7 +53,7 @@ int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool with_step);
 int worker_link_step(
         WorkerLink *w, Job *j, uint32_t step); /* PLAN first where the worker has none for a STEP or SAMPLE */
 /* How the job, which the worker has opened, would be split: its plan (of those that have one) and plan_ranks. -ENODEV, -EINVAL. */
-int worker_link_plan_job(const WorkerLink *w, Job *j);
+int worker_link_plan_job(WorkerLink *w, Job *j);
 void worker_link_close_job(WorkerLink *w, Job *j);
 void worker_link_cancel(WorkerLink *w, Job *j);
 /* What the worker keeps without need goes. w may be NULL; nothing happens without a worker. */

@@ -128,14 +128,17 @@ typedef struct WireHello {
          * WIRE_LINK_SAME: to itself. host: through memory of the worker, 0: not measured. HELLO has ways to itself alone;
          * the broker keeps here what LINKS says, of this worker or of one before that had the same devices. */
         uint32_t peer_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX], host_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX];
+        /* Of each device, 10^9 operations a second of one product in bf16; 0: not measured. As the ways. */
+        uint32_t rates[WIRE_DEVICES_MAX];
         char notes[1024]; /* for people, a line each: devices that are there and left out, ways that are not taken; or "" */
 } WireHello;
 
-/* Before the ACK of a WELCOME with try_links, or with it: what ways there are between devices that have ranks, by places in
- * HELLO's devices, as it says. */
+/* Before the ACK of a WELCOME with try_links, or with it: what ways there are between devices that have ranks, and how fast these
+ * are, by places in HELLO's devices, as it says. */
 typedef struct WireLinks {
         WireHeader header;
         uint32_t peer_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX], host_mbs[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX];
+        uint32_t rates[WIRE_DEVICES_MAX];
         char notes[1024];
 } WireLinks;
 
@@ -510,6 +513,7 @@ typedef struct WireStepDone {
         uint32_t preview; /* SAMPLE: that of this step is there */
         uint32_t sparse;  /* STEP, SAMPLE: its attention was */
         uint32_t reserved;
+        uint32_t tiles[WIRE_RANKS_MAX]; /* coding of video: what each rank has made of the film since the step before */
 } WireStepDone;
 
 /* What the worker holds beside regions and arenas, whenever that has changed; before the answer to what changed it. */

@@ -31,8 +31,8 @@ typedef struct Backend {
         int (*bind)(uint32_t device);
         /* Of the devices only these (a bit each) have ranks: lets go of the others. Once, before there is a rank. NULL likewise. */
         void (*choose)(uint64_t devices);
-        /* Behind it, likewise: tries the ways between those that have ranks; peer_mbs, host_mbs and notes of ret say what it found,
-         * and begin as zeros. */
+        /* Behind it, likewise: tries the ways between those that have ranks, and how fast these are; peer_mbs, host_mbs, rates and notes of
+         * ret say what it found, and begin as zeros. */
         void (*try_links)(WireHello *ret);
         /* Of a device. Any thread. */
         int (*device_memory)(uint32_t device, uint64_t *ret_free, uint64_t *ret_total);

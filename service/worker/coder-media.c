@@ -298,12 +298,13 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         MediaWork *x = j->coder->work;
         int r;
 
-        x->runner = s;
+        if (!x->runner)
+                x->runner = s;
         r = start(x);
         if (r >= 0)
                 r = take_frames(x, step, f);
         if (r >= 0)
-                r = tile_pool_run(&x->pool, s, g, j, step, j->coder->ranks, f);
+                r = tile_pool_run(&x->pool, s, g, j, step, step + (uint32_t) x->n_raw, j->coder->ranks, f);
         if (r >= 0)
                 r = finish(x, step);
         if (r >= 0)
@@ -311,7 +312,11 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
                         (uint64_t[]){
                                 h3_video_vae_config(x->vae)->latent_channels * x->clip.tokens * plane(x)},
                         f);
-        return r < 0 ? r : publish(j, x, step);
+        if (r >= 0)
+                r = publish(j, x, step);
+        if (r >= 0)
+                tile_pool_count(&x->pool, ret->tiles);
+        return r;
 }
 
 static bool runs(const LkOps *ops) {

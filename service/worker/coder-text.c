@@ -227,7 +227,7 @@ static int prepare(StepRunner *s, RankGroup *g, Job *j, const H3VisionInput *vis
 
         tile_pool_init(&pool, 1, (uint32_t) patches.work->presentation->n_blocks, make_patches, &patches);
         pool.quiet = true;
-        r = tile_pool_run(&pool, s, g, j, 0, j->coder->ranks, f);
+        r = tile_pool_run(&pool, s, g, j, 0, 1, j->coder->ranks, f);
         tile_pool_done(&pool);
         return r;
 }

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "service/h3/video-vae.h"
 #include "service/shared/cleanup.h"
@@ -15,7 +16,7 @@
 
 /* DECODE of video: a step per temporal chunk. Its tiles are made by whoever is free (tile-pool.h), then its
  * frames are blended by all processors, each a band of rows, into memory of the job; from there they go to the
- * ring, and the tail to its slot, before the commit. Devices that compute by themselves begin the next chunk
+ * ring, and the tail to its slot, before the commit. Several ranks, and devices that compute by themselves, make the next chunks
  * meanwhile: a chunk of 1344 x 768 is 616 MB of tiles for the host to go through. */
 
 typedef struct VideoWork {
@@ -209,6 +210,30 @@ static int make_tiles(void *userdata, const TilePlace *at, Fault *f) {
                 &rank, x->vae, &x->plan, x->z, at->chunk, at->tile, at->n, at->memory, &hooks, out, f);
 }
 
+/* Memory for a chunk's tiles, in large pages if they are registered with devices: what is not yet there costs each film more than its
+ * blend. */
+#define LARGE_PAGE (UINT64_C(2) << 20)
+static float *tiles_new(const VideoWork *x) {
+        uint64_t size = (x->plan.memory.chunk + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+        float *tiles;
+
+        if (!x->overlaps)
+                return malloc(x->plan.memory.chunk);
+        tiles = aligned_alloc(LARGE_PAGE, size);
+        if (tiles)
+                (void) madvise(tiles, size, MADV_HUGEPAGE);
+        return tiles;
+}
+
+/* While the devices are at the first tiles. A kernel that cannot does it later. */
+static void touch_part(void *userdata, uint32_t part, uint32_t n) {
+        const VideoWork *x = userdata;
+        uint64_t all = x->plan.memory.chunk / LARGE_PAGE, from = all * part / n, to = all * (part + 1) / n;
+
+        for (size_t i = 0; i < x->n_raw && to > from; i++)
+                (void) madvise((uint8_t *) x->raw[i] + from * LARGE_PAGE, (to - from) * LARGE_PAGE, MADV_POPULATE_WRITE);
+}
+
 /* Once, and again after memory was missing. */
 static int start(Job *j, VideoWork *x) {
         const H3VideoMemory *m = &x->plan.memory;
@@ -219,7 +244,7 @@ static int start(Job *j, VideoWork *x) {
         if (x->has_pool)
                 return 0;
         for (size_t i = 0; i < x->n_raw; i++)
-                ok = (x->raw[i] || (x->raw[i] = malloc(m->chunk))) && ok;
+                ok = (x->raw[i] || (x->raw[i] = tiles_new(x))) && ok;
         for (size_t i = 0; i < n_tails; i++)
                 ok = (x->tails[i] || (x->tails[i] = malloc(m->tail))) && ok;
         ok = (x->tiles || (x->tiles = calloc(tiles, sizeof(*x->tiles)))) && ok;
@@ -278,7 +303,7 @@ static void blend_band(void *userdata, uint32_t i, uint32_t n) {
                 fail(x, r, &(Fault){});
 }
 
-static void blend_begin(VideoWork *x, uint32_t chunk) {
+static int blend(VideoWork *x, uint32_t chunk, Fault *f) {
         for (uint32_t i = 0; i < h3_video_decode_tiles(&x->plan); i++)
                 x->tiles[i] = tile_place(x, chunk, i);
         x->blend = (H3VideoBlend){
@@ -292,9 +317,6 @@ static void blend_begin(VideoWork *x, uint32_t chunk) {
         x->error = 0;
         x->fault = (Fault){};
         crew_begin(&x->crew, blend_band, x);
-}
-
-static int blend_end(VideoWork *x, Fault *f) {
         crew_end(&x->crew);
         if (x->error < 0 && x->fault.text[0])
                 *f = x->fault;
@@ -340,23 +362,31 @@ static int publish(Job *j, VideoWork *x) {
 
 static int decode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
         VideoWork *x = j->coder->work;
+        bool touches = x->overlaps && !x->has_pool;
         int r;
 
-        x->runner = s;
+        if (!x->runner)
+                x->runner = s;
         r = start(j, x);
-        if (r >= 0)
-                r = tile_pool_run(&x->pool, s, g, j, step, j->coder->ranks, f);
         if (r < 0)
                 return r;
-        blend_begin(x, step);
-        if (x->overlaps)
-                tile_pool_ahead(&x->pool, s, g, j, j->coder->ranks);
-        r = blend_end(x, f);
-        if (r >= 0)
-                r = publish(j, x);
+        if (touches)
+                crew_begin(&x->crew, touch_part, x);
+        r = tile_pool_run(&x->pool, s, g, j, step, step + (uint32_t) x->n_raw, j->coder->ranks, f);
+        if (touches)
+                crew_end(&x->crew);
+        if (r < 0)
+                return r;
+        r = blend(x, step, f);
+        if (r < 0)
+                return r;
+        if (x->n_raw > 1) /* the tiles' place is free */
+                tile_pool_allow(&x->pool, step + 1 + (uint32_t) x->n_raw);
+        r = publish(j, x);
         if (r < 0)
                 return r;
         ret->frames = h3_video_decode_frames(&x->plan, step).end;
+        tile_pool_count(&x->pool, ret->tiles);
         return 0;
 }
 

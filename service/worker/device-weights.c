@@ -82,7 +82,7 @@ struct DeviceWeights {
         uint32_t in_flight;          /* fetched, not taken */
         bool cut_off;                /* a fetch of a part failed: some of it may be under way */
         int error;                   /* of a fetch ahead: the next take says it */
-        uint64_t fetched_bytes;
+        atomic_uint_least64_t fetched_bytes; /* others ask while a rank works */
 };
 
 static uint64_t align(uint64_t n) {

@@ -16,6 +16,8 @@
 
 #define POLL_USEC 20
 #define TIMED_COPIES 4u
+#define TIMED_PRODUCTS 8u
+#define TIMED_ROUNDS 6u
 
 enum { /* of the contexts: nothing else uses them yet */
         EVENT_READY,
@@ -59,19 +61,25 @@ static uint32_t mega(uint64_t bytes, uint64_t usec) {
         return rate >= WIRE_LINK_SAME ? WIRE_LINK_SAME - 1 : rate > 0 ? (uint32_t) rate : 1;
 }
 
-static int wait_done(Pair *p) {
+static int wait_for(const PeersTrial *t, uint32_t device) {
         const struct timespec pause = {.tv_nsec = POLL_USEC * 1000};
-        uint64_t until = clock_usec() + p->trial->deadline_usec;
+        uint64_t until = clock_usec() + t->deadline_usec;
         int r;
 
         do {
-                r = p->trial->ops->is_done(p->trial->contexts[p->from], EVENT_DONE);
+                r = t->ops->is_done(t->contexts[device], EVENT_DONE);
                 if (r != 0)
                         return r < 0 ? r : 0;
                 (void) nanosleep(&pause, NULL);
         } while (clock_usec() < until);
-        p->hangs = true;
         return -ETIMEDOUT;
+}
+
+static int wait_done(Pair *p) {
+        int r = wait_for(p->trial, p->from);
+
+        p->hangs = r == -ETIMEDOUT;
+        return r;
 }
 
 static int copy(Pair *p, unsigned times) {
@@ -233,6 +241,86 @@ static bool is_without(const PeersTrial *t, uint32_t device) {
         return t->without >> device & 1;
 }
 
+/* bf16 between 1 and 2, of both signs. */
+static void fill_factors(uint16_t *factors, uint64_t n) {
+        for (uint64_t i = 0; i < n; i++) {
+                uint32_t x = (uint32_t) i * 2654435761u;
+
+                factors[i] = (uint16_t) (0x3f80u | (x >> 31) << 15 | (x >> 20 & 0x7f));
+        }
+}
+
+static int time_products(const PeersTrial *t, uint32_t device, const LkGemm *a, uint64_t *ret_usec) {
+        LkContext *c = t->contexts[device];
+        uint64_t begin = clock_usec();
+        int r = 0;
+
+        for (unsigned i = 0; r >= 0 && i < TIMED_PRODUCTS; i++)
+                r = t->ops->gemm(c, a);
+        if (r >= 0)
+                r = t->ops->mark(c, LK_COMPUTE, EVENT_DONE);
+        if (r >= 0)
+                r = wait_for(t, device);
+        *ret_usec = clock_usec() - begin;
+        return r;
+}
+
+/* The best of some: the first one has what a library does once. */
+static int measure_rate(const PeersTrial *t, uint32_t device, const uint16_t *factors, uint32_t *ret) {
+        const uint64_t n = t->product, size = n * n * sizeof(*factors);
+        LkContext *c = t->contexts[device];
+        uint64_t best = UINT64_MAX, usec;
+        void *x = NULL, *w = NULL, *y = NULL;
+        LkGemm a = {.m = n, .x_type = LK_BF16, .x_ld = n, .y_type = LK_BF16, .y_ld = n,
+                .w = {.type = LK_BF16, .rows = n, .cols = n, .row_stride = 2 * n, .block_rows = n, .block_stride = size}};
+        int r;
+
+        r = t->bind(device);
+        if (r >= 0)
+                r = t->ops->memory_new(c, size, &x);
+        if (r >= 0)
+                r = t->ops->memory_new(c, size, &w);
+        if (r >= 0)
+                r = t->ops->memory_new(c, size, &y);
+        if (r >= 0)
+                r = t->ops->upload(c, x, factors, size);
+        if (r >= 0)
+                r = t->ops->upload(c, w, factors, size);
+        a.x = x;
+        a.w.data = w;
+        a.y = y;
+        for (unsigned i = 0; r >= 0 && i < TIMED_ROUNDS; i++) {
+                r = time_products(t, device, &a, &usec);
+                best = usec < best ? usec : best;
+        }
+        if (r == -ETIMEDOUT) /* its memory may still be written */
+                return r;
+        t->ops->memory_free(c, x);
+        t->ops->memory_free(c, w);
+        t->ops->memory_free(c, y);
+        if (r >= 0)
+                *ret = mega(2 * n * n * n * TIMED_PRODUCTS / 1000, best);
+        return r;
+}
+
+/* What has no rate takes part like any other. */
+static void try_rates(const PeersTrial *t, WireHello *hello, bool *hangs) {
+        const uint64_t n = t->product * t->product;
+        CLEANUP_FREE uint16_t *factors = n > 0 ? malloc(n * sizeof(*factors)) : NULL;
+
+        if (!factors)
+                return;
+        fill_factors(factors, n);
+        for (uint32_t i = 0; i < t->n; i++) {
+                int r = is_without(t, i) ? 0 : measure_rate(t, i, factors, hello->rates + i);
+
+                hangs[i] = r == -ETIMEDOUT;
+                if (r < 0)
+                        peers_note(hello, "GPU %s: its rate cannot be measured (%s): it counts like the others.", t->devices[i].pci_address,
+                                strerror(-r));
+        }
+}
+
 void peers_try(const PeersTrial *t, WireHello *hello) {
         CLEANUP_FREE uint8_t *pattern = NULL, *arrived = NULL;
         bool hangs[WIRE_DEVICES_MAX] = {};
@@ -248,6 +336,7 @@ void peers_try(const PeersTrial *t, WireHello *hello) {
                 return;
         }
 
+        try_rates(t, hello, hangs);
         for (uint32_t from = 0; from < t->n; from++)
                 for (uint32_t to = 0; to < t->n; to++) {
                         Pair p = {.trial = t, .from = from, .to = to, .pattern = pattern, .arrived = arrived};

@@ -50,7 +50,10 @@ struct RankGroup {
         int error;          /* first error of a start */
 
         RankOrder order;
+        Job *order_job;         /* whose step it is of, which is there until it is done; NULL: of none */
         uint64_t pending, busy; /* ranks that shall begin, that have not ended */
+        bool behind;            /* it goes on behind its step */
+        pthread_t beginner;     /* the thread that began it */
         int result;
 
         Rank ranks[RANKS_MAX];
@@ -60,7 +63,11 @@ struct RankGroup {
 static void wait_for_task(RankGroup *g) {
         struct timespec until = {.tv_sec = (time_t) (g->idle_usec / 1000000), .tv_nsec = (long) (g->idle_usec % 1000000) * 1000};
 
-        if (g->idle && (g->poked || g->idle_usec <= clock_usec())) {
+        if (g->behind && g->busy == 0 && pthread_equal(g->beginner, pthread_self())) {
+                (void) pthread_mutex_unlock(&g->lock);
+                (void) rank_group_end(g);
+                (void) pthread_mutex_lock(&g->lock);
+        } else if (g->idle && (g->poked || g->idle_usec <= clock_usec())) {
                 g->poked = false;
                 (void) pthread_mutex_unlock(&g->lock);
                 g->idle_usec = g->idle(g->userdata, g);
@@ -102,7 +109,6 @@ static void *steps_thread(void *userdata) {
         return NULL;
 }
 
-/* ret_job: whose step the order is of, which is there until it is done; NULL: of none. */
 static bool next_order(RankGroup *g, uint64_t bit, RankOrder *ret, Job **ret_job) {
         bool found;
 
@@ -112,7 +118,7 @@ static bool next_order(RankGroup *g, uint64_t bit, RankOrder *ret, Job **ret_job
         found = g->pending & bit;
         g->pending &= ~bit;
         *ret = g->order;
-        *ret_job = g->running;
+        *ret_job = g->order_job;
         (void) pthread_mutex_unlock(&g->lock);
         return found;
 }
@@ -149,7 +155,8 @@ static void *rank_thread(void *userdata) {
                 (void) pthread_mutex_lock(&g->lock);
                 if (r < 0 && g->result == 0)
                         g->result = r;
-                g->busy &= ~bit;
+                if (!(g->pending & bit)) /* else it begins again */
+                        g->busy &= ~bit;
                 (void) pthread_cond_broadcast(&g->changed);
                 (void) pthread_mutex_unlock(&g->lock);
         }
@@ -261,6 +268,7 @@ RankGroup *rank_group_free(RankGroup *g) {
         if (g->steps_running)
                 (void) pthread_join(g->steps, NULL);
 
+        (void) rank_group_end(g);
         (void) pthread_mutex_lock(&g->lock);
         g->stop_ranks = true;
         (void) pthread_cond_broadcast(&g->changed);
@@ -330,18 +338,23 @@ static bool wait_for_ranks(RankGroup *g, const RankOrder *order) {
         return true;
 }
 
-int rank_group_run(RankGroup *g, const RankOrder *order) {
-        uint32_t first;
-        int r;
-
-        if (order->ranks == 0)
-                return 0;
-
+static void begin(RankGroup *g, const RankOrder *order, bool behind) {
         (void) pthread_mutex_lock(&g->lock);
         g->order = *order;
+        g->order_job = g->running;
+        g->behind = behind;
+        g->beginner = pthread_self();
         g->result = 0;
         g->pending = g->busy = order->ranks;
         (void) pthread_cond_broadcast(&g->changed);
+        (void) pthread_mutex_unlock(&g->lock);
+}
+
+static int wait_for_end(RankGroup *g, const RankOrder *order) {
+        uint32_t first;
+        int r;
+
+        (void) pthread_mutex_lock(&g->lock);
         if (!wait_for_ranks(g, order)) {
                 first = (uint32_t) __builtin_ctzll(g->busy);
                 (void) pthread_mutex_unlock(&g->lock);
@@ -352,5 +365,45 @@ int rank_group_run(RankGroup *g, const RankOrder *order) {
         }
         r = g->result;
         (void) pthread_mutex_unlock(&g->lock);
+        return r;
+}
+
+int rank_group_run(RankGroup *g, const RankOrder *order) {
+        (void) rank_group_end(g);
+        if (order->ranks == 0)
+                return 0;
+
+        begin(g, order, false);
+        return wait_for_end(g, order);
+}
+
+void rank_group_begin(RankGroup *g, const RankOrder *order) {
+        (void) rank_group_end(g);
+        begin(g, order, true);
+}
+
+void rank_group_again(RankGroup *g, uint64_t ranks) {
+        (void) pthread_mutex_lock(&g->lock);
+        g->pending |= ranks;
+        g->busy |= ranks;
+        (void) pthread_cond_broadcast(&g->changed);
+        (void) pthread_mutex_unlock(&g->lock);
+}
+
+int rank_group_end(RankGroup *g) {
+        RankOrder order;
+        bool behind;
+        int r;
+
+        (void) pthread_mutex_lock(&g->lock);
+        order = g->order;
+        behind = STEAL(g->behind, false);
+        (void) pthread_mutex_unlock(&g->lock);
+        if (!behind)
+                return 0;
+
+        order.stop(order.userdata);
+        r = wait_for_end(g, &order);
+        order.ended(order.userdata);
         return r;
 }

@@ -64,9 +64,23 @@ typedef struct RankOrder {
          * limit: a worker ends its process there. */
         uint64_t deadline_usec;
         void (*stuck)(void *userdata, uint32_t rank);
+
+        /* Of rank_group_begin(), both on the thread that ends it: makes the ranks come to their ends soon; all of them have. */
+        void (*stop)(void *userdata);
+        void (*ended)(void *userdata);
 } RankOrder;
 
 /* Has the ranks do it and waits for all of them. If it is for a step, its job's cancel ends the backend's operations, too (stop_when()
  * of ops.h). Returns 0 or the error of one of them (which of several is
  * not said). From the steps' thread, or while no step is queued: one order at a time. */
 int rank_group_run(RankGroup *g, const RankOrder *order);
+
+/* Has the ranks begin it and returns: they go on behind the step. It ends by rank_group_end(), before any other order, with the group,
+ * or, if all of them have come to their end, when no step is queued. Its job must be there until ended(). */
+void rank_group_begin(RankGroup *g, const RankOrder *order);
+
+/* Those of its ranks that have come to their end, or are about to return, begin anew. */
+void rank_group_again(RankGroup *g, uint64_t ranks);
+
+/* Stops what was begun, if anything was, and waits for its end. As rank_group_run(). */
+int rank_group_end(RankGroup *g);

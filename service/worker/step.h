@@ -53,6 +53,7 @@ typedef struct StepResult {
         bool cached;              /* ENCODE: nothing was computed */
         bool preview;             /* SAMPLE: there is a new one */
         bool sparse;              /* its attention was */
+        uint32_t tiles[RANKS_MAX]; /* coding of video: made by each rank since the step before */
 } StepResult;
 
 void step_runner_done(StepRunner *s);

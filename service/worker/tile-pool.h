@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Tiles of a film's chunks (or clips), taken by the ranks one by one from a counter: whoever is free takes
- * the next, and no order of theirs changes a bit, since a tile has its own place for what it makes.
+/* Tiles of a film's chunks (or clips), taken by the ranks some at a time: whoever is free takes the next, and no order
+ * of theirs changes a bit, since a tile has its own place for what it makes.
  *
- * A chunk's tiles seldom are a multiple of the ranks. A rank that finds the chunk's tiles all taken while
- * others still work takes one of the next chunk's (one: so all come to their end at about the same time),
- * which is done then when its step comes. Hence two chunks' places, by chunk % 2.
- *
- * Small tiles are taken several at a time where a device wants them so; as many takes as make the ranks' shares even. */
+ * The ranks do not stop where a chunk ends, nor where its step does: while the host is busy with what they made, and while the next
+ * step is still to be asked for, they go on with the chunks that have a place. Places are for two chunks, by chunk % 2. A rank that
+ * finds nothing it may make comes to its end and begins anew when there is something again. */
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -42,17 +39,23 @@ struct TilePool {
         bool quiet;       /* no PROGRESS */
         uint32_t blocks_before, blocks_after; /* of the step, beside these tiles: for PROGRESS */
 
-        uint32_t ahead, ahead_chunk; /* so many tiles of this chunk are done already */
-
-        /* of the step that runs */
-        Job *job;
+        /* of what runs */
+        Job *job; /* counted while it does */
         StepRunner *runner;
-        uint32_t chunk, together; /* together: tiles that are taken at a time */
+        RankGroup *group;
+        uint32_t ranks, together; /* together: tiles that are taken at a time */
         uint64_t deadline_usec;
-        atomic_uint next, next_ahead, done;
-        bool only_ahead; /* it is tile_pool_ahead() */
-        atomic_bool failed;
-        pthread_mutex_t lock; /* of fault and error */
+
+        pthread_mutex_t lock; /* of all below */
+        pthread_cond_t changed;
+        bool runs, stop;
+        uint32_t current;     /* the chunk whose step comes next; UINT32_MAX: none was run, or the last one failed */
+        uint32_t end;         /* chunks before it may be made */
+        uint32_t chunk, tile; /* to be taken next */
+        uint32_t done[2];     /* tiles of a chunk */
+        uint64_t active;      /* ranks that take tiles: bits */
+        uint64_t events;      /* ends of tiles and of ranks */
+        uint32_t made[RANKS_MAX]; /* by each rank, since it was last asked */
         int error;
         Fault fault;
 };
@@ -65,11 +68,13 @@ void tile_pool_done(TilePool *p);
 uint32_t tile_pool_together(uint32_t tiles, uint32_t batch, uint32_t ranks);
 
 /* Makes all tiles of the chunk, on the ranks 0 to `ranks` - 1, with PROGRESS. On the steps' thread; chunks
- * come one after the other, or the same one again after a failure. -ECANCELED: the job was cancelled; else
- * the first error, with f: then nothing of this and the next chunk counts. */
-int tile_pool_run(
-        TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t ranks, Fault *f);
+ * come one after the other, or the same one again after a failure. `end`: chunks before it may be made, too, with this one or behind
+ * it: two at a time, or this one alone. -ECANCELED: the job was cancelled; else the first error, with f: then nothing of this and the
+ * next chunk counts. An error that comes behind the step is forgotten with what was made: it comes again in the next one. */
+int tile_pool_run(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t end, uint32_t ranks, Fault *f);
 
-/* Behind tile_pool_run() of a chunk, while the host is busy with what that made: every rank makes tiles of the next chunk once. A
- * failure is forgotten with them: it comes again in the chunk's own step. */
-void tile_pool_ahead(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t ranks);
+/* What each rank has made since the last call. */
+void tile_pool_count(TilePool *p, uint32_t *ret_made);
+
+/* Behind tile_pool_run(): chunks before `end` may be made, since their places are free. */
+void tile_pool_allow(TilePool *p, uint32_t end);

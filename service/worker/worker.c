@@ -144,6 +144,7 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         m.step_done.cached = result.cached;
         m.step_done.preview = result.preview;
         m.step_done.sparse = result.sparse;
+        memcpy(m.step_done.tiles, result.tiles, sizeof(m.step_done.tiles));
         if (j->kind == WIRE_JOB_MERGE && j->merged)
                 m.step_done.merged_bytes = j->merged->h3->private_bytes;
         link_send(w->link, &m);
@@ -188,6 +189,7 @@ static void say_links(Worker *w) {
         wire_init(&m, WIRE_LINKS, link_epoch(w->link), 0, 0);
         memcpy(m.links.peer_mbs, found.peer_mbs, sizeof(m.links.peer_mbs));
         memcpy(m.links.host_mbs, found.host_mbs, sizeof(m.links.host_mbs));
+        memcpy(m.links.rates, found.rates, sizeof(m.links.rates));
         memcpy(m.links.notes, found.notes, sizeof(m.links.notes));
         link_send(w->link, &m);
         timeline_note("links");

@@ -31,6 +31,7 @@ typedef struct Played {
         volatile uint64_t flips, hangs; /* copies from device a to b, 1 + 8 * a + b: change a bit; never end */
         volatile uint64_t peer_copies; /* by all workers */
         volatile uint64_t trials;     /* of ways between devices, by all workers */
+        volatile uint64_t rates;      /* of 10^9 operations a second, 16 bits for each device; 0: not measured */
 } Played;
 
 static Played *played;
@@ -193,6 +194,8 @@ static void try_links(WireHello *ret) {
         }
         played->trials++;
         peers_try(&trial, ret);
+        for (uint32_t i = 0; i < n_devices; i++)
+                ret->rates[i] = is_out[i] ? 0 : (uint32_t) (played->rates >> 16 * numbers[i] & 0xffff);
         for (uint32_t i = 0; i < n_devices; i++)
                 if (!is_out[i] && !contexts[find_context(own[i])].hangs)
                         (void) ops.context_free(own[i]);

@@ -3,10 +3,11 @@
 /* What a render needs beside a denoiser (make-checkpoint), without the weights: conditioner, video and audio autoencoder in the released
  * sizes, ComfyUI's names and types, numbers from counters (counter.h).
  *
- *     make-parts DIR nvfp4|int8 [--small] [--text-dim N] [--threads N]
+ *     make-parts DIR nvfp4|int8 [--small] [--only FOLDER] [--text-dim N] [--threads N]
  *
  * DIR/text_encoder: 15.7 GB in nvfp4 as the released one has it (rows of the vocabulary in int8, the vision tower in bf16), or 26.4 GB in
- * int8 (rotated); DIR/vae: 5.2 GB in f16; DIR/audio_vae: 0.6 GB in f32, folded. No tokenizer. --small: few and narrow layers, for trials.
+ * int8 (rotated); DIR/vae: 5.2 GB in f16; DIR/audio_vae: 0.6 GB in f32, folded. No tokenizer. --small: few and narrow layers, for
+ * trials. --only: this folder of them.
  *
  * Values stay healthy: what goes to a residual is scaled by the number of layers. Tokens of the video decoder make smooth patches, as no
  * encoder of films ever sees noise. */
@@ -60,7 +61,7 @@ static const Sizes released = {
 };
 
 typedef struct Parts {
-        const char *directory;
+        const char *directory, *only; /* only: one folder; NULL: all */
         bool is_int8;
         unsigned n_threads;
         Sizes s;
@@ -424,6 +425,8 @@ static void make(Parts *p, const char *folder, const char *name, void (*first)(P
         uint64_t begin = clock_usec();
         char directory[4000];
 
+        if (p->only && strcmp(p->only, folder) != 0)
+                return;
         (void) snprintf(directory, sizeof(directory), "%s/%s", p->directory, folder);
         p->files = (MadeFiles){.program = PROGRAM, .directory = directory, .name = name, .shard_bytes = UINT64_C(1) << 40,
                 .n_threads = p->n_threads, .value = value_of};
@@ -438,13 +441,13 @@ static void make(Parts *p, const char *folder, const char *name, void (*first)(P
 }
 
 static void usage(void) {
-        (void) fprintf(stderr, "usage: make-parts DIR nvfp4|int8 [--small] [--text-dim N] [--threads N]\n");
+        (void) fprintf(stderr, "usage: make-parts DIR nvfp4|int8 [--small] [--only FOLDER] [--text-dim N] [--threads N]\n");
         exit(2);
 }
 
 static void parse(Parts *p, int argc, char *argv[]) {
         static const struct option options[] = {{"small", no_argument, NULL, 's'}, {"text-dim", required_argument, NULL, 'd'},
-                {"threads", required_argument, NULL, 't'}, {}};
+                {"threads", required_argument, NULL, 't'}, {"only", required_argument, NULL, 'o'}, {}};
         uint64_t text_dim = 0;
         int o, index;
 
@@ -461,6 +464,9 @@ static void parse(Parts *p, int argc, char *argv[]) {
                         break;
                 case 't':
                         p->n_threads = (unsigned) made_number(PROGRAM, "threads", optarg, 1, 64);
+                        break;
+                case 'o':
+                        p->only = optarg;
                         break;
                 default:
                         usage();

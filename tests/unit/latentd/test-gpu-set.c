@@ -129,7 +129,7 @@ static void links_are_kept_for_the_same_devices(void **state) {
         memcpy(m.host_mbs, tried.host_mbs, sizeof(m.host_mbs));
         m.peer_mbs[0][0] = 0; /* HELLO said it */
         assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), 0);
-        assert_false(gpu_set_recall(&known, &h));
+        assert_false(gpu_set_recall(&known, &s, &h));
         gpu_set_learn(&s, &m, &h, &known);
         assert_int_equal(h.peer_mbs[0][0], WIRE_LINK_SAME);
         assert_int_equal(h.peer_mbs[0][1], tried.peer_mbs[0][2]);
@@ -138,23 +138,57 @@ static void links_are_kept_for_the_same_devices(void **state) {
         assert_string_equal(h.notes, "one line\n");
 
         assert_int_equal(gpu_set_apply(&c, NULL, 0, &next, &s, &f), 0);
-        assert_true(gpu_set_recall(&known, &next));
+        assert_true(gpu_set_recall(&known, &s, &next));
         assert_memory_equal(next.peer_mbs, h.peer_mbs, sizeof(h.peer_mbs));
         assert_memory_equal(next.host_mbs, h.host_mbs, sizeof(h.host_mbs));
         assert_string_equal(next.notes, "one line\n");
         memset(next.notes, 'x', sizeof(next.notes) - 5); /* no room */
         next.notes[sizeof(next.notes) - 5] = '\0';
-        assert_true(gpu_set_recall(&known, &next));
+        assert_true(gpu_set_recall(&known, &s, &next));
         assert_int_equal(strlen(next.notes), sizeof(next.notes) - 5);
 
         next = untried(3); /* one more */
         assert_int_equal(gpu_set_apply(&(Config){}, NULL, 0, &next, &s, &f), 0);
-        assert_false(gpu_set_recall(&known, &next));
+        assert_false(gpu_set_recall(&known, &s, &next));
         c.gpus_exclude = (char *) "0"; /* others */
         next = untried(3);
         assert_int_equal(gpu_set_apply(&c, NULL, 0, &next, &s, &f), 0);
-        assert_false(gpu_set_recall(&known, &next));
+        assert_false(gpu_set_recall(&known, &s, &next));
         assert_int_equal(next.peer_mbs[0][1], 0);
+}
+
+/* As measured, the fastest 1, about as fast ones too; not where somebody says what they are to be, or not all are known. */
+static void shares_follow_the_rates(void **state) {
+        static const struct {
+                uint32_t rates[3], shares[3];
+                const char *conf;
+        } cases[] = {
+                {{700000, 690000, 350000}, {1000, 1000, 501}, NULL},
+                {{20000, 65000, 64000}, {308, 1000, 1000}, NULL},
+                {{1, 4000000, 1}, {1, 1000, 1}, NULL},
+                {{700000, 0, 350000}, {1000, 1000, 1000}, NULL},
+                {{700000, 700000, 350000}, {1000, 1000, 2000}, "2=2"},
+                {{700000, 700000, 350000}, {1000, 1000, 1000}, "0=1"},
+        };
+
+        for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
+                const Config c = {.gpu_shares = (char *) cases[i].conf};
+                WireHello h = untried(3), next = untried(3);
+                GpuLinks known = {};
+                WireLinks m = {};
+                Fault f = {};
+                GpuSet s;
+
+                memcpy(m.rates, cases[i].rates, sizeof(cases[i].rates));
+                assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), 0);
+                gpu_set_learn(&s, &m, &h, &known);
+                assert_memory_equal(s.shares, cases[i].shares, sizeof(cases[i].shares));
+                assert_int_equal(s.given, cases[i].conf != NULL);
+                assert_int_equal(gpu_set_apply(&c, NULL, 0, &next, &s, &f), 0);
+                assert_true(gpu_set_recall(&known, &s, &next));
+                assert_memory_equal(s.shares, cases[i].shares, sizeof(cases[i].shares));
+                assert_memory_equal(next.rates, m.rates, sizeof(m.rates));
+        }
 }
 
 static void wishes_become_ranks(void **state) {
@@ -233,6 +267,7 @@ int main(void) {
                 TEST(set_of_udev),
                 TEST(set_without_any_is_refused),
                 TEST(links_are_kept_for_the_same_devices),
+                TEST(shares_follow_the_rates),
                 TEST(wishes_become_ranks),
                 TEST(plan_leaves_ranks_out),
                 TEST(exchange_is_the_faster_proven_way),

@@ -835,8 +835,8 @@ static void request_open_gpus_are_found_or_refused(void **state) {
                 int result;
                 uint32_t n_gpus;
         } cases[] = {
-                { { "0", "1", "2" }, "", "", 0, 0 }, /* all of them is no wish */
-                { { "gpu-C", "0", "0000:02:00.0" }, "", "", 0, 0 },
+                { { "0", "1", "2" }, "", "", 0, 3 }, /* all of them is a wish, too: none is left out then */
+                { { "gpu-C", "0", "0000:02:00.0" }, "", "", 0, 3 },
                 { { "gpu-C", "0" }, "", "", 0, 2 },
                 { { "0", "1", "0000:01:00.0" }, FAULT_INVALID_ARGUMENT, "names 0000:01:00.0 more than once", -EINVAL },
                 { { "0", "3" }, FAULT_INVALID_ARGUMENT, "\"3\"", -EINVAL },

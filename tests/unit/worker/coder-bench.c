@@ -110,6 +110,7 @@ void bench_set_ranks(CoderBench *b, uint32_t ranks) {
 }
 
 void bench_set_ops(CoderBench *b, const LkOps *ops, int (*device_memory)(uint32_t device, uint64_t *ret_free, uint64_t *ret_total)) {
+        (void) rank_group_end(b->ranks);
         residency_done(&b->runner.residency);
         b->ranks = rank_group_free(b->ranks);
         b->ops = *ops;
@@ -151,6 +152,7 @@ CoderBench *bench_free(CoderBench *b) {
         if (!b)
                 return NULL;
 
+        (void) rank_group_end(b->ranks); /* what goes on behind a step needs the rest */
         step_runner_done(&b->runner);
         (void) rank_group_free(b->ranks);
         for (size_t i = 0; i < MODELS_MAX; i++)

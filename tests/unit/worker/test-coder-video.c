@@ -154,6 +154,29 @@ static void decode_ranks_and_delays_same_bits(void **state) {
         }
 }
 
+/* Every tile once: what ranks make behind a step counts with the next one. */
+static void decode_says_who_made_the_tiles(void **state) {
+        CoderBench *b = *state;
+        const WireJobOpen w = film_job(b, ST_U8);
+        CLEANUP(job_unrefp) Job *j = NULL;
+        uint32_t all = 0;
+
+        bench_set_ranks(b, 3);
+        j = bench_open(b, &w);
+        for (uint32_t k = 1; k <= j->steps; k++) {
+                StepResult result;
+                Fault f = {};
+
+                assert_int_equal(bench_try_step(b, j, &result, &f), 0);
+                for (uint32_t i = 0; i < RANKS_MAX; i++) {
+                        assert_true(result.tiles[i] == 0 || i < 3);
+                        all += result.tiles[i];
+                }
+                assert_true(all >= 2 * k && all <= 6);
+        }
+        assert_int_equal(all, 6);
+}
+
 /* Fewer ranks than there are. */
 static void decode_takes_so_many_ranks_as_asked(void **state) {
         CoderBench *b = *state;
@@ -635,6 +658,7 @@ static void encode_bad_requests_are_refused(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 TEST(decode_ranks_and_delays_same_bits),
+                TEST(decode_says_who_made_the_tiles),
                 TEST(decode_takes_so_many_ranks_as_asked),
                 TEST(decode_says_what_it_makes),
                 TEST(decode_ring_has_every_frame_in_turn),

@@ -20,6 +20,7 @@ static WireDevice devices[DEVICES];
 static int unconnected; /* from this one to others the driver has no way; -1: none */
 static uint32_t peer_copies_of[DEVICES];
 static uint32_t flips_from, device_bound; /* copies from this one change a bit */
+static uint32_t slow, refuses; /* products of these: 2 ms more each; they fail */
 static const LkOps *real;
 
 static int bind_device(uint32_t device) {
@@ -39,10 +40,19 @@ static int copy(LkContext *c, LkQueue queue, const LkCopy *a) {
         return real->copy(c, queue, a);
 }
 
+static int gemm(LkContext *c, const LkGemm *a) {
+        assert_ptr_equal(c, contexts[device_bound]);
+        if (device_bound == slow)
+                (void) usleep(2000);
+        return device_bound == refuses ? -EIO : real->gemm(c, a);
+}
+
 static int setup(void **state) {
         real = device_ops();
         ops = *real;
         ops.copy = copy;
+        ops.gemm = gemm;
+        slow = refuses = UINT32_MAX;
         unconnected = -1;
         flips_from = UINT32_MAX;
         for (uint32_t i = 0; i < DEVICES; i++) {
@@ -62,7 +72,7 @@ static int teardown(void **state) {
 
 static PeersTrial trial(uint32_t n) {
         return (PeersTrial){.ops = &ops, .n = n, .devices = devices, .contexts = contexts, .bind = bind_device, .connect = connect,
-                .size = 100000, .deadline_usec = 1000000};
+                .size = 100000, .product = 32, .deadline_usec = 1000000};
 }
 
 static void peers_all_ways_are_measured(void **state) {
@@ -149,6 +159,33 @@ static void peers_hanging_copy_is_given_up(void **state) {
         device_sim.used = 0; /* what was in use stays so */
 }
 
+/* Products of 2 * 64^3 operations: at most 0.3 * 10^9 a second of the slow one, which is 1 in whole numbers. */
+static void peers_rates_tell_a_slow_device(void **state) {
+        PeersTrial t = trial(DEVICES);
+        WireHello h = {};
+
+        t.product = 64;
+        slow = 1;
+        t.without = 1 << 2;
+        peers_try(&t, &h);
+        assert_true(h.rates[0] > h.rates[1] && h.rates[1] == 1);
+        assert_int_equal(h.rates[2], 0);
+        assert_string_equal(h.notes, "");
+        assert_int_equal(device_sim.used, 0);
+}
+
+static void peers_rate_that_fails_is_told(void **state) {
+        PeersTrial t = trial(2);
+        WireHello h = {};
+
+        refuses = 1;
+        peers_try(&t, &h);
+        assert_true(h.rates[0] > 0 && h.rates[1] == 0);
+        assert_non_null(strstr(h.notes, "GPU 0000:41:00.0: its rate cannot be measured"));
+        assert_true(h.peer_mbs[0][1] > 0 && h.peer_mbs[1][0] > 0);
+        assert_int_equal(device_sim.used, 0);
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test_setup_teardown(peers_all_ways_are_measured, setup, teardown),
@@ -156,6 +193,8 @@ int main(void) {
                 cmocka_unit_test_setup_teardown(peers_devices_without_ranks_are_not_tried, setup, teardown),
                 cmocka_unit_test_setup_teardown(peers_wrong_bytes_are_noticed, setup, teardown),
                 cmocka_unit_test_setup_teardown(peers_without_a_way_are_told, setup, teardown),
+                cmocka_unit_test_setup_teardown(peers_rates_tell_a_slow_device, setup, teardown),
+                cmocka_unit_test_setup_teardown(peers_rate_that_fails_is_told, setup, teardown),
                 cmocka_unit_test_setup_teardown(peers_hanging_copy_is_given_up, setup, teardown),
         };
 

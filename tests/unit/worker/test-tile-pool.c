@@ -18,12 +18,29 @@ typedef struct Scene {
         Job job;
         TilePool pool;
         atomic_uint made[CHUNKS][TILES];
-        atomic_uint memory_seen, most; /* most: tiles at a time */
+        atomic_uint memory_seen, most, least; /* most, least: tiles at a time */
         unsigned usec;                  /* a tile takes */
         uint32_t fail_chunk, fail_tile; /* with -EIO, once */
         atomic_bool failed;
         atomic_uint n_stuck;
+        uint32_t slow;         /* this rank ends its first tiles when all others of two chunks are there; UINT32_MAX: none */
+        atomic_uint slow_took; /* tiles that it took then */
 } Scene;
+
+static uint32_t count(const Scene *x, uint32_t from, uint32_t to) {
+        uint32_t n = 0;
+
+        for (uint32_t k = from; k < to; k++)
+                for (uint32_t i = 0; i < TILES; i++)
+                        n += x->made[k][i];
+        return n;
+}
+
+static void be_slow(Scene *x, uint32_t n) {
+        x->slow_took = n;
+        while (count(x, 0, 2) < 2 * TILES - n)
+                (void) usleep(1000);
+}
 
 static int make(void *userdata, const TilePlace *at, Fault *f) {
         Scene *x = userdata;
@@ -31,12 +48,16 @@ static int make(void *userdata, const TilePlace *at, Fault *f) {
         assert_true(at->chunk < CHUNKS && at->n > 0 && at->n <= TILES && at->tile <= TILES - at->n);
         if (at->n > x->most)
                 x->most = at->n;
+        if (at->n < x->least)
+                x->least = at->n;
         if (at->memory) {
                 memset(at->memory, 1, 100);
-                x->memory_seen++;
+                x->memory_seen += at->n;
         }
         if (at->chunk == x->fail_chunk && at->tile <= x->fail_tile && x->fail_tile < at->tile + at->n && !atomic_exchange(&x->failed, true))
                 return fault_set(f, -EIO, FAULT_INTERNAL, "Tile %u of chunk %u broke.", at->tile, at->chunk);
+        if (at->rank == x->slow && x->slow_took == 0)
+                be_slow(x, at->n);
         (void) usleep(x->usec);
         for (uint32_t i = 0; i < at->n; i++)
                 x->made[at->chunk][at->tile + i]++;
@@ -48,7 +69,8 @@ static int setup(void **state) {
 
         assert_non_null(x);
         x->b = bench_new(3, 4096);
-        x->fail_chunk = UINT32_MAX;
+        x->job.n_ref = 1;
+        x->fail_chunk = x->slow = UINT32_MAX;
         tile_pool_init(&x->pool, CHUNKS, TILES, make, x);
         *state = x;
         return 0;
@@ -57,24 +79,42 @@ static int setup(void **state) {
 static int teardown(void **state) {
         Scene *x = *state;
 
+        (void) rank_group_end(x->b->ranks);
+        assert_int_equal(x->job.n_ref, 1);
         tile_pool_done(&x->pool);
         (void) bench_free(x->b);
         free(x);
         return 0;
 }
 
+/* This chunk alone. */
 static int run(Scene *x, uint32_t chunk, uint32_t ranks, Fault *f) {
-        return tile_pool_run(&x->pool, &x->b->runner, x->b->ranks, &x->job, chunk, ranks, f);
+        return tile_pool_run(&x->pool, &x->b->runner, x->b->ranks, &x->job, chunk, chunk + 1, ranks, f);
+}
+
+/* And the next one. */
+static int run_on(Scene *x, uint32_t chunk, uint32_t ranks, Fault *f) {
+        return tile_pool_run(&x->pool, &x->b->runner, x->b->ranks, &x->job, chunk, chunk + 2, ranks, f);
 }
 
 static uint32_t made_of(const Scene *x, uint32_t chunk) {
-        uint32_t n = 0;
-
-        for (uint32_t i = 0; i < TILES; i++) {
+        for (uint32_t i = 0; i < TILES; i++)
                 assert_true(x->made[chunk][i] <= 1);
-                n += x->made[chunk][i];
-        }
-        return n;
+        return count(x, chunk, chunk + 1);
+}
+
+static void await_made(const Scene *x, uint32_t chunk) {
+        while (made_of(x, chunk) < TILES)
+                (void) usleep(1000);
+}
+
+static void await_failure(Scene *x) {
+        while (!x->failed)
+                (void) usleep(1000);
+}
+
+static uint32_t sum_of_ranks(const Scene *x) {
+        return x->pool.made[0] + x->pool.made[1] + x->pool.made[2];
 }
 
 static void run_every_tile_is_made_once(void **state) {
@@ -84,39 +124,75 @@ static void run_every_tile_is_made_once(void **state) {
         x->usec = 2000;
         x->pool.memory = 100;
         for (uint32_t k = 0; k < CHUNKS; k++) {
-                assert_int_equal(run(x, k, 3, &f), 0);
+                assert_int_equal(run_on(x, k, 3, &f), 0);
                 assert_int_equal(made_of(x, k), TILES);
                 for (uint32_t later = k + 2; later < CHUNKS; later++)
                         assert_int_equal(made_of(x, later), 0);
         }
         assert_int_equal(x->memory_seen, CHUNKS * TILES);
+        assert_int_equal(sum_of_ranks(x), CHUNKS * TILES);
 }
 
-/* Three ranks and five tiles: one rank is free while two make the last ones. It takes one tile ahead, not
- * more. */
-static void run_a_free_rank_takes_one_tile_ahead(void **state) {
+/* To the end of what it may: then a place is free, and the ranks begin anew. */
+static void run_goes_on_behind_its_step(void **state) {
         Scene *x = *state;
         Fault f = {};
 
-        x->usec = 30000;
-        assert_int_equal(run(x, 0, 3, &f), 0);
-        assert_true(made_of(x, 1) >= 1 && made_of(x, 1) <= 2);
-        assert_int_equal(x->pool.ahead, made_of(x, 1));
-        assert_int_equal(x->pool.ahead_chunk, 1);
+        for (uint32_t ranks = 1; ranks <= 3; ranks++) {
+                memset(x->made, 0, sizeof(x->made));
+                assert_int_equal(run_on(x, 0, ranks, &f), 0);
+                await_made(x, 1);
+                assert_int_equal(made_of(x, 2), 0);
+                tile_pool_allow(&x->pool, 3);
+                await_made(x, 2);
+                assert_int_equal(made_of(x, 3), 0);
+                assert_int_equal(run_on(x, 1, ranks, &f), 0);
+                tile_pool_allow(&x->pool, 4);
+                await_made(x, 3);
+                assert_int_equal(run_on(x, 2, ranks, &f), 0);
+                assert_int_equal(run_on(x, 3, ranks, &f), 0);
+                assert_false(x->pool.runs);
+                assert_int_equal(count(x, 0, CHUNKS), CHUNKS * TILES);
+        }
 }
 
-static void run_one_rank_takes_none_ahead(void **state) {
+static void run_one_chunk_alone_takes_none_ahead(void **state) {
         Scene *x = *state;
         Fault f = {};
 
         for (uint32_t k = 0; k < CHUNKS; k++) {
-                assert_int_equal(run(x, k, 1, &f), 0);
+                assert_int_equal(run(x, k, 3, &f), 0);
                 if (k + 1 < CHUNKS)
                         assert_int_equal(made_of(x, k + 1), 0);
         }
 }
 
-/* What was made ahead is forgotten with the step that failed, since nobody knows what of it is whole. */
+static void run_no_tiles_is_done(void **state) {
+        Scene *x = *state;
+        Fault f = {};
+
+        x->pool.tiles = 0;
+        assert_int_equal(run(x, 0, 3, &f), 0);
+        x->job.cancelled = true;
+        assert_int_equal(run(x, 0, 3, &f), -ECANCELED);
+}
+
+/* Others do all the rest of what may be made. */
+static void run_a_slow_rank_is_not_waited_for_by_others(void **state) {
+        Scene *x = *state;
+        Fault f = {};
+
+        x->slow = 1;
+        assert_int_equal(run_on(x, 0, 3, &f), 0);
+        assert_int_equal(run_on(x, 1, 3, &f), 0);
+        if (x->slow_took > 0) /* it was there in time for one */
+                assert_true(x->pool.made[0] + x->pool.made[2] >= 2 * TILES - x->slow_took);
+        assert_int_equal(run_on(x, 2, 3, &f), 0);
+        assert_int_equal(run_on(x, 3, 3, &f), 0);
+        assert_int_equal(sum_of_ranks(x), CHUNKS * TILES);
+}
+
+/* What was made of this chunk is forgotten with the step that failed, since nobody knows what of it is whole. */
 static void run_after_a_failure_begins_again(void **state) {
         Scene *x = *state;
         Fault f = {};
@@ -125,8 +201,9 @@ static void run_after_a_failure_begins_again(void **state) {
         x->fail_chunk = 1;
         x->fail_tile = 3;
         assert_int_equal(run(x, 0, 1, &f), 0);
-        assert_int_equal(run(x, 1, 3, &f), -EIO);
+        assert_int_equal(run_on(x, 1, 3, &f), -EIO);
         assert_string_equal(f.text, "Tile 3 of chunk 1 broke.");
+        assert_false(x->pool.runs);
         memset(x->made, 0, sizeof(x->made));
         f = (Fault){};
         assert_int_equal(run(x, 1, 3, &f), 0);
@@ -135,17 +212,65 @@ static void run_after_a_failure_begins_again(void **state) {
         assert_int_equal(made_of(x, 2), TILES);
 }
 
-/* Also one that was made ahead, on its own step's account. */
-static void run_tiles_ahead_of_another_chunk_do_not_count(void **state) {
+/* It is made again, and only then does somebody hear of it. */
+static void run_a_failure_behind_the_step_is_forgotten(void **state) {
         Scene *x = *state;
         Fault f = {};
 
-        x->usec = 20000;
-        assert_int_equal(run(x, 0, 3, &f), 0);
-        assert_true(x->pool.ahead > 0);
+        x->fail_chunk = 1;
+        x->fail_tile = 4;
+        assert_int_equal(run_on(x, 0, 1, &f), 0);
+        await_failure(x);
+        assert_int_equal(made_of(x, 1), 4);
         memset(x->made, 0, sizeof(x->made));
-        assert_int_equal(run(x, 0, 3, &f), 0); /* the step is asked for once more */
+        assert_int_equal(run_on(x, 1, 1, &f), 0);
+        assert_int_equal(made_of(x, 1), TILES);
+}
+
+/* A step that is asked for once more. */
+static void run_the_same_chunk_again_makes_all_of_it(void **state) {
+        Scene *x = *state;
+        Fault f = {};
+
+        assert_int_equal(run_on(x, 0, 3, &f), 0);
+        await_made(x, 1);
+        (void) rank_group_end(x->b->ranks);
+        memset(x->made, 0, sizeof(x->made));
+        assert_int_equal(run(x, 0, 3, &f), 0);
         assert_int_equal(made_of(x, 0), TILES);
+        assert_int_equal(made_of(x, 1), 0);
+}
+
+static int count_ranks(void *userdata, uint32_t rank, LkContext *context) {
+        atomic_uint *n = userdata;
+
+        (*n)++;
+        return 0;
+}
+
+/* What other steps give the ranks to do comes between; then it goes on where it was. */
+static void run_other_orders_come_between(void **state) {
+        atomic_uint n = 0;
+        Scene *x = *state;
+        Fault f = {};
+
+        x->usec = 3000;
+        for (uint32_t k = 0; k < CHUNKS; k++) {
+                uint32_t made;
+
+                assert_int_equal(run_on(x, k, 3, &f), 0);
+                assert_int_equal(rank_group_run(x->b->ranks,
+                                         &(RankOrder){.ranks = 7, .work = count_ranks, .userdata = &n, .deadline_usec = 60000000}),
+                        0);
+                assert_int_equal(n, 3 * (k + 1));
+                assert_false(x->pool.runs);
+                assert_int_equal(x->job.n_ref, 1);
+                made = count(x, 0, CHUNKS);
+                (void) usleep(10000);
+                assert_int_equal(count(x, 0, CHUNKS), made);
+        }
+        for (uint32_t k = 0; k < CHUNKS; k++)
+                assert_int_equal(made_of(x, k), TILES);
 }
 
 static void run_cancelled_makes_nothing(void **state) {
@@ -155,57 +280,93 @@ static void run_cancelled_makes_nothing(void **state) {
         x->job.cancelled = true;
         assert_int_equal(run(x, 0, 3, &f), -ECANCELED);
         assert_int_equal(made_of(x, 0), 0);
+        assert_false(x->pool.runs);
 }
 
-/* As many at a time as give every rank a turn, at most the batch. */
+/* The ranks let go of the job by themselves. */
+static void run_cancelled_behind_the_step_ends(void **state) {
+        Scene *x = *state;
+        Fault f = {};
+
+        x->usec = 1000;
+        assert_int_equal(run_on(x, 0, 3, &f), 0);
+        x->job.cancelled = true;
+        for (uint64_t active = 1; active != 0; (void) usleep(1000)) {
+                (void) pthread_mutex_lock(&x->pool.lock);
+                active = x->pool.active;
+                (void) pthread_mutex_unlock(&x->pool.lock);
+        }
+        assert_int_equal(run_on(x, 1, 3, &f), -ECANCELED);
+        assert_int_equal(x->job.n_ref, 1);
+}
+
+static atomic_int behind_result;
+
+static void first_chunk(void *userdata, RankGroup *g, Job *j, uint32_t step) {
+        Scene *x = userdata;
+        Fault f = {};
+
+        behind_result = tile_pool_run(&x->pool, &x->b->runner, g, j, 0, 2, 2, &f) + 1;
+}
+
+/* Without a next step: the steps' thread lets go of what has come to its end, and of what never will in time. */
+static void run_behind_the_last_step_lets_go_of_the_job(void **state) {
+        Scene *x = *state;
+        Fault f = {};
+
+        for (unsigned cancels = 0; cancels < 2; cancels++) {
+                RankGroup *g;
+
+                x->usec = cancels ? 2000 : 0;
+                x->job.cancelled = false;
+                behind_result = 0;
+                x->pool.current = UINT32_MAX;
+                assert_int_equal(rank_group_new(&x->b->ops, 2, 2, first_chunk, x, &g, &f), 0);
+                assert_int_equal(rank_group_queue(g, &x->job, 0), 0);
+                while (behind_result == 0)
+                        (void) usleep(1000);
+                assert_int_equal(behind_result, 1);
+                x->job.cancelled = cancels > 0;
+                while (x->job.n_ref > 1)
+                        (void) usleep(1000);
+                (void) rank_group_free(g);
+        }
+}
+
+/* With the group. */
+static void run_behind_a_step_ends_with_the_ranks(void **state) {
+        Scene *x = *state;
+        Fault f = {};
+
+        x->usec = 2000;
+        assert_int_equal(run_on(x, 0, 3, &f), 0);
+        bench_set_ranks(x->b, 2);
+        assert_false(x->pool.runs);
+        assert_int_equal(x->job.n_ref, 1);
+        assert_int_equal(run_on(x, 1, 2, &f), 0);
+        assert_int_equal(made_of(x, 1), TILES);
+}
+
+/* As many at a time as give every rank a turn, at most the batch; of several ranks less and less towards the end. */
 static void run_takes_several_at_a_time(void **state) {
         static const struct {
-                uint32_t batch, ranks, most;
-        } cases[] = {{1, 3, 1}, {2, 1, 2}, {3, 1, 3}, {4, 1, 3}, {9, 1, 5}, {9, 2, 3}, {9, 3, 2}, {2, 2, 2}};
+                uint32_t batch, ranks, most, least;
+        } cases[] = {{1, 3, 1, 1}, {2, 1, 2, 1}, {3, 1, 3, 2}, {4, 1, 3, 2}, {9, 1, 5, 5}, {9, 2, 3, 1}, {9, 3, 2, 1}, {2, 2, 2, 1}};
         Scene *x = *state;
         Fault f = {};
 
         for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
                 memset(x->made, 0, sizeof(x->made));
                 x->most = 0;
+                x->least = TILES;
                 x->pool.batch = cases[i].batch;
-                x->pool.ahead_chunk = 0;
-                x->pool.ahead = 0;
                 for (uint32_t k = 0; k < CHUNKS; k++) {
                         assert_int_equal(run(x, k, cases[i].ranks, &f), 0);
                         assert_int_equal(made_of(x, k), TILES);
                 }
                 assert_int_equal(x->most, cases[i].most);
+                assert_int_equal(x->least, cases[i].least);
         }
-}
-
-static void ahead_makes_some_of_the_next_chunk(void **state) {
-        Scene *x = *state;
-        Fault f = {};
-
-        x->pool.batch = 2;
-        for (uint32_t k = 0; k < CHUNKS; k++) {
-                assert_int_equal(run(x, k, 1, &f), 0);
-                assert_int_equal(made_of(x, k), TILES);
-                tile_pool_ahead(&x->pool, &x->b->runner, x->b->ranks, &x->job, 1);
-                if (k + 1 < CHUNKS)
-                        assert_int_equal(made_of(x, k + 1), 2);
-        }
-}
-
-/* It is made again, and only then does somebody hear of it. */
-static void ahead_failure_is_forgotten(void **state) {
-        Scene *x = *state;
-        Fault f = {};
-
-        x->pool.batch = 2;
-        x->fail_chunk = 1;
-        assert_int_equal(run(x, 0, 1, &f), 0);
-        tile_pool_ahead(&x->pool, &x->b->runner, x->b->ranks, &x->job, 1);
-        assert_true(x->failed);
-        assert_int_equal(made_of(x, 1), 0);
-        assert_int_equal(run(x, 1, 1, &f), 0);
-        assert_int_equal(made_of(x, 1), TILES);
 }
 
 static void note_stuck(void *userdata, const Job *j, uint32_t step, const Fault *f) {
@@ -234,14 +395,19 @@ static void run_a_rank_that_hangs_is_named(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 TEST(run_every_tile_is_made_once),
-                TEST(run_a_free_rank_takes_one_tile_ahead),
-                TEST(run_one_rank_takes_none_ahead),
+                TEST(run_goes_on_behind_its_step),
+                TEST(run_one_chunk_alone_takes_none_ahead),
+                TEST(run_no_tiles_is_done),
+                TEST(run_a_slow_rank_is_not_waited_for_by_others),
                 TEST(run_after_a_failure_begins_again),
-                TEST(run_tiles_ahead_of_another_chunk_do_not_count),
+                TEST(run_a_failure_behind_the_step_is_forgotten),
+                TEST(run_the_same_chunk_again_makes_all_of_it),
+                TEST(run_other_orders_come_between),
                 TEST(run_cancelled_makes_nothing),
+                TEST(run_cancelled_behind_the_step_ends),
+                TEST(run_behind_the_last_step_lets_go_of_the_job),
+                TEST(run_behind_a_step_ends_with_the_ranks),
                 TEST(run_takes_several_at_a_time),
-                TEST(ahead_makes_some_of_the_next_chunk),
-                TEST(ahead_failure_is_forgotten),
                 TEST(run_a_rank_that_hangs_is_named),
         };
 
