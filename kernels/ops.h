@@ -645,6 +645,8 @@ typedef struct LkOps {
         int (*wait_for)(LkContext *c, LkQueue queue, LkContext *other, uint32_t event);
         /* Whether what the event stands for is done: 1, 0. Does not wait. */
         int (*is_done)(LkContext *c, uint32_t event);
+        /* What a queue is for the device's own libraries, and the number of its device there. NULL: it has none. */
+        void *(*native)(LkContext *c, LkQueue queue, int *ret_device);
 
         /* For figures: stamp() goes into LK_COMPUTE, stamped() waits for all that LK_COMPUTE has and says when (CLOCK_MONOTONIC,
          * usec, to about 100) the newest stamp was reached. NULL: work is done when it is given. */

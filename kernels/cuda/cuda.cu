@@ -126,6 +126,11 @@ static int is_done(LkContext *c, uint32_t event) {
         return 0;
 }
 
+static void *native(LkContext *c, LkQueue queue, int *ret_device) {
+        *ret_device = c->device;
+        return cuda_stream_of(c, queue);
+}
+
 static int stamp(LkContext *c) {
         int r = 0;
 
@@ -177,6 +182,7 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.copy = cuda_copy;
         ops.wait_for = wait_for;
         ops.is_done = is_done;
+        ops.native = native;
         ops.stamp = stamp;
         ops.stamped = stamped;
         ops.pin = cuda_pin;

@@ -16,7 +16,7 @@ size_t exchange_places(const H3Plan *p) {
         return (size_t) _H3_PHASE_MAX * p->ranks * (p->ranks + 1) * p->chunks;
 }
 
-static size_t place_index(const H3Plan *p, const H3Message *m) {
+size_t exchange_place(const H3Plan *p, const H3Message *m) {
         uint32_t to = m->to == H3_TO_ALL ? p->ranks : m->to;
 
         return (((size_t) m->phase * p->ranks + m->from) * (p->ranks + 1) + to) * p->chunks + m->chunk;
@@ -61,7 +61,7 @@ uint64_t exchange_memory(ExchangeKind kind, const H3Plan *p, ExchangeSize size) 
 }
 
 uint64_t exchange_device_memory(ExchangeKind kind, const H3Plan *p, ExchangeSize size, uint32_t rank) {
-        return kind == EXCHANGE_P2P && p->ranks > 1 ? exchange_p2p_memory(p, size, rank) : 0;
+        return kind != EXCHANGE_HOST && p->ranks > 1 ? exchange_peer_memory(p, size, rank) : 0;
 }
 
 /* Under the lock. Later errors follow from the first. */
@@ -143,7 +143,7 @@ static uint64_t total(const H3View *views, uint32_t n) {
 
 static int send(H3Exchange *interface, const H3Rank *rank, const H3Message *m, const H3View *views, uint32_t n) {
         Exchange *e = (Exchange *) interface;
-        Place *p = e->places + place_index(e->plan, m);
+        Place *p = e->places + exchange_place(e->plan, m);
         uint64_t size = total(views, n);
         uint8_t *bytes;
         int r;
@@ -171,13 +171,15 @@ static int send(H3Exchange *interface, const H3Rank *rank, const H3Message *m, c
 
 static int recv(H3Exchange *interface, const H3Rank *rank, const H3Message *m, const H3View *views, uint32_t n) {
         Exchange *e = (Exchange *) interface;
-        Place *p = e->places + place_index(e->plan, m);
+        Place *p = e->places + exchange_place(e->plan, m);
         uint64_t size = total(views, n);
         int r;
 
         if (size > p->size)
                 return -EPROTO;
         r = call_hook(e, rank->index, m, NULL, size);
+        if (r >= 0 && e->transport->expect)
+                r = e->transport->expect(e, rank, m);
         if (r >= 0)
                 r = exchange_wait(e, rank->index, awaits_message, &(WaitForMessage){p, m});
         if (r < 0)
@@ -236,7 +238,7 @@ int exchange_new(ExchangeKind kind, const H3Plan *p, ExchangeSize size, uint64_t
                 return r;
         }
         e->interface = (H3Exchange){send, recv, fail};
-        e->transport = kind == EXCHANGE_P2P ? &exchange_p2p : &exchange_host;
+        e->transport = kind == EXCHANGE_P2P ? &exchange_p2p : kind == EXCHANGE_NCCL ? &exchange_nccl : &exchange_host;
         e->plan = p;
         e->deadline_usec = deadline_usec;
         e->hook = hook ? *hook : (ExchangeHook){};

@@ -17,6 +17,7 @@ typedef struct Exchange Exchange;
 typedef enum ExchangeKind {
         EXCHANGE_HOST, /* exchange-host.c: any backend */
         EXCHANGE_P2P,  /* exchange-p2p.c: contexts that copy to each other (LkOps.copy) */
+        EXCHANGE_NCCL, /* exchange-nccl.c: contexts of different devices, where nccl_start() was */
 } ExchangeKind;
 
 /* From here on events of the ranks' contexts are the exchange's. */

@@ -1,25 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/worker/exchange.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "service/latentd/plan.h"
 #include "service/shared/cleanup.h"
 #include "service/worker/model-weights.h"
+#include "service/worker/nccl.h"
 #include "service/worker/plan.h"
 #include "service/worker/split.h"
 #include "tests/unit/worker/device-ops.h"
+#include "tests/unit/worker/fake-nccl.h"
 #include "tests/unit/worker/toy.h"
 
-/* Steps split over ranks that copy from device to device: the bits of the exchange through the host, whatever the plan and the
- * chunks. Copies happen as late as the queues allow, and what does not wait for what it must ends the program (device-ops.h). */
+/* Steps split over ranks that copy from device to device, or (argument "nccl") have fake-nccl.c do it: the bits of the exchange
+ * through the host, whatever the plan and the chunks. Copies happen as late as the queues allow, and what does not wait for what it
+ * must ends the program (device-ops.h). */
 
 #define RANKS 4
 #define ROWS 57
@@ -28,6 +33,8 @@ static LkOps ops;
 static RankGroup *group;
 static bool lost; /* the device, by the last test */
 static uint8_t devices[RANKS] = {0, 1, 0, 1}; /* two ranks of one device each */
+static ExchangeKind direct = EXCHANGE_P2P;
+static FakeNccl *fake; /* NULL: P2P */
 
 static int bind_device(uint32_t device) {
         device_ops_bind(device);
@@ -37,11 +44,53 @@ static int bind_device(uint32_t device) {
 static void no_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
 }
 
+static FakeNccl *find_fake(void) {
+        void *library = dlopen("libnccl.so.2", RTLD_NOW), *p = library ? dlsym(library, "fake_nccl") : NULL;
+        FakeNcclGet get;
+
+        memcpy(&get, &p, sizeof(p));
+        if (!p)
+                fail_msg("this is not the test's libnccl.so.2: %s", dlerror());
+        return get();
+}
+
+static int start_nccl(void) {
+        LkContext *contexts[RANKS];
+        const NcclDevices d = {.ops = &ops, .n = RANKS, .contexts = contexts, .bind = bind_device, .size = 4096,
+                .deadline_usec = UINT64_C(60000000)};
+        Fault f = {};
+        int r = 0;
+
+        (void) setenv("LATENT_NCCL", "1", 1);
+        assert_true(nccl_is_wanted());
+        for (uint32_t i = 0; i < RANKS; i++) {
+                devices[i] = (uint8_t) i;
+                (void) bind_device(i);
+                assert_int_equal(ops.context_new(1, contexts + i), 0);
+        }
+        fake = find_fake();
+        device_sim.flip_next = true;
+        assert_int_equal(nccl_start(&d, &f), -EBADMSG);
+        assert_non_null(strstr(f.text, "arrive wrong"));
+        assert_int_equal(nccl_version(), 0);
+        assert_int_equal(fake->aborts, RANKS);
+        f = (Fault){};
+        r = nccl_start(&d, &f);
+        if (r < 0)
+                fail_msg("%s", f.text);
+        assert_int_equal(nccl_version(), 22803);
+        for (uint32_t i = 0; i < RANKS; i++)
+                (void) ops.context_free(contexts[i]);
+        return 0;
+}
+
 static int setup(void **state) {
         Fault f = {};
 
         ops = *device_ops();
         device_sim.keeps = true;
+        if (direct == EXCHANGE_NCCL)
+                (void) start_nccl();
         return rank_group_new_at(&ops, RANKS, RANKS, &(RankPlaces){bind_device, devices}, no_step, NULL, &group, &f);
 }
 
@@ -105,8 +154,8 @@ static void on_ranks(RankWork work, Bench *b) {
                 0);
 }
 
-static int run(Bench *b, ExchangeKind kind, float *video, float *audio, uint64_t deadline_usec, uint64_t *ret_bytes, Fault *f) {
-        const SplitStep s = {.ops = &ops,
+static SplitStep step(Bench *b, ExchangeKind kind, float *video, float *audio, uint64_t deadline_usec) {
+        return (SplitStep){.ops = &ops,
                 .model = &b->toy->model,
                 .plan = &b->plan->h3,
                 .exchange = kind,
@@ -117,6 +166,10 @@ static int run(Bench *b, ExchangeKind kind, float *video, float *audio, uint64_t
                 .userdata = b,
                 .on_stuck = never_stuck,
                 .deadline_usec = deadline_usec > 0 ? deadline_usec : UINT64_C(60000000)};
+}
+
+static int run(Bench *b, ExchangeKind kind, float *video, float *audio, uint64_t deadline_usec, uint64_t *ret_bytes, Fault *f) {
+        const SplitStep s = step(b, kind, video, audio, deadline_usec);
 
         memset(video, 0xff, b->step->n_video * sizeof(float));
         memset(audio, 0xff, b->step->n_audio * sizeof(float));
@@ -195,7 +248,7 @@ static void exchange_of_every_plan_same_bits_and_bytes(void **state) {
                                 if (run(&b, EXCHANGE_HOST, o.video, o.audio, 0, &of_host, &f) < 0 || !is_same(&b, &o))
                                         fail_msg("host, plan %d on %u ranks: %s", p, ranks, f.text);
                                 assert_int_equal(device_sim.peer_copies, copies);
-                                if (run(&b, EXCHANGE_P2P, o.video, o.audio, 0, &of_peers, &f) < 0)
+                                if (run(&b, direct, o.video, o.audio, 0, &of_peers, &f) < 0)
                                         fail_msg("plan %d on %u ranks: %s", p, ranks, f.text);
                                 if (!is_same(&b, &o))
                                         fail_msg("plan %d on %u ranks: other bits", p, ranks);
@@ -216,10 +269,10 @@ static void exchange_flipped_bit_changes_the_result(void **state) {
 
         plan(&b, 3, WIRE_PLAN_KV_GATHER, 2);
         device_sim.flip_next = true;
-        assert_int_equal(run(&b, EXCHANGE_P2P, o.video, o.audio, 0, &bytes, &f), 0);
+        assert_int_equal(run(&b, direct, o.video, o.audio, 0, &bytes, &f), 0);
         assert_false(device_sim.flip_next);
         assert_false(is_same(&b, &o));
-        assert_int_equal(run(&b, EXCHANGE_P2P, o.video, o.audio, 0, &bytes, &f), 0);
+        assert_int_equal(run(&b, direct, o.video, o.audio, 0, &bytes, &f), 0);
         assert_true(is_same(&b, &o));
         out_done(&o);
         bench_done(&b);
@@ -234,7 +287,7 @@ static void exchange_copy_that_hangs_ends_with_an_error(void **state) {
 
         plan(&b, 3, WIRE_PLAN_HIDDEN_GATHER, 2);
         device_sim.peer_stuck = true;
-        assert_int_equal(run(&b, EXCHANGE_P2P, o.video, o.audio, 1000000, &bytes, &f), -EIO);
+        assert_int_equal(run(&b, direct, o.video, o.audio, 1000000, &bytes, &f), -EIO);
         assert_non_null(strstr(f.text, "to the device of another did not end in 1 s"));
         device_sim.peer_stuck = false;
         device_ops_sync();
@@ -256,13 +309,12 @@ static void exchange_failing_rank_releases_the_others(void **state) {
 
                 plan(&b, 4, (WirePlanKind) kind, 2);
                 for (int i = 0; i < 5; i++) {
-                        const SplitStep s = {.ops = &ops, .model = &b.toy->model, .plan = &b.plan->h3, .exchange = EXCHANGE_P2P,
-                                .in = &b.step->in, .video = o.video, .audio = o.audio, .on_begin = on_begin, .userdata = &b,
-                                .on_stuck = never_stuck, .deadline_usec = UINT64_C(60000000), .hook = {fail_once, NULL}};
+                        SplitStep s = step(&b, direct, o.video, o.audio, 0);
 
+                        s.hook.func = fail_once;
                         assert_int_equal(split_run(group, &s, &bytes, &f), -EBADMSG);
                         f = (Fault){};
-                        assert_int_equal(run(&b, EXCHANGE_P2P, o.video, o.audio, 0, &bytes, &f), 0);
+                        assert_int_equal(run(&b, direct, o.video, o.audio, 0, &bytes, &f), 0);
                         assert_true(is_same(&b, &o));
                 }
                 out_done(&o);
@@ -279,7 +331,7 @@ static void exchange_without_such_a_device_is_refused(void **state) {
 
         plan(&b, 2, WIRE_PLAN_HIDDEN_GATHER, 1);
         ops.copy = NULL;
-        assert_int_equal(run(&b, EXCHANGE_P2P, o.video, o.audio, 0, &bytes, &f), -EOPNOTSUPP);
+        assert_int_equal(run(&b, direct, o.video, o.audio, 0, &bytes, &f), -EOPNOTSUPP);
         ops = whole;
         out_done(&o);
         bench_done(&b);
@@ -295,7 +347,7 @@ static void exchange_memory_of_a_rank_is_counted(void **state) {
         plan(&b, 3, WIRE_PLAN_HIDDEN_GATHER, 2);
         own.plan = &b.plan->h3;
         for (uint32_t i = 0; i < 3; i++) {
-                uint64_t bytes = exchange_device_memory(EXCHANGE_P2P, own.plan, (ExchangeSize){exchange_step_message, &own}, i);
+                uint64_t bytes = exchange_device_memory(direct, own.plan, (ExchangeSize){exchange_step_message, &own}, i);
 
                 assert_true(bytes > 0 && bytes % 256 == 0);
                 assert_int_equal(exchange_device_memory(EXCHANGE_HOST, own.plan, (ExchangeSize){exchange_step_message, &own}, i), 0);
@@ -303,12 +355,75 @@ static void exchange_memory_of_a_rank_is_counted(void **state) {
         }
         /* Each message once at its sender and once at each of two readers, or one. */
         assert_true(sum > exchange_memory(EXCHANGE_HOST, own.plan, (ExchangeSize){exchange_step_message, &own}));
-        assert_true(exchange_memory(EXCHANGE_P2P, own.plan, (ExchangeSize){exchange_step_message, &own}) <
+        assert_true(exchange_memory(direct, own.plan, (ExchangeSize){exchange_step_message, &own}) <
                     exchange_memory(EXCHANGE_HOST, own.plan, (ExchangeSize){exchange_step_message, &own}));
         bench_done(&b);
 }
 
-int main(void) {
+/* A rank is lost: who is left gives NCCL up, and there is none for the next step. The rank is away until both have. */
+static int is_late(void *userdata, uint32_t rank, const H3Message *m, uint8_t *bytes, uint64_t size) {
+        unsigned aborts = fake->aborts;
+
+        if (rank == 1 && m->from == 1 && m->sequence == 2)
+                while (fake->aborts < aborts + 2)
+                        (void) usleep(1000);
+        return 0;
+}
+
+static void exchange_lost_rank_gives_nccl_up(void **state) {
+        Bench b = bench_new(TOY_BF16);
+        Out o = out_new(&b);
+        uint64_t bytes;
+        Fault f = {};
+        SplitStep s;
+        int r;
+
+        plan(&b, 3, WIRE_PLAN_HIDDEN_GATHER, 2);
+        s = step(&b, EXCHANGE_NCCL, o.video, o.audio, 500000);
+        s.hook.func = is_late;
+        r = split_run(group, &s, &bytes, &f);
+        assert_true(r == -ETIMEDOUT || r == -EIO); /* by whom it is noticed */
+        assert_non_null(strstr(f.text, r == -EIO ? "NCCL: ncclGroupEnd did not end in time" : "Rank 1 did not answer in 1 s."));
+        assert_int_equal(nccl_version(), 0);
+        device_ops_sync();
+        f = (Fault){};
+        assert_int_equal(run(&b, EXCHANGE_NCCL, o.video, o.audio, 0, &bytes, &f), -EIO);
+        assert_non_null(strstr(f.text, "NCCL: this worker has none"));
+        f = (Fault){};
+        assert_int_equal(run(&b, EXCHANGE_HOST, o.video, o.audio, 0, &bytes, &f), 0);
+        assert_true(is_same(&b, &o));
+        device_ops_sync();
+        lost = true;
+        out_done(&o);
+        bench_done(&b);
+}
+
+static void exchange_nccl_that_fails_ends_with_its_error(void **state) {
+        Bench b = bench_new(TOY_BF16);
+        Out o = out_new(&b);
+        uint64_t bytes;
+        Fault f = {};
+
+        plan(&b, 4, WIRE_PLAN_HIDDEN_GATHER, 1);
+        fake->fails_in = 9;
+        assert_int_equal(run(&b, EXCHANGE_NCCL, o.video, o.audio, 0, &bytes, &f), -EIO);
+        assert_string_equal(f.text, "NCCL: ncclGroupEnd failed: internal error.");
+        device_ops_sync();
+        lost = true;
+        out_done(&o);
+        bench_done(&b);
+}
+
+int main(int argc, char *argv[]) {
+        const struct CMUnitTest of_nccl[] = {
+                cmocka_unit_test(exchange_of_every_plan_same_bits_and_bytes),
+                cmocka_unit_test(exchange_flipped_bit_changes_the_result),
+                cmocka_unit_test(exchange_failing_rank_releases_the_others),
+                cmocka_unit_test(exchange_lost_rank_gives_nccl_up),
+        };
+        const struct CMUnitTest failing[] = {
+                cmocka_unit_test(exchange_nccl_that_fails_ends_with_its_error),
+        };
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(exchange_memory_of_a_rank_is_counted),
                 cmocka_unit_test(exchange_without_such_a_device_is_refused),
@@ -318,5 +433,10 @@ int main(void) {
                 cmocka_unit_test(exchange_copy_that_hangs_ends_with_an_error),
         };
 
-        return cmocka_run_group_tests(tests, setup, teardown);
+        if (argc < 2)
+                return cmocka_run_group_tests(tests, setup, teardown);
+        direct = EXCHANGE_NCCL;
+        if (strcmp(argv[1], "failing") == 0)
+                return cmocka_run_group_tests(failing, setup, teardown);
+        return cmocka_run_group_tests(of_nccl, setup, teardown);
 }
