@@ -320,6 +320,8 @@ static int fill_plan(const WorkerLink *w, const Job *j, WirePlan *p) {
                 r = plan_make(j->ready.rows, j->model->info.heads, w->ranks, w->row_tile, &wishes, p);
         if (r >= 0)
                 p->exchange = gpu_set_exchange(&w->hello, p, wishes.exchange);
+        if (r >= 0 && p->exchange == WIRE_EXCHANGE_NCCL && j->retries > 0) /* a worker has died of this step */
+                p->exchange = WIRE_EXCHANGE_HOST;
         return r;
 }
 
