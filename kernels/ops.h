@@ -652,6 +652,13 @@ typedef struct LkOps {
          * usec, to about 100) the newest stamp was reached. NULL: work is done when it is given. */
         int (*stamp)(LkContext *c);
         int (*stamped)(LkContext *c, uint64_t *ret_usec);
+        /* Likewise: how long LK_COMPUTE was from each lap(true) to the lap(false) behind it, all of them since the last laps(), which
+         * waits for LK_COMPUTE. NULL: work is done when it is given. */
+        int (*lap)(LkContext *c, bool begins);
+        int (*laps)(LkContext *c, uint64_t *ret_usec);
+        /* For tests of slow ways. nsec 0: notes when the queue comes to this; else the queue goes on so long after that at the
+         * earliest. Waiting costs the device nothing. NULL: it cannot. */
+        int (*hold)(LkContext *c, LkQueue queue, uint64_t nsec);
 
         /* Host memory [host, host + size) that is fetched from often: registered with the device, for all
          * contexts of the process, once; what is registered already is left alone. On failure it is as before

@@ -22,6 +22,7 @@ static LkContext *context_free(LkContext *c) {
         if (c->stream && c->copy && c->peer)
                 cuda_memory_done(c);
         cuda_stage_free(c->stage);
+        cuda_laps_free(c->laps);
         for (unsigned i = 0; i < LK_EVENTS_MAX; i++)
                 if (c->events[i])
                         (void) cuda_result(cudaEventDestroy(c->events[i]));
@@ -185,6 +186,9 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.native = native;
         ops.stamp = stamp;
         ops.stamped = stamped;
+        ops.lap = cuda_lap;
+        ops.laps = cuda_laps;
+        ops.hold = cuda_hold;
         ops.pin = cuda_pin;
         ops.unpin = cuda_unpin;
         ops.attention = lk_cuda_attention;

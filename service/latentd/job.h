@@ -87,6 +87,7 @@ struct Job {
         /* worker-link.c: epoch of the worker that has the JOB_OPEN, the PLAN */
         uint64_t worker_epoch, plan_epoch;
         WirePlan plan;            /* the last one sent */
+        uint64_t exposed_usec;    /* of the exchange, over those steps; 0: not measured */
         uint64_t exchanged_bytes; /* between ranks, over the steps that this service ran */
 
         TAILQ_ENTRY(Job) entry;       /* manager's list, by id */

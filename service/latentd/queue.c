@@ -548,6 +548,7 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 j->first_kernel_usec = m->first_usec - j->created_usec;
         note_pace(j, m);
         j->exchanged_bytes += m->exchanged_bytes;
+        j->exposed_usec += m->exposed_usec;
         j->retries = 0;
         if (m->sparse) {
                 j->sparse_first = j->sparse_steps == 0 ? j->step : j->sparse_first;

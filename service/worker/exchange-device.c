@@ -147,6 +147,16 @@ int device_exchange_close(Exchange *e, const H3Rank *rank) {
         return r;
 }
 
+int device_exchange_hold(const Exchange *e, const H3Rank *rank) {
+        return e->hook.link_bytes > 0 && rank->ops->hold ? rank->ops->hold(rank->context, LK_PEER, 0) : 0;
+}
+
+int device_exchange_release(const Exchange *e, const H3Rank *rank, uint64_t bytes) {
+        return e->hook.link_bytes > 0 && rank->ops->hold
+                       ? rank->ops->hold(rank->context, LK_PEER, bytes * 1000 / e->hook.link_bytes + 1)
+                       : 0;
+}
+
 int device_exchange_copy(const H3Rank *rank, const H3View *views, uint32_t n, uint8_t *place, bool in) {
         int r = 0;
 

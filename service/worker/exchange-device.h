@@ -47,6 +47,10 @@ int device_exchange_wait_open(Exchange *e, uint32_t rank, uint32_t other);
 /* What the event stands for is done, as long as the group has no error (any: it may have one). */
 int device_exchange_wait_done(Exchange *e, const H3Rank *rank, uint32_t event, uint64_t patience_usec, bool any);
 
+/* Around what LK_PEER is given of so many bytes, for the hook's link_bytes. */
+int device_exchange_hold(const Exchange *e, const H3Rank *rank);
+int device_exchange_release(const Exchange *e, const H3Rank *rank, uint64_t bytes);
+
 /* Views to a place or back, inside the rank's device, on LK_COMPUTE. */
 int device_exchange_copy(const H3Rank *rank, const H3View *views, uint32_t n, uint8_t *place, bool in);
 

@@ -114,6 +114,14 @@ static int find_messages(const Exchange *e, uint64_t group, uint32_t rank, NcclM
         return n;
 }
 
+static uint64_t sent_bytes(const NcclGroup *g) {
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < g->n; i++)
+                sum += g->messages[i].is_sent ? g->messages[i].size : 0;
+        return sum;
+}
+
 /* The next group, to the queue. */
 static int post(Exchange *e, const H3Rank *rank, uint64_t patience_usec, bool any) {
         NcclRank *own = state_of(e)->ranks + rank->index;
@@ -134,9 +142,13 @@ static int post(Exchange *e, const H3Rank *rank, uint64_t patience_usec, bool an
         if (r >= 0)
                 r = rank->ops->wait(rank->context, LK_PEER, DEVICE_EVENT_ORDER);
         if (r >= 0)
+                r = device_exchange_hold(e, rank);
+        if (r >= 0)
                 r = nccl_send(rank->ops, rank->context, LK_PEER, &g, &f);
         if (r == -ECANCELED) /* it is on its way */
                 return atomic_load(&e->error);
+        if (r >= 0)
+                r = device_exchange_release(e, rank, sent_bytes(&g));
         return r < 0 ? give_up(e, rank, r, &f) : rank->ops->mark(rank->context, LK_PEER, group_event(e, group));
 }
 

@@ -19,8 +19,11 @@ typedef struct Place {
         atomic_uint_least64_t taken; /* by these readers; all of them: the place is free */
 } Place;
 
+typedef struct ExchangeLink ExchangeLink; /* exchange-link.h */
+
 typedef struct Member {
         uint64_t sent, received; /* the rank's own thread writes */
+        uint64_t exposed_usec;   /* likewise */
         uint32_t waits_for;      /* rank + 1; under the lock */
 } Member;
 
@@ -48,6 +51,7 @@ struct Exchange {
         ExchangeHook hook;
         Place *places; /* [phases, ranks, ranks + 1 (the last: to all), chunks] */
         Member *members;
+        ExchangeLink *link; /* of tests; NULL: none, or the transport's queues are held */
 
         pthread_mutex_t lock; /* of all below; also around what waiters wait for */
         pthread_cond_t changed;

@@ -142,6 +142,7 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         m.step_done.compute_usec = result.usec + STEAL(j->open_usec, 0);
         m.step_done.first_usec = result.first_usec;
         m.step_done.exchanged_bytes = result.exchanged_bytes;
+        m.step_done.exposed_usec = result.exposed_usec;
         m.step_done.frames = result.frames;
         m.step_done.cached = result.cached;
         m.step_done.preview = result.preview;

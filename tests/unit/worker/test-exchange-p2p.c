@@ -235,7 +235,7 @@ static void out_done(Out *o) {
 static void exchange_of_every_plan_same_bits_and_bytes(void **state) {
         static const uint32_t chunk_list[] = {1, 3, 32};
 
-        for (int kind = 0; kind < _TOY_MAX; kind++) {
+        for (int kind = 0; kind < _TOY_MAX; kind += fake ? 2 : 1) {
                 Bench b = bench_new((ToyKind) kind);
                 Out o = out_new(&b);
 
@@ -308,7 +308,7 @@ static void exchange_failing_rank_releases_the_others(void **state) {
                 Fault f = {};
 
                 plan(&b, 4, (WirePlanKind) kind, 2);
-                for (int i = 0; i < 5; i++) {
+                for (int i = 0; i < (fake ? 2 : 5); i++) {
                         SplitStep s = step(&b, direct, o.video, o.audio, 0);
 
                         s.hook.func = fail_once;
