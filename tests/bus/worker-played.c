@@ -203,7 +203,8 @@ static WireHello found; /* notes of start() */
 
 static void start_nccl(void) {
         LkContext *own[WIRE_DEVICES_MAX];
-        const NcclDevices d = {.ops = device, .n = n_devices, .contexts = own, .bind = bind_device, .size = 4096, .deadline_usec = 60000000};
+        const NcclDevices d = {.ops = device, .n = n_devices, .contexts = own, .bind = bind_device, .size = 4096,
+                .deadline_usec = 60000000};
         Fault f = {};
 
         for (uint32_t i = 0; i < n_devices; i++)

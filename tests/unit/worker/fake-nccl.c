@@ -136,7 +136,8 @@ static Message *find_in_first(const Comm *c, int peer, bool is_sent) {
 /* On both queues, which have waited for what each was given before. */
 static void move_message(Message *from, Message *to) {
         const LkOps *ops = from->queue->ops;
-        const LkCopy a = {.to = to->data, .from = from->data, .rows = 1, .width = from->size, .to_stride = from->size, .from_stride = from->size};
+        const LkCopy a = {.to = to->data, .from = from->data, .rows = 1, .width = from->size,
+                .to_stride = from->size, .from_stride = from->size};
 
         if (from->size != to->size)
                 die("a message has two sizes");

@@ -8,7 +8,7 @@
 typedef struct FakeNccl {
         unsigned groups;   /* that were given */
         unsigned aborts;   /* of communicators */
-        unsigned fails_in; /* ncclGroupEnd(): so many, the last one fails; 0: none. Of a program that cannot say so: LATENT_FAKE_NCCL_FAILS_IN */
+        unsigned fails_in; /* ncclGroupEnd(): so many, the last one fails; 0: none. Or by LATENT_FAKE_NCCL_FAILS_IN */
 } FakeNccl;
 
 typedef FakeNccl *(*FakeNcclGet)(void); /* dlsym(): "fake_nccl" */
