@@ -42,6 +42,12 @@ BUS_CONF = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configur
 """
 
 
+# Of all services that a test starts and says nothing else of: the worker, settings (KEY=VALUE and spaces). A CUDA worker's denoisers compute in bf16 alone.
+WORKER = os.environ.get("LATENT_TEST_WORKER")
+CONF = os.environ.get("LATENT_TEST_CONF", "").split()
+COMPUTE = "bf16" if WORKER == "cuda" else "f32"
+
+
 # How much longer than on a quiet machine and without sanitizers something may take.
 PATIENCE = float(os.environ.get("LATENT_TEST_PATIENCE", "1"))
 
@@ -172,9 +178,10 @@ class Service:
         lines = [f"{k}={v}" for k, v in values.items()]
         if ranks is not None:
             lines.append(f"WorkerRanks={ranks}")
+        worker = worker or WORKER
         if worker is not None:
             lines.append(f"Worker={worker}")
-        lines += list(conf)
+        lines += [*CONF, *conf]
         self.config = self.folder / "latentd.conf"
         self.config.write_text("[latentd]\n" + "".join(line + "\n" for line in lines))
         self.env = dict(os.environ,

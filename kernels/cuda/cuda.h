@@ -21,6 +21,11 @@ void lk_cuda_load_libraries(void);
 /* Waits for that thread, if there is one: on the same thread as the call before. */
 void lk_cuda_await_libraries(void);
 
+/* Has a thread of its own run the library's first products on the calling thread's current device, beside whatever comes before the first
+ * ones that count. await: for all of them, on the same thread; before a device is reset and before the process ends. */
+void lk_cuda_warm(void);
+void lk_cuda_warm_await(void);
+
 /* Which kernel does what on this device, in a few lines of words; and what the bits depend on, in one. Both return as snprintf does. */
 int lk_cuda_describe(LkContext *c, char *ret, size_t size);
 int lk_cuda_numerics_id(LkContext *c, char *ret, size_t size);

@@ -252,7 +252,11 @@ static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, bool
         t.verdict = (Verdict *) scratch_take(&s, sizeof(*t.verdict));
         if (t.cols < 16 || !t.x || !t.w || !t.whole || !t.y || !t.verdict)
                 return 0;
-        r = fill(c, t.x, TEST_ROWS * k, 1, type);
+        r = cuda_result(cudaMemsetAsync(t.whole, 0xff, size, c->stream)); /* numbers that are none, where nobody writes */
+        if (r >= 0)
+                r = cuda_result(cudaMemsetAsync(t.y, 0xff, size + 16, c->stream));
+        if (r >= 0)
+                r = fill(c, t.x, TEST_ROWS * k, 1, type);
         if (r >= 0)
                 r = fill(c, t.w, t.cols * k, 2, type);
         if (r >= 0 && biased)
@@ -377,12 +381,11 @@ bool library_i8(LkContext *c) {
                 return false;
         (void) pthread_mutex_lock(&lock);
         k = class_of(c->arch);
-        if (k && k->i8 == 0) {
+        if (k && k->i8 == 0)
                 k->i8 = try_i8(c) > 0 ? 1 : -1;
-                if (k->i8 < 0)
-                        p->refused = "cublasLt's int8 sums are not those of the own kernel";
-        }
         good = k && k->i8 > 0;
+        if (!good)
+                p->refused = "cublasLt's int8 sums are not those of the own kernel";
         (void) pthread_mutex_unlock(&lock);
         return good;
 }

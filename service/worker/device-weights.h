@@ -9,7 +9,7 @@
  * neither. A part's memory is dense: every slot begins at a multiple of 256, strided rows are packed, scales follow
  * their matrix. So it does not depend on where a part is, or when it came, what is computed with it.
  *
- * One per context, called on its thread. */
+ * One per context, called on its thread but for device_weights_register(). */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,7 +24,7 @@ typedef struct DeviceWeightsConfig {
         LkContext *context;
         uint32_t first_event;
         /* Registers host memory before it is fetched for the first time; NULL: ops->pin. What it returns changes
-         * the speed alone. */
+         * the speed alone. On whatever thread wants the part first. */
         int (*pin)(void *userdata, LkContext *c, const void *host, uint64_t size);
         void *userdata;
         bool one_at_a_time;  /* a part is given before the next one is taken; else two that follow each other may be in use */
@@ -79,3 +79,7 @@ int device_weights_begin(DeviceWeights *w, const uint32_t *order, uint32_t n);
  * room beside what is not given; -EINVAL: no such part, or no memory was planned; or a device error. */
 int device_weights_take(DeviceWeights *w, uint32_t part);
 void device_weights_give(DeviceWeights *w, uint32_t part);
+
+/* Registers the part's host memory, unless that was done: beside the rest, on any thread that has the context's device; what needs
+ * the part meanwhile waits. Ends before the holder is freed. */
+void device_weights_register(DeviceWeights *w, uint32_t part);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "service/shared/cleanup.h"
+#include "service/worker/timeline.h"
 
 struct ModelWeights {
         H3Weights interface; /* first: what service/h3 has is this */
@@ -32,6 +33,7 @@ static int take(H3Weights *interface, H3Part part, const void **ret) {
         int r;
 
         r = device_weights_take(w->holder, number_of(w, part));
+        timeline_note("weights");
         if (r >= 0)
                 *ret = w->device;
         return r;
@@ -100,7 +102,7 @@ DeviceWeights *model_weights_device(ModelWeights *w) {
         return w->holder;
 }
 
-int model_weights_begin(ModelWeights *w, H3Pass pass) {
+int model_weights_order(const ModelWeights *w, H3Pass pass, uint32_t **ret, uint32_t *ret_n) {
         uint32_t n = w->kind->pass(w->host, pass, NULL);
         CLEANUP_FREE H3Part *parts = NULL;
         CLEANUP_FREE uint32_t *order = NULL;
@@ -112,5 +114,16 @@ int model_weights_begin(ModelWeights *w, H3Pass pass) {
         (void) w->kind->pass(w->host, pass, parts);
         for (uint32_t i = 0; i < n; i++)
                 order[i] = number_of(w, parts[i]);
-        return device_weights_begin(w->holder, order, n);
+        *ret = STEAL_PTR(order);
+        *ret_n = n;
+        return 0;
+}
+
+int model_weights_begin(ModelWeights *w, H3Pass pass) {
+        CLEANUP_FREE uint32_t *order = NULL;
+        uint32_t n;
+        int r;
+
+        r = model_weights_order(w, pass, &order, &n);
+        return r < 0 ? r : device_weights_begin(w->holder, order, n);
 }

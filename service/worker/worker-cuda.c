@@ -139,6 +139,7 @@ static int open_device(Gpu *g, Fault *f) {
         if (r >= 0) {
                 (void) lk_cuda_numerics_id(c, g->numerics_id, sizeof(g->numerics_id));
                 g->first = c;
+                lk_cuda_warm();
                 return 0;
         }
 
@@ -175,6 +176,7 @@ static int try_device(int i, Gpu *g, Fault *f) {
 static void close_device(Gpu *g) {
         LkContext *c;
 
+        lk_cuda_warm_await();
         if (cudaSetDevice(g->number) != cudaSuccess)
                 return;
         c = atomic_exchange(&g->first, NULL);
@@ -313,6 +315,7 @@ static int start(Fault *f) {
                 return r;
         (void) lk_cuda_describe(cuda.gpus[0].first, cuda.kernels, sizeof(cuda.kernels));
         connect_all();
+        (void) atexit(lk_cuda_warm_await); /* before the driver's library ends */
         cuda.ops.numerics_id = cuda.gpus[0].numerics_id;
         if (wants_nccl)
                 start_nccl();

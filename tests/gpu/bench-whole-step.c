@@ -201,24 +201,26 @@ static void serve(Bench *b) {
 
 int main(int argc, char *argv[]) {
         static const struct option options[] = {{"compute", required_argument, NULL, 'c'}, {"ranks", required_argument, NULL, 'r'},
-                {"exchange", required_argument, NULL, 'e'}, {"chunks", required_argument, NULL, 'n'}, {}};
+                {"exchange", required_argument, NULL, 'e'}, {"chunks", required_argument, NULL, 'n'}, {"sparse", required_argument, NULL, 's'}, {}};
         static Bench b;
         JsonWriter w = {.file = stdout};
         latent_session_options so = {.struct_size = sizeof(so), .compute = "auto"};
         int o;
 
-        while ((o = getopt_long(argc, argv, "", options, NULL)) == 'c' || o == 'r' || o == 'e' || o == 'n')
+        while ((o = getopt_long(argc, argv, "", options, NULL)) == 'c' || o == 'r' || o == 'e' || o == 'n' || o == 's')
                 if (o == 'c')
                         so.compute = optarg;
                 else if (o == 'e')
                         so.exchange = optarg;
                 else if (o == 'n')
                         so.chunks = (uint32_t) atoi(optarg);
+                else if (o == 's')
+                        so.sparse = optarg;
                 else
                         so.ranks = (uint32_t) atoi(optarg);
         if (o != -1 || argc - optind < 2 || argc - optind - 1 > CASES_MAX) {
                 (void) fprintf(stderr, "usage: bench-whole-step MODEL CASE... [--compute auto|f32|bf16] [--ranks N] "
-                                       "[--exchange auto|host|p2p|nccl] [--chunks N]\n");
+                                       "[--exchange auto|host|p2p|nccl] [--chunks N] [--sparse METHOD[:KEY=VALUE,...]]\n");
                 return 2;
         }
         for (int i = optind + 1; i < argc; i++)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -345,6 +346,30 @@ static void pin_comes_once_and_may_fail(void **state) {
         }
 }
 
+static void *register_all(void *userdata) {
+        for (uint32_t i = PARTS + 1; i-- > 0;) /* one that there is none of first */
+                device_weights_register(userdata, i);
+        return NULL;
+}
+
+/* Each part once, whoever comes to it first. */
+static void register_beside_a_pass_comes_once(void **state) {
+        for (unsigned round = 0; round < 20; round++) {
+                CLEANUP(bench_done) Bench b;
+                pthread_t thread;
+
+                bench_new(&b, 3 * PART_BYTES);
+                plan(&b, 5 * PART_BYTES, 2);
+                assert_int_equal(pthread_create(&thread, NULL, register_all, b.w), 0);
+                pass(&b);
+                pass(&b);
+                assert_int_equal(pthread_join(thread, NULL), 0);
+                assert_int_equal(device_sim.pinned_bytes, PARTS * PART_BYTES);
+                pass(&b);
+                assert_int_equal(device_sim.pinned_bytes, PARTS * PART_BYTES);
+        }
+}
+
 /* Matrices. */
 
 typedef struct MatrixBench {
@@ -529,6 +554,7 @@ int main(void) {
                 cmocka_unit_test(release_gives_everything_back),
                 cmocka_unit_test(fetch_that_fails_is_said),
                 cmocka_unit_test(pin_comes_once_and_may_fail),
+                cmocka_unit_test(register_beside_a_pass_comes_once),
                 cmocka_unit_test(matrix_of_blocks_becomes_dense),
                 cmocka_unit_test(matrix_with_wide_rows_becomes_dense),
                 cmocka_unit_test(matrix_of_int8_takes_its_scales_along),
