@@ -201,7 +201,8 @@ static void serve(Bench *b) {
 
 int main(int argc, char *argv[]) {
         static const struct option options[] = {{"compute", required_argument, NULL, 'c'}, {"ranks", required_argument, NULL, 'r'},
-                {"exchange", required_argument, NULL, 'e'}, {"chunks", required_argument, NULL, 'n'}, {"sparse", required_argument, NULL, 's'}, {}};
+                {"exchange", required_argument, NULL, 'e'}, {"chunks", required_argument, NULL, 'n'},
+                {"sparse", required_argument, NULL, 's'}, {}};
         static Bench b;
         JsonWriter w = {.file = stdout};
         latent_session_options so = {.struct_size = sizeof(so), .compute = "auto"};
