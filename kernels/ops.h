@@ -652,11 +652,20 @@ typedef struct LkOps {
         int (*wait_for)(LkContext *c, LkQueue queue, LkContext *other, uint32_t event);
         /* Whether what the event stands for is done: 1, 0. Does not wait. */
         int (*is_done)(LkContext *c, uint32_t event);
+        /* What a queue is for the device's own libraries, and the number of its device there. NULL: it has none. */
+        void *(*native)(LkContext *c, LkQueue queue, int *ret_device);
 
         /* For figures: stamp() goes into LK_COMPUTE, stamped() waits for all that LK_COMPUTE has and says when (CLOCK_MONOTONIC,
          * usec, to about 100) the newest stamp was reached. NULL: work is done when it is given. */
         int (*stamp)(LkContext *c);
         int (*stamped)(LkContext *c, uint64_t *ret_usec);
+        /* Likewise: how long LK_COMPUTE was from each lap(true) to the lap(false) behind it, all of them since the last laps(), which
+         * waits for LK_COMPUTE. NULL: work is done when it is given. */
+        int (*lap)(LkContext *c, bool begins);
+        int (*laps)(LkContext *c, uint64_t *ret_usec);
+        /* For tests of slow ways. nsec 0: notes when the queue comes to this; else the queue goes on so long after that at the
+         * earliest. Waiting costs the device nothing. NULL: it cannot. */
+        int (*hold)(LkContext *c, LkQueue queue, uint64_t nsec);
 
         /* Host memory [host, host + size) that is fetched from often: registered with the device, for all
          * contexts of the process, once; what is registered already is left alone. On failure it is as before

@@ -10,6 +10,8 @@
 #include "client/latentctl/report.h"
 #include "client/latentctl/run.h"
 
+#define LINKS_COLUMNS_MAX 33
+
 typedef int (*ListFn)(latent_client *client, latent_value **ret, latent_error *e);
 
 /* Connects and asks. Returns -1 to go on, else the exit status. */
@@ -94,6 +96,53 @@ int verb_status(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         return STATUS_OK;
 }
 
+/* The way to another device as one cell; "-": itself, or not known. */
+static const char *format_way(const latent_value *from, const char *to, char *ret, size_t size) {
+        const latent_value *ways = latent_value_get(from, "Transports");
+        char rate[FORMAT_MAX];
+
+        (void) snprintf(ret, size, "-");
+        for (size_t i = 0; i < latent_value_count(ways); i++) {
+                const latent_value *way = latent_value_at(ways, i);
+                const char *name = latent_value_as_string(latent_value_at(way, 1));
+                uint64_t bytes = 0;
+
+                if (strcmp(latent_value_as_string(latent_value_at(way, 0)), to) != 0)
+                        continue;
+                (void) latent_value_as_uint(latent_value_at(way, strcmp(name, "p2p") == 0 ? 2 : 3), &bytes);
+                if (bytes > 0)
+                        (void) snprintf(ret, size, "%s/s %s", format_bytes(bytes, rate), name);
+        }
+        return ret;
+}
+
+/* From a row's device to a column's. */
+static void print_links(const latent_value *devices) {
+        CLEANUP(table_done) Table t = {.n_columns = 1};
+        char cells[LINKS_COLUMNS_MAX][FORMAT_MAX + 16];
+        const char *row[LINKS_COLUMNS_MAX] = {"FROM"}, *nccl = get_string(latent_value_at(devices, 0), "Nccl");
+        size_t n = latent_value_count(devices);
+
+        if (n < 2 || n >= LINKS_COLUMNS_MAX || latent_value_count(latent_value_get(latent_value_at(devices, 0), "Transports")) == 0)
+                return;
+        t.n_columns = n + 1;
+        for (size_t i = 0; i < n; i++)
+                row[i + 1] = format_id(get_string(latent_value_at(devices, i), "path"), cells[i]);
+        (void) printf("\n");
+        table_add(&t, row);
+        for (size_t i = 0; i < n; i++) {
+                const latent_value *from = latent_value_at(devices, i);
+
+                row[0] = format_id(get_string(from, "path"), cells[n]);
+                for (size_t k = 0; k < n; k++)
+                        row[k + 1] = format_way(from, get_string(latent_value_at(devices, k), "path"), cells[k], sizeof(cells[k]));
+                table_add(&t, row);
+        }
+        table_print(&t);
+        if (nccl[0] != '\0')
+                (void) printf("NCCL %s\n", nccl);
+}
+
 int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         CLEANUP(latent_value_freep) latent_value *v = NULL;
         CLEANUP(table_done) Table t = {.n_columns = 7};
@@ -138,6 +187,7 @@ int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                                       get_string(d, "Architecture"), memory, node, name});
         }
         table_print(&t);
+        print_links(v);
         return STATUS_OK;
 }
 

@@ -20,7 +20,7 @@
 #define RANKS_MAX 64u
 
 static const char *const plans[] = {"hidden-gather", "kv-gather", "qkv-all-to-all"};
-static const char *const exchanges[] = {"host", "p2p"};
+static const char *const exchanges[] = {"host", "p2p", "nccl"};
 
 typedef struct ParityOptions {
         const char *compute, *qkv_order;
@@ -212,7 +212,9 @@ static int open_model(Parity *p, const char *name, latent_error *e) {
                 r = latent_client_devices(p->client, &devices, e);
         if (r < 0)
                 return r;
-        p->n_exchanges = strcmp(get_string(latent_value_at(devices, 0), "Kind"), "cpu") == 0 ? 1 : ELEMENTSOF(exchanges);
+        p->n_exchanges = strcmp(get_string(latent_value_at(devices, 0), "Kind"), "cpu") == 0    ? 1
+                         : get_string(latent_value_at(devices, 0), "Nccl")[0] == '\0' ? 2
+                                                                                      : ELEMENTSOF(exchanges);
 
         kind = latent_value_as_string(latent_value_get(model, "Kind"));
         if (kind && strcmp(kind, "lora") == 0)

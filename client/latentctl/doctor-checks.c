@@ -347,6 +347,9 @@ void check_links(Findings *f, const char *root, const latent_value *devices) {
                 }
         if (best > 0 && n_slow == 0)
                 finding_add(f, "links", LEVEL_OK, "", "%s a second at least between GPUs", format_bytes((uint64_t) slowest, a));
+        if (get_string(latent_value_at(devices, 0), "Nccl")[0] != '\0')
+                finding_add(f, "links", LEVEL_OK, "", "NCCL %s connects all GPUs (exchange nccl)",
+                        get_string(latent_value_at(devices, 0), "Nccl"));
 }
 
 /* A line of the table each. */

@@ -12,6 +12,7 @@
 
 typedef struct CudaBlock CudaBlock; /* memory.cu */
 typedef struct CudaStage CudaStage; /* copy.cu */
+typedef struct CudaLaps CudaLaps;   /* laps.cu */
 
 struct LkContext {
         int device;
@@ -25,6 +26,8 @@ struct LkContext {
         cudaEvent_t order; /* between the two queues, for our own use */
         CudaBlock *blocks; /* all device memory of this context, in use or kept */
         CudaStage *stage;  /* NULL: nothing was uploaded yet */
+        CudaLaps *laps;    /* NULL: no lap yet */
+        uint64_t held_nsec[_LK_QUEUE_MAX]; /* when the queue came to its hold(0); by what the driver calls in the queue's order */
         struct CudaProduct *product; /* product.cuh */
 };
 
@@ -80,6 +83,12 @@ int cuda_download(LkContext *c, void *host, const void *device, uint64_t size);
 int cuda_fetch(LkContext *c, const LkFetch *a);
 int cuda_copy(LkContext *c, LkQueue queue, const LkCopy *a);
 void cuda_stage_free(CudaStage *s);
+
+/* laps.cu */
+int cuda_lap(LkContext *c, bool begins);
+int cuda_laps(LkContext *c, uint64_t *ret_usec);
+void cuda_laps_free(CudaLaps *l);
+int cuda_hold(LkContext *c, LkQueue queue, uint64_t nsec);
 
 /* pin.cu */
 int cuda_pin(LkContext *c, const void *host, uint64_t size);

@@ -22,6 +22,7 @@ static LkContext *context_free(LkContext *c) {
         if (c->stream && c->copy && c->peer)
                 cuda_memory_done(c);
         cuda_stage_free(c->stage);
+        cuda_laps_free(c->laps);
         for (unsigned i = 0; i < LK_EVENTS_MAX; i++)
                 if (c->events[i])
                         (void) cuda_result(cudaEventDestroy(c->events[i]));
@@ -126,6 +127,11 @@ static int is_done(LkContext *c, uint32_t event) {
         return 0;
 }
 
+static void *native(LkContext *c, LkQueue queue, int *ret_device) {
+        *ret_device = c->device;
+        return cuda_stream_of(c, queue);
+}
+
 static int stamp(LkContext *c) {
         int r = 0;
 
@@ -177,8 +183,12 @@ extern "C" const LkOps *lk_cuda_ops(void) {
         ops.copy = cuda_copy;
         ops.wait_for = wait_for;
         ops.is_done = is_done;
+        ops.native = native;
         ops.stamp = stamp;
         ops.stamped = stamped;
+        ops.lap = cuda_lap;
+        ops.laps = cuda_laps;
+        ops.hold = cuda_hold;
         ops.pin = cuda_pin;
         ops.unpin = cuda_unpin;
         ops.attention = lk_cuda_attention;

@@ -80,6 +80,18 @@ static int property_get_links(sd_bus *bus, const char *path, const char *interfa
         return r < 0 ? r : sd_bus_message_close_container(reply);
 }
 
+static int property_get_nccl(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+                             void *userdata, sd_bus_error *error) {
+        const Device *d = userdata;
+        const WireHello *h = worker_link_hello(d->manager->worker);
+        char version[32] = "";
+
+        if (place_of(h, d) < WIRE_DEVICES_MAX && h->nccl > 0)
+                (void) snprintf(version, sizeof(version), "%" PRIu32 ".%" PRIu32 ".%" PRIu32, h->nccl / 10000, h->nccl / 100 % 100,
+                        h->nccl % 100);
+        return sd_bus_message_append(reply, "s", version);
+}
+
 static const sd_bus_vtable device_vtable[] = {
         SD_BUS_VTABLE_START(0),
         SD_BUS_PROPERTY("Kind", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
@@ -94,6 +106,7 @@ static const sd_bus_vtable device_vtable[] = {
         SD_BUS_PROPERTY("State", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_EMITS_CHANGE),
         SD_BUS_PROPERTY("Links", "a(od)", property_get_links, 0, 0),
         SD_BUS_PROPERTY("Transports", "a(ostt)", property_get_links, 0, 0),
+        SD_BUS_PROPERTY("Nccl", "s", property_get_nccl, 0, 0),
         SD_BUS_PROPERTY("Share", "d", NULL, offsetof(Device, share), 0),
         SD_BUS_VTABLE_END
 };

@@ -36,7 +36,7 @@ static double receive_sec(const WireHello *h, const GpuWork *x, const WirePlan *
 
         for (uint32_t i = 0; i < p->ranks; i++) {
                 uint32_t from = i % h->n_devices, to = rank % h->n_devices;
-                double mbs = p->exchange == WIRE_EXCHANGE_P2P ? h->peer_mbs[from][to] : HOST_OVERLAP * h->host_mbs[from][to];
+                double mbs = p->exchange != WIRE_EXCHANGE_HOST ? h->peer_mbs[from][to] : HOST_OVERLAP * h->host_mbs[from][to];
 
                 if (from == to || !has_part(p, i))
                         continue;

@@ -131,6 +131,8 @@ static void keep(WireHello *h, uint64_t devices, const double *shares, GpuSet *r
                 h->devices[n++] = old.devices[i];
         }
         h->n_devices = n;
+        if (n < old.n_devices) /* it has all of them or none */
+                h->nccl = 0;
         memset(h->peer_mbs, 0, sizeof(h->peer_mbs));
         memset(h->host_mbs, 0, sizeof(h->host_mbs));
         for (uint32_t i = 0; i < n; i++)
@@ -267,6 +269,8 @@ static bool has_part(const WirePlan *p, uint32_t rank) {
         return p->rows[rank].end > p->rows[rank].begin || p->heads[rank].end > p->heads[rank].begin;
 }
 
+/* AUTO is never NCCL: on one machine it goes the way of p2p, but with kernels that take part of each device from the step's own,
+ * and after a step that failed badly there is none until another worker starts. tests/gpu/visit compares them (stage nccl). */
 WireExchange gpu_set_exchange(const WireHello *h, const WirePlan *p, WireExchange wish) {
         uint64_t peer = UINT64_MAX, host = UINT64_MAX; /* the slowest ways */
 
@@ -282,6 +286,8 @@ WireExchange gpu_set_exchange(const WireHello *h, const WirePlan *p, WireExchang
                         if (from != to)
                                 host = h->host_mbs[from][to] < host ? h->host_mbs[from][to] : host;
                 }
+        if (wish == WIRE_EXCHANGE_NCCL)
+                return h->nccl > 0 && p->ranks <= h->n_devices && peer != UINT64_MAX ? WIRE_EXCHANGE_NCCL : WIRE_EXCHANGE_HOST;
         if (peer == 0 || peer == UINT64_MAX)
                 return WIRE_EXCHANGE_HOST;
         return wish == WIRE_EXCHANGE_P2P || host == UINT64_MAX || peer >= host ? WIRE_EXCHANGE_P2P : WIRE_EXCHANGE_HOST;

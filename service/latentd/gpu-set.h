@@ -47,5 +47,5 @@ bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number);
  * -ENODEV: none of its devices is there. */
 int gpu_set_wishes(const GpuSet *s, const WireHello *h, uint32_t ranks, PlanWishes *w);
 
-/* How a plan's ranks exchange: as wished if they can, else through the host. AUTO: as is faster. */
+/* How a plan's ranks exchange: as wished if they can, else through the host. AUTO: as is faster of p2p and host. */
 WireExchange gpu_set_exchange(const WireHello *h, const WirePlan *p, WireExchange wish);

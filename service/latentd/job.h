@@ -88,6 +88,7 @@ struct Job {
         uint64_t worker_epoch, plan_epoch;
         WirePlan plan;            /* the last one sent */
         char left_out[400];       /* which devices that plan does without, and why; "": none */
+        uint64_t exposed_usec;    /* of the exchange, over those steps; 0: not measured */
         uint64_t exchanged_bytes; /* between ranks, over the steps that this service ran */
         uint64_t tiles[WIRE_RANKS_MAX]; /* coding of video: made by each rank, likewise */
 

@@ -153,6 +153,7 @@ static const char *const exchanges[_WIRE_EXCHANGE_MAX] = {
         [WIRE_EXCHANGE_AUTO] = "auto",
         [WIRE_EXCHANGE_HOST] = "host",
         [WIRE_EXCHANGE_P2P] = "p2p",
+        [WIRE_EXCHANGE_NCCL] = "nccl",
 };
 
 const char *plan_kind_to_string(WirePlanKind k) {

@@ -550,6 +550,7 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
         j->exchanged_bytes += m->exchanged_bytes;
         for (uint32_t i = 0; i < WIRE_RANKS_MAX; i++)
                 j->tiles[i] += m->tiles[i];
+        j->exposed_usec += m->exposed_usec;
         j->retries = 0;
         if (m->sparse) {
                 j->sparse_first = j->sparse_steps == 0 ? j->step : j->sparse_first;

@@ -107,8 +107,13 @@ int request_check_gpus(const Manager *m, const RequestGpus *x, PlanWishes *w, Fa
 int request_check_exchange(const Manager *m, const PlanWishes *w, Fault *f) {
         const WireHello *h = worker_link_hello(m->worker);
 
-        if (w->exchange == WIRE_EXCHANGE_P2P && h && h->peer_mbs[0][0] == 0)
+        if ((w->exchange == WIRE_EXCHANGE_P2P || w->exchange == WIRE_EXCHANGE_NCCL) && h && h->peer_mbs[0][0] == 0)
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
-                        "\"exchange\" is p2p, which is for GPUs, and this service computes with %s: say auto or host.", h->backend);
+                        "\"exchange\" is %s, which is for GPUs, and this service computes with %s: say auto or host.",
+                        plan_exchange_to_string(w->exchange), h->backend);
+        if (w->exchange == WIRE_EXCHANGE_NCCL && h && h->nccl == 0)
+                return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
+                        "\"exchange\" is nccl, and the worker has no NCCL: it starts it where LATENT_NCCL=1 is in its environment "
+                        "(latent-worker(8)). Where it is, latentctl doctor says what was wrong. Say auto, host or p2p.");
         return 0;
 }

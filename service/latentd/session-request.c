@@ -249,7 +249,7 @@ static int read_split(const Manager *m, const Split *s, PlanWishes *ret, Fault *
                         s->plan);
         if (plan_exchange_from_string(s->exchange, &w.exchange) < 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"exchange\" is \"%.32s\", expected auto, host or p2p.", s->exchange);
+                        "\"exchange\" is \"%.32s\", expected auto, host, p2p or nccl.", s->exchange);
         if (s->chunks > WIRE_CHUNKS_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"chunks\" is %" PRIu32 ", expected 1 to %d, or 0 for as many as fit.", s->chunks,

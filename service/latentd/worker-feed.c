@@ -340,6 +340,8 @@ static int fill_plan(WorkerLink *w, Job *j, WirePlan *p) {
                 gpu_set_note(&w->hello, "%s (GpuShares= keeps it in).", j->left_out);
                 w->told_out |= out;
         }
+        if (r >= 0 && p->exchange == WIRE_EXCHANGE_NCCL && j->retries > 0) /* a worker has died of this step */
+                p->exchange = WIRE_EXCHANGE_HOST;
         return r;
 }
 

@@ -200,7 +200,6 @@ static void normalise(WireMessage *m) {
                         TERMINATE(d->architecture);
                         d->reserved = 0;
                 }
-                m->hello.reserved = 0;
                 break;
 
         case WIRE_MODEL_READY:

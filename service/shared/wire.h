@@ -120,7 +120,7 @@ typedef struct WireHello {
         int32_t pid; /* SO_PEERCRED shows the listener when systemd started the worker */
         uint32_t n_devices; /* 0: it can compute nothing, and waits to be ended */
         uint32_t sparse;    /* it has sparse attention */
-        uint32_t reserved;
+        uint32_t nccl;      /* NCCL connects all of its devices: its version, e.g. 22803; else 0 */
         WireDevice devices[WIRE_DEVICES_MAX];
         char reason[512];   /* without devices: why, for people; else "" */
         char kernels[2048]; /* which kernel does what on the devices, in lines; "" with one set of kernels for all */
@@ -468,6 +468,7 @@ typedef enum WireExchange {
         WIRE_EXCHANGE_AUTO, /* of a request only */
         WIRE_EXCHANGE_HOST, /* through memory of the worker */
         WIRE_EXCHANGE_P2P,  /* from device to device: only between those that HELLO says it of */
+        WIRE_EXCHANGE_NCCL, /* by NCCL: only where HELLO has it, and with a device for each rank */
         _WIRE_EXCHANGE_MAX,
 } WireExchange;
 
@@ -507,6 +508,7 @@ typedef struct WireStepDone {
         uint64_t compute_usec;
         uint64_t merged_bytes; /* MERGE: memory of the merged matrices, shared by all jobs of these adapters; else 0 */
         uint64_t exchanged_bytes; /* that ranks received from each other, over all ranks */
+        uint64_t exposed_usec; /* what the exchange took of the rank that was longest in it; 0: not measured (exchange-test.h) */
         uint64_t frames; /* DECODE of video: finished so far; else 0 */
         uint64_t first_usec; /* STEP, SAMPLE: when (CLOCK_MONOTONIC) its device could begin with block 0; 0: not known */
         uint32_t cached; /* ENCODE: taken from the cache */

@@ -19,8 +19,11 @@ typedef struct Place {
         atomic_uint_least64_t taken; /* by these readers; all of them: the place is free */
 } Place;
 
+typedef struct ExchangeLink ExchangeLink; /* exchange-link.h */
+
 typedef struct Member {
         uint64_t sent, received; /* the rank's own thread writes */
+        uint64_t exposed_usec;   /* likewise */
         uint32_t waits_for;      /* rank + 1; under the lock */
 } Member;
 
@@ -30,13 +33,14 @@ typedef struct Transport {
         void (*unmake)(Exchange *e); /* also after a make() that failed, or none */
         int (*open)(Exchange *e, const H3Rank *rank);  /* NULL: nothing to do */
         int (*close)(Exchange *e, const H3Rank *rank); /* likewise */
+        int (*expect)(Exchange *e, const H3Rank *rank, const H3Message *m); /* before the rank waits for a message; likewise */
         /* *ret_bytes: where the host sees it, or NULL. */
         int (*put)(Exchange *e, const H3Rank *rank, const Place *p, const H3Message *m, const H3View *views, uint32_t n,
                 uint8_t **ret_bytes);
         int (*get)(Exchange *e, const H3Rank *rank, const Place *p, const H3Message *m, const H3View *views, uint32_t n);
 } Transport;
 
-extern const Transport exchange_host, exchange_p2p;
+extern const Transport exchange_host, exchange_p2p, exchange_nccl;
 
 struct Exchange {
         H3Exchange interface; /* first: the functions get a pointer to it */
@@ -47,6 +51,7 @@ struct Exchange {
         ExchangeHook hook;
         Place *places; /* [phases, ranks, ranks + 1 (the last: to all), chunks] */
         Member *members;
+        ExchangeLink *link; /* of tests; NULL: none, or the transport's queues are held */
 
         pthread_mutex_t lock; /* of all below; also around what waiters wait for */
         pthread_cond_t changed;
@@ -55,6 +60,7 @@ struct Exchange {
 };
 
 size_t exchange_places(const H3Plan *p);
+size_t exchange_place(const H3Plan *p, const H3Message *m);
 H3Message exchange_message_of(const H3Plan *p, size_t place); /* without a sequence */
 uint64_t exchange_readers(const H3Plan *p, const H3Message *m);
 
@@ -65,4 +71,4 @@ typedef int (*ExchangeAwaited)(const Exchange *e, const void *what);
 int exchange_wait(Exchange *e, uint32_t rank, ExchangeAwaited awaited, const void *what);
 
 uint64_t exchange_host_memory(const H3Plan *p, ExchangeSize size);
-uint64_t exchange_p2p_memory(const H3Plan *p, ExchangeSize size, uint32_t rank);
+uint64_t exchange_peer_memory(const H3Plan *p, ExchangeSize size, uint32_t rank);

@@ -20,6 +20,7 @@ typedef enum FaultKind {
         FAULT_STUCK,
         FAULT_DELAY,
         FAULT_DEADLINE,
+        FAULT_LINK,
         FAULT_KILL,
         FAULT_HANG,
 } FaultKind;
@@ -107,7 +108,7 @@ static bool parse(const char *word, ExchangeFault *ret) {
         static const struct {
                 const char *name;
                 int numbers;
-        } kinds[] = {{"flip", 3}, {"fail", 3}, {"stuck", 3}, {"delay", 2}, {"deadline", 1}, {"kill", 1}, {"hang", 1}};
+        } kinds[] = {{"flip", 3}, {"fail", 3}, {"stuck", 3}, {"delay", 2}, {"deadline", 1}, {"link", 1}, {"kill", 1}, {"hang", 1}};
         char name[16];
         int n;
 
@@ -122,6 +123,8 @@ static bool parse(const char *word, ExchangeFault *ret) {
 
 void exchange_test_read(ExchangeHook *ret_hook, uint64_t *deadline_usec) {
         const char *text = getenv("LATENT_TEST_EXCHANGE");
+        uint64_t link_bytes = 0;
+        bool measures = false;
 
         while (text && *text) {
                 ExchangeFault *f = faults.faults + faults.n;
@@ -135,9 +138,13 @@ void exchange_test_read(ExchangeHook *ret_hook, uint64_t *deadline_usec) {
                 }
                 if (f->kind == FAULT_DEADLINE)
                         *deadline_usec = (uint64_t) f->a * 1000u;
+                if (f->kind == FAULT_LINK) {
+                        measures = true;
+                        link_bytes = f->a;
+                }
                 faults.n++;
                 text += n + (text[n] == ',');
         }
         if (faults.n > 0)
-                *ret_hook = (ExchangeHook){hook, &faults};
+                *ret_hook = (ExchangeHook){hook, &faults, measures, link_bytes};
 }

@@ -9,6 +9,8 @@
  *     stuck:RANK:BLOCK:CHUNK   the rank hangs there
  *     delay:SEED:USEC          one message in four is late, up to USEC
  *     deadline:MSEC            of every wait
+ *     link:MBS                 what leaves a rank, and what comes to it, has so many 10^6 bytes a second at most (0: as fast as it is);
+ *                              the job's result has exposed-usec, what the exchange took of its steps
  *     kill:N, hang:N           of a million messages so many end the process, or its rank for good; others in each process
  *
  * Blocks and chunks count from 0. */

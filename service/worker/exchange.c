@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "service/worker/exchange-link.h"
 #include "service/worker/exchange-private.h"
 
 #include <errno.h>
@@ -12,11 +13,13 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 
+#define LINK_POLL_USEC 10000u
+
 size_t exchange_places(const H3Plan *p) {
         return (size_t) _H3_PHASE_MAX * p->ranks * (p->ranks + 1) * p->chunks;
 }
 
-static size_t place_index(const H3Plan *p, const H3Message *m) {
+size_t exchange_place(const H3Plan *p, const H3Message *m) {
         uint32_t to = m->to == H3_TO_ALL ? p->ranks : m->to;
 
         return (((size_t) m->phase * p->ranks + m->from) * (p->ranks + 1) + to) * p->chunks + m->chunk;
@@ -61,7 +64,7 @@ uint64_t exchange_memory(ExchangeKind kind, const H3Plan *p, ExchangeSize size) 
 }
 
 uint64_t exchange_device_memory(ExchangeKind kind, const H3Plan *p, ExchangeSize size, uint32_t rank) {
-        return kind == EXCHANGE_P2P && p->ranks > 1 ? exchange_p2p_memory(p, size, rank) : 0;
+        return kind != EXCHANGE_HOST && p->ranks > 1 ? exchange_peer_memory(p, size, rank) : 0;
 }
 
 /* Under the lock. Later errors follow from the first. */
@@ -141,9 +144,49 @@ static uint64_t total(const H3View *views, uint32_t n) {
         return size;
 }
 
-static int send(H3Exchange *interface, const H3Rank *rank, const H3Message *m, const H3View *views, uint32_t n) {
-        Exchange *e = (Exchange *) interface;
-        Place *p = e->places + place_index(e->plan, m);
+/* A message is slow where its transport cannot hold a queue. */
+static int make_link(Exchange *e, const H3Rank *rank) {
+        int r = 0;
+
+        if (e->hook.link_bytes == 0 || (e->transport != &exchange_host && rank->ops->hold))
+                return 0;
+        (void) pthread_mutex_lock(&e->lock);
+        if (!e->link)
+                r = exchange_link_new(e->plan, e->hook.link_bytes, &e->link);
+        (void) pthread_mutex_unlock(&e->lock);
+        return r;
+}
+
+static int wait_link(Exchange *e, uint32_t rank, const Place *p) {
+        uint64_t at, now;
+
+        if (!e->link)
+                return 0;
+        (void) pthread_mutex_lock(&e->lock);
+        at = exchange_link_arrives(e->link, (size_t) (p - e->places), rank);
+        (void) pthread_mutex_unlock(&e->lock);
+        while (atomic_load(&e->error) == 0 && (now = clock_usec()) < at) {
+                uint64_t usec = at - now < LINK_POLL_USEC ? at - now : LINK_POLL_USEC;
+
+                (void) nanosleep(&(struct timespec){.tv_nsec = (long) usec * 1000}, NULL);
+        }
+        return atomic_load(&e->error);
+}
+
+/* Around what a rank does here. */
+static int lap(Exchange *e, const H3Rank *rank, bool begins) {
+        Member *own = e->members + rank->index;
+
+        if (!e->hook.measures)
+                return 0;
+        if (rank->ops->lap)
+                return rank->ops->lap(rank->context, begins);
+        own->exposed_usec += begins ? -clock_usec() : clock_usec();
+        return 0;
+}
+
+static int put_message(Exchange *e, const H3Rank *rank, const H3Message *m, const H3View *views, uint32_t n) {
+        Place *p = e->places + exchange_place(e->plan, m);
         uint64_t size = total(views, n);
         uint8_t *bytes;
         int r;
@@ -162,6 +205,8 @@ static int send(H3Exchange *interface, const H3Rank *rank, const H3Message *m, c
 
         e->members[rank->index].sent += size;
         (void) pthread_mutex_lock(&e->lock);
+        if (e->link)
+                exchange_link_send(e->link, (size_t) (p - e->places), rank->index, p->readers, size, e->transport == &exchange_host);
         atomic_store(&p->taken, 0);
         atomic_store_explicit(&p->published, m->sequence, memory_order_release);
         (void) pthread_cond_broadcast(&e->changed);
@@ -169,17 +214,30 @@ static int send(H3Exchange *interface, const H3Rank *rank, const H3Message *m, c
         return 0;
 }
 
-static int recv(H3Exchange *interface, const H3Rank *rank, const H3Message *m, const H3View *views, uint32_t n) {
+static int send(H3Exchange *interface, const H3Rank *rank, const H3Message *m, const H3View *views, uint32_t n) {
         Exchange *e = (Exchange *) interface;
-        Place *p = e->places + place_index(e->plan, m);
+        int r;
+
+        r = lap(e, rank, true);
+        if (r >= 0)
+                r = put_message(e, rank, m, views, n);
+        return r < 0 ? r : lap(e, rank, false);
+}
+
+static int get_message(Exchange *e, const H3Rank *rank, const H3Message *m, const H3View *views, uint32_t n) {
+        Place *p = e->places + exchange_place(e->plan, m);
         uint64_t size = total(views, n);
         int r;
 
         if (size > p->size)
                 return -EPROTO;
         r = call_hook(e, rank->index, m, NULL, size);
+        if (r >= 0 && e->transport->expect)
+                r = e->transport->expect(e, rank, m);
         if (r >= 0)
                 r = exchange_wait(e, rank->index, awaits_message, &(WaitForMessage){p, m});
+        if (r >= 0)
+                r = wait_link(e, rank->index, p);
         if (r < 0)
                 return r;
         if (atomic_load(&p->published) != m->sequence)
@@ -193,6 +251,16 @@ static int recv(H3Exchange *interface, const H3Rank *rank, const H3Message *m, c
         (void) pthread_cond_broadcast(&e->changed);
         (void) pthread_mutex_unlock(&e->lock);
         return 0;
+}
+
+static int recv(H3Exchange *interface, const H3Rank *rank, const H3Message *m, const H3View *views, uint32_t n) {
+        Exchange *e = (Exchange *) interface;
+        int r;
+
+        r = lap(e, rank, true);
+        if (r >= 0)
+                r = get_message(e, rank, m, views, n);
+        return r < 0 ? r : lap(e, rank, false);
 }
 
 static void fail(H3Exchange *interface, uint32_t rank, int error, const Fault *f) {
@@ -236,7 +304,7 @@ int exchange_new(ExchangeKind kind, const H3Plan *p, ExchangeSize size, uint64_t
                 return r;
         }
         e->interface = (H3Exchange){send, recv, fail};
-        e->transport = kind == EXCHANGE_P2P ? &exchange_p2p : &exchange_host;
+        e->transport = kind == EXCHANGE_P2P ? &exchange_p2p : kind == EXCHANGE_NCCL ? &exchange_nccl : &exchange_host;
         e->plan = p;
         e->deadline_usec = deadline_usec;
         e->hook = hook ? *hook : (ExchangeHook){};
@@ -263,6 +331,7 @@ Exchange *exchange_free(Exchange *e) {
         if (!e)
                 return NULL;
         e->transport->unmake(e);
+        (void) exchange_link_free(e->link);
         (void) pthread_cond_destroy(&e->changed);
         (void) pthread_mutex_destroy(&e->lock);
         free(e->places);
@@ -276,11 +345,28 @@ H3Exchange *exchange_interface(Exchange *e) {
 }
 
 int exchange_open(Exchange *e, const H3Rank *rank) {
+        int r;
+
+        r = make_link(e, rank);
+        if (r >= 0 && e->hook.measures && rank->ops->laps) /* what is left of a step that failed */
+                r = rank->ops->laps(rank->context, &e->members[rank->index].exposed_usec);
+        if (r < 0)
+                return r;
+        e->members[rank->index].exposed_usec = 0;
         return e->transport->open ? e->transport->open(e, rank) : 0;
 }
 
 int exchange_close(Exchange *e, const H3Rank *rank) {
-        return e->transport->close ? e->transport->close(e, rank) : 0;
+        int r = 0;
+
+        if (e->hook.measures && rank->ops->laps && atomic_load(&e->error) == 0)
+                r = rank->ops->laps(rank->context, &e->members[rank->index].exposed_usec);
+        if (e->transport->close) {
+                int closed = e->transport->close(e, rank);
+
+                r = r < 0 ? r : closed;
+        }
+        return r;
 }
 
 int exchange_error(Exchange *e, Fault *f) {
@@ -292,6 +378,14 @@ int exchange_error(Exchange *e, Fault *f) {
                 *f = e->fault;
         (void) pthread_mutex_unlock(&e->lock);
         return r;
+}
+
+uint64_t exchange_exposed(const Exchange *e) {
+        uint64_t most = 0;
+
+        for (uint32_t i = 0; i < e->plan->ranks; i++)
+                most = e->members[i].exposed_usec > most ? e->members[i].exposed_usec : most;
+        return most;
 }
 
 void exchange_bytes(const Exchange *e, uint32_t rank, uint64_t *ret_sent, uint64_t *ret_received) {

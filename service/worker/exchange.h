@@ -17,6 +17,7 @@ typedef struct Exchange Exchange;
 typedef enum ExchangeKind {
         EXCHANGE_HOST, /* exchange-host.c: any backend */
         EXCHANGE_P2P,  /* exchange-p2p.c: contexts that copy to each other (LkOps.copy) */
+        EXCHANGE_NCCL, /* exchange-nccl.c: contexts of different devices, where nccl_start() was */
 } ExchangeKind;
 
 /* From here on events of the ranks' contexts are the exchange's. */
@@ -27,6 +28,8 @@ typedef enum ExchangeKind {
 typedef struct ExchangeHook {
         int (*func)(void *userdata, uint32_t rank, const H3Message *m, uint8_t *bytes, uint64_t size);
         void *userdata;
+        bool measures;       /* how long ranks are in the exchange (exchange_exposed()) */
+        uint64_t link_bytes; /* a microsecond, of what leaves a rank and of what comes to it; 0: as fast as it is */
 } ExchangeHook;
 
 /* Bytes of the largest message of a (phase, from, to, chunk); 0: it is never sent. */
@@ -73,6 +76,10 @@ H3Exchange *exchange_interface(Exchange *e);
 
 /* The first error of the group, 0 if there is none; f (may be NULL) gets its text. Any thread. */
 int exchange_error(Exchange *e, Fault *f);
+
+/* Of the rank that was longest in the exchange (the hook measures): how much time of its work that took, which is what did not hide
+ * behind it. Once they have ended. */
+uint64_t exchange_exposed(const Exchange *e);
 
 /* What a rank has sent and received. Once the rank has ended. */
 void exchange_bytes(const Exchange *e, uint32_t rank, uint64_t *ret_sent, uint64_t *ret_received);

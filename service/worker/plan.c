@@ -97,7 +97,9 @@ int plan_new(const WirePlan *w, uint64_t rows, uint32_t heads, uint32_t ranks, P
                 .rows = p->rows,
                 .heads = p->heads,
         };
-        p->exchange = w->exchange == WIRE_EXCHANGE_P2P ? EXCHANGE_P2P : EXCHANGE_HOST;
+        p->exchange = w->exchange == WIRE_EXCHANGE_P2P    ? EXCHANGE_P2P
+                      : w->exchange == WIRE_EXCHANGE_NCCL ? EXCHANGE_NCCL
+                                                          : EXCHANGE_HOST;
         *ret = STEAL_PTR(p);
         return 0;
 }

@@ -202,5 +202,7 @@ int split_run(RankGroup *g, const SplitStep *s, uint64_t *ret_bytes, Fault *f) {
                 if (!h3_plan_is_idle(s->plan, i))
                         order.ranks |= UINT64_C(1) << i;
         r = first_error(x, rank_group_run(g, &order), f);
+        if (r >= 0 && exchange && s->exposed_usec)
+                *s->exposed_usec = exchange_exposed(exchange);
         return r < 0 ? r : count_bytes(x, ret_bytes, f);
 }

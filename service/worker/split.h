@@ -27,6 +27,8 @@ typedef struct SplitStep {
         /* When (CLOCK_MONOTONIC) the first kernel of block 0 could begin on the first rank; 0: not known. NULL: not wanted. */
         uint64_t *first_usec;
 
+        uint64_t *exposed_usec; /* exchange_exposed(), if the hook measures. NULL: not wanted */
+
         ExchangeHook hook;      /* for tests */
         uint64_t deadline_usec; /* for tests; 0: from the size of the step */
 } SplitStep;

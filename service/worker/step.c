@@ -256,6 +256,7 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3Ste
                 .on_stuck = on_stuck,
                 .userdata = &run,
                 .first_usec = &ret->first_usec,
+                .exposed_usec = &ret->exposed_usec,
                 .hook = s->hook,
                 .deadline_usec = s->deadline_usec,
         };

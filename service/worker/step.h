@@ -49,6 +49,7 @@ typedef struct StepResult {
         uint64_t usec;            /* it took */
         uint64_t first_usec;      /* of a forward pass: SplitStep.first_usec */
         uint64_t exchanged_bytes; /* its ranks received from each other */
+        uint64_t exposed_usec;    /* SplitStep.exposed_usec */
         uint64_t frames;          /* DECODE of video: finished so far */
         bool cached;              /* ENCODE: nothing was computed */
         bool preview;             /* SAMPLE: there is a new one */

@@ -15,6 +15,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 #include "service/worker/meminfo.h"
+#include "service/worker/nccl.h"
 #include "service/worker/peers.h"
 #include "service/worker/timeline.h"
 
@@ -27,6 +28,9 @@
 #define PATTERN (UINT64_C(16) << 20)
 #define PATTERN_USEC UINT64_C(5000000)
 #define PRODUCT 4096 /* 0.2 ms of an H200 */
+
+/* NCCL looks at the whole machine first. */
+#define NCCL_USEC UINT64_C(60000000)
 
 typedef struct Gpu {
         int number; /* CUDA's */
@@ -286,7 +290,23 @@ static void try_links(WireHello *ret) {
         peers_try(&trial, ret);
 }
 
+/* Before the process is shut in: it makes sockets, and whatever it connects it connects now. */
+static void start_nccl(void) {
+        LkContext *contexts[WIRE_DEVICES_MAX];
+        const NcclDevices d = {.ops = lk_cuda_ops(), .n = cuda.n, .contexts = contexts, .bind = bind_device, .size = PATTERN,
+                .deadline_usec = NCCL_USEC};
+        Fault f = {};
+
+        for (uint32_t i = 0; i < cuda.n; i++)
+                contexts[i] = cuda.gpus[i].first;
+        if (nccl_start(&d, &f) < 0)
+                peers_note(&cuda.left_out, "Sessions cannot say exchange nccl: %.200s", f.text);
+        (void) bind_device(0);
+        timeline_note("NCCL");
+}
+
 static int start(Fault *f) {
+        const bool wants_nccl = nccl_is_wanted();
         int n = 0, r;
 
         r = count_devices(&n, f);
@@ -299,11 +319,15 @@ static int start(Fault *f) {
         connect_all();
         (void) atexit(lk_cuda_warm_await); /* before the driver's library ends */
         cuda.ops.numerics_id = cuda.gpus[0].numerics_id;
+        if (wants_nccl)
+                start_nccl();
         cuda.started = true;
         return 0;
 }
 
 static void choose(uint64_t devices) {
+        if (devices != (UINT64_C(1) << cuda.n) - 1) /* it has all of them or none */
+                nccl_end();
         for (uint32_t i = 0; i < cuda.n; i++)
                 if (!(devices >> i & 1)) {
                         close_device(cuda.gpus + i);
@@ -364,6 +388,7 @@ static uint32_t devices(WireHello *hello) {
                 return 0;
 
         memcpy(hello->notes, cuda.left_out.notes, sizeof(hello->notes));
+        hello->nccl = nccl_version();
         for (uint32_t i = 0; i < cuda.n; i++) {
                 WireDevice *d = hello->devices + i;
 

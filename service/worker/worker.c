@@ -91,13 +91,15 @@ static bool device_is_lost(const Worker *w, int error) {
         return !w->backend->ops->host_weights && (error == -EIO || error == -ENODEV);
 }
 
-static void end_without_device(Worker *w, const Job *j, uint32_t step) {
+static void end_without_device(Worker *w, const Job *j, uint32_t step, const Fault *f) {
         char text[sizeof(((Fault *) NULL)->text) - 64] = "its device failed";
         bool off_bus = false;
         WireMessage m;
 
         if (w->backend->device_error)
                 off_bus = w->backend->device_error(text, sizeof(text));
+        if (!off_bus && strncmp(f->text, "NCCL: ", 6) == 0) /* which says more */
+                (void) snprintf(text, sizeof(text), "%.*s", (int) strcspn(f->text, "."), f->text); /* its first sentence */
         wire_init(&m, WIRE_ERROR, j->epoch, j->id, step);
         (void) fault_set(&m.error.fault, -EIO, FAULT_WORKER_CRASHED, "lost its device: %s", text);
         m.error.fatal = off_bus ? WIRE_FATAL_OFF_BUS : WIRE_FATAL_DEVICE;
@@ -131,7 +133,7 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
 
         report_memory(w);
         if (r < 0 && device_is_lost(w, r))
-                end_without_device(w, j, step);
+                end_without_device(w, j, step, &f);
         if (r < 0) {
                 reply_error(w, j->id, step, r, &f);
                 return;
@@ -140,6 +142,7 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         m.step_done.compute_usec = result.usec + STEAL(j->open_usec, 0);
         m.step_done.first_usec = result.first_usec;
         m.step_done.exchanged_bytes = result.exchanged_bytes;
+        m.step_done.exposed_usec = result.exposed_usec;
         m.step_done.frames = result.frames;
         m.step_done.cached = result.cached;
         m.step_done.preview = result.preview;

@@ -16,6 +16,7 @@
 #include "service/shared/clock.h"
 #include "service/worker/backend.h"
 #include "service/worker/meminfo.h"
+#include "service/worker/nccl.h"
 #include "service/worker/peers.h"
 #include "tests/unit/worker/device-ops.h"
 
@@ -201,6 +202,24 @@ static void try_links(WireHello *ret) {
                         (void) ops.context_free(own[i]);
 }
 
+static WireHello found; /* notes of start() */
+
+static void start_nccl(void) {
+        LkContext *own[WIRE_DEVICES_MAX];
+        const NcclDevices d = {.ops = device, .n = n_devices, .contexts = own, .bind = bind_device, .size = 4096,
+                .deadline_usec = 60000000};
+        Fault f = {};
+
+        for (uint32_t i = 0; i < n_devices; i++)
+                if (bind_device(i) < 0 || ops.context_new(1, own + i) < 0)
+                        abort();
+        if (nccl_start(&d, &f) < 0)
+                peers_note(&found, "Sessions cannot say exchange nccl: %.200s", f.text);
+        else
+                for (uint32_t i = 0; i < n_devices; i++)
+                        (void) ops.context_free(own[i]);
+}
+
 static int start(Fault *f) {
         const char *path = getenv("LATENT_PLAYED");
         CLEANUP_CLOSE int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -EBADF;
@@ -221,12 +240,16 @@ static int start(Fault *f) {
                         numbers[n_devices++] = i;
         if (n_devices == 0)
                 return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED, "All GPUs are played to be lost.");
+        if (nccl_is_wanted())
+                start_nccl();
         return 0;
 }
 
 static void choose(uint64_t devices) {
         for (uint32_t i = 0; i < n_devices; i++)
                 is_out[i] = !(devices >> i & 1);
+        if (devices != (UINT64_C(1) << n_devices) - 1)
+                nccl_end();
 }
 
 static uint32_t devices(WireHello *hello) {
@@ -234,6 +257,8 @@ static uint32_t devices(WireHello *hello) {
                 describe(hello->devices + i, numbers[i]);
                 hello->peer_mbs[i][i] = WIRE_LINK_SAME;
         }
+        memcpy(hello->notes, found.notes, sizeof(hello->notes));
+        hello->nccl = nccl_version();
         return n_devices;
 }
 

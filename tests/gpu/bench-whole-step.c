@@ -2,7 +2,8 @@
 
 /* Whole steps through the service, one at a time, when told to: `pair` runs it beside a peer that works the same way.
  *
- *     bench-whole-step MODEL CASE... [--compute auto|f32|bf16] [--ranks N] [--exchange auto|host|p2p]    (the service: tests/with-latentd)
+ *     bench-whole-step MODEL CASE... [--compute auto|f32|bf16] [--ranks N] [--exchange auto|host|p2p|nccl] [--chunks N]
+ *                                            (the service: tests/with-latentd)
  *
  * Loads MODEL, opens a session with all cases in it and says {"ready": 1, ...}. A line FRAMES on stdin runs one step
  * of the case of so many frames and prints one line of JSON: n (rows), s (seconds of the step by the worker), wall_s
@@ -200,24 +201,27 @@ static void serve(Bench *b) {
 
 int main(int argc, char *argv[]) {
         static const struct option options[] = {{"compute", required_argument, NULL, 'c'}, {"ranks", required_argument, NULL, 'r'},
-                {"exchange", required_argument, NULL, 'e'}, {"sparse", required_argument, NULL, 's'}, {}};
+                {"exchange", required_argument, NULL, 'e'}, {"chunks", required_argument, NULL, 'n'},
+                {"sparse", required_argument, NULL, 's'}, {}};
         static Bench b;
         JsonWriter w = {.file = stdout};
         latent_session_options so = {.struct_size = sizeof(so), .compute = "auto"};
         int o;
 
-        while ((o = getopt_long(argc, argv, "", options, NULL)) == 'c' || o == 'r' || o == 'e' || o == 's')
+        while ((o = getopt_long(argc, argv, "", options, NULL)) == 'c' || o == 'r' || o == 'e' || o == 'n' || o == 's')
                 if (o == 'c')
                         so.compute = optarg;
                 else if (o == 'e')
                         so.exchange = optarg;
+                else if (o == 'n')
+                        so.chunks = (uint32_t) atoi(optarg);
                 else if (o == 's')
                         so.sparse = optarg;
                 else
                         so.ranks = (uint32_t) atoi(optarg);
         if (o != -1 || argc - optind < 2 || argc - optind - 1 > CASES_MAX) {
                 (void) fprintf(stderr, "usage: bench-whole-step MODEL CASE... [--compute auto|f32|bf16] [--ranks N] "
-                                       "[--exchange auto|host|p2p] [--sparse METHOD[:KEY=VALUE,...]]\n");
+                                       "[--exchange auto|host|p2p|nccl] [--chunks N] [--sparse METHOD[:KEY=VALUE,...]]\n");
                 return 2;
         }
         for (int i = optind + 1; i < argc; i++)

@@ -254,6 +254,15 @@ static void exchange_is_the_faster_proven_way(void **state) {
         assert_int_equal(plan_make(900, 9, 3, 100, &w, &p), 0);
         assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_P2P), WIRE_EXCHANGE_HOST);
 
+        h = hello_of(3);
+        assert_int_equal(plan_make(900, 9, 3, 100, &(PlanWishes){}, &p), 0);
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_NCCL), WIRE_EXCHANGE_HOST);
+        h.nccl = 22803;
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_NCCL), WIRE_EXCHANGE_NCCL);
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_AUTO), WIRE_EXCHANGE_P2P);
+        h.n_devices = 2; /* two ranks of one */
+        assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_NCCL), WIRE_EXCHANGE_HOST);
+
         h = hello_of(1); /* ranks of one device */
         assert_int_equal(plan_make(900, 9, 3, 100, &(PlanWishes){}, &p), 0);
         assert_int_equal(gpu_set_exchange(&h, &p, WIRE_EXCHANGE_AUTO), WIRE_EXCHANGE_P2P);

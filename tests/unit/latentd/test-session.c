@@ -899,7 +899,7 @@ static void request_open_split_reads_and_refuses(void **state) {
                 { 0, zero, 2, "auto", "auto", 0, "Share 1 is 0" },
                 { 0, large, 1, "auto", "auto", 0, "1000000" },
                 { 0, NULL, 0, "gather", "auto", 0, "kv-gather" },
-                { 0, NULL, 0, "auto", "nccl", 0, "host" },
+                { 0, NULL, 0, "auto", "mpi", 0, "nccl" },
                 { 0, NULL, 0, "auto", "auto", 33, "1 to 32" },
         };
         Fake *f = *state;

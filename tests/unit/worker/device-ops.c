@@ -41,6 +41,7 @@ typedef struct Block Block;
 /* The queues of a context. */
 typedef struct Queues {
         LkContext *context;
+        DeviceQueue native;
         Clock clocks[_LK_QUEUE_MAX]; /* of each queue: itself, and what it waits for */
         Clock events[LK_EVENTS_MAX];
         bool marked[LK_EVENTS_MAX];
@@ -384,6 +385,15 @@ static int is_done(LkContext *c, uint32_t event) {
         must(event < LK_EVENTS_MAX, "no such event");
         peers_until(q, position);
         return q->n_peers == 0 || q->peers[0].position > position;
+}
+
+static void *native(LkContext *c, LkQueue queue, int *ret_device) {
+        LOCKED;
+        Queues *q = queues_of(c);
+
+        q->native = (DeviceQueue){&table, c};
+        *ret_device = (int) q->device;
+        return &q->native;
 }
 
 static int join(LkContext *c, uint32_t event) {
@@ -879,6 +889,7 @@ const LkOps *device_ops(void) {
         table.copy = copy;
         table.wait_for = wait_for;
         table.is_done = is_done;
+        table.native = native;
         table.pin = pin;
         table.unpin = unpin;
         table.gemm = gemm;

@@ -32,6 +32,12 @@ typedef struct DeviceSim {
 
 extern DeviceSim device_sim;
 
+/* What LkOps.native() gives. */
+typedef struct DeviceQueue {
+        const LkOps *ops;
+        LkContext *context;
+} DeviceQueue;
+
 /* The table; device_sim is as new. */
 const LkOps *device_ops(void);
 

@@ -15,6 +15,7 @@
 #include "kernels/cpu/cpu.h"
 #include "service/latentd/plan.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/clock.h"
 #include "service/worker/plan.h"
 #include "service/worker/split.h"
 #include "tests/unit/h3/golden.h"
@@ -808,8 +809,48 @@ static void split_memory_counts_arenas_and_what_lies_between(void **state) {
         bench_done(&b);
 }
 
+/* It leaves when the one before has, and comes when as much time is over as it takes; who waits for it was so long in the exchange. */
+static void exchange_slow_link_takes_its_time(void **state) {
+        Bench b = bench_new(2, WIRE_PLAN_HIDDEN_GATHER, 2);
+        const ExchangeStep sizes = {&b.toy->model, &b.plan->h3, H3_COMPUTE_BF16};
+        const ExchangeHook slow = {.measures = true, .link_bytes = 1};
+        H3Rank ranks[2] = {{.index = 0, .ops = &ops, .plan = &b.plan->h3}, {.index = 1, .ops = &ops, .plan = &b.plan->h3}};
+        H3Message m = {.phase = H3_PHASE_IN, .from = 0, .to = H3_TO_ALL, .sequence = 1};
+        uint8_t bytes[64 * 14 * 2], taken[sizeof(bytes)];
+        H3View view = {bytes, 1, sizeof(bytes), sizeof(bytes)};
+        uint64_t begin;
+        Exchange *e;
+        H3Exchange *x;
+
+        memset(bytes, 5, sizeof(bytes));
+        assert_int_equal(exchange_new(EXCHANGE_HOST, &b.plan->h3, (ExchangeSize){exchange_step_message, &sizes}, 60000000, &slow, &e), 0);
+        x = exchange_interface(e);
+        for (uint32_t i = 0; i < 2; i++) {
+                assert_int_equal(ops.context_new(1, &ranks[i].context), 0);
+                assert_int_equal(exchange_open(e, ranks + i), 0);
+        }
+        begin = clock_usec();
+        for (m.chunk = 0; m.chunk < 2; m.chunk++)
+                assert_int_equal(x->send(x, ranks, &m, &view, 1), 0);
+        view.data = taken;
+        for (m.chunk = 0; m.chunk < 2; m.chunk++) {
+                memset(taken, 0, sizeof(taken));
+                assert_int_equal(x->recv(x, ranks + 1, &m, &view, 1), 0);
+                assert_memory_equal(taken, bytes, sizeof(bytes));
+                assert_true(clock_usec() - begin >= (m.chunk + 1) * sizeof(bytes));
+        }
+        for (uint32_t i = 0; i < 2; i++) {
+                assert_int_equal(exchange_close(e, ranks + i), 0);
+                (void) ops.context_free(ranks[i].context);
+        }
+        assert_true(exchange_exposed(e) > 0 && exchange_exposed(e) <= clock_usec() - begin);
+        (void) exchange_free(e);
+        bench_done(&b);
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
+                cmocka_unit_test(exchange_slow_link_takes_its_time),
                 cmocka_unit_test(exchange_wrong_messages_are_refused),
                 cmocka_unit_test(exchange_ranks_compute_at_the_same_time),
                 cmocka_unit_test(exchange_flipped_bit_changes_the_result),
