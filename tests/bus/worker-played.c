@@ -24,6 +24,7 @@ typedef struct Played {
         volatile uint64_t gone;       /* it is not there for the next worker */
         volatile uint64_t starts;     /* of workers */
         volatile uint64_t stamp_usec; /* a kernel of block 0 begins so much later */
+        volatile uint64_t goes;       /* with the copy that fails it is gone */
 } Played;
 
 static Played *played;
@@ -54,8 +55,11 @@ static void memory_trim(LkContext *c) {
 }
 
 static int fetch(LkContext *c, const LkFetch *a) {
-        if (played->fails_in > 0 && --played->fails_in == 0)
+        if (played->fails_in > 0 && --played->fails_in == 0) {
                 failed = true;
+                if (played->goes)
+                        played->gone = 1;
+        }
         return failed ? -EIO : result(device->fetch(c, a));
 }
 
