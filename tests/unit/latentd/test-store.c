@@ -942,7 +942,7 @@ static void use_gate(Test *t, FileIo *io) {
         io->pread = gate_pread;
         t->store->io = io;
         t->store->file_jobs = file_jobs_free(t->store->file_jobs);
-        assert_int_equal(file_jobs_new(t->event, 100000, &t->store->file_jobs), 0);
+        assert_int_equal(file_jobs_new(t->event, 500000, &t->store->file_jobs), 0);
 }
 
 /* fstat() at the beginning, open(), the header's read, fstat() at the end: each hangs once. */
