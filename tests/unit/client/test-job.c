@@ -9,9 +9,6 @@
 
 #include "tests/unit/client/fake-service.h"
 
-#define SECOND UINT64_C(1000000)
-#define LONG (60 * SECOND) /* only what never comes takes as long */
-
 static uint64_t now(void) {
         struct timespec t;
 

@@ -12,9 +12,6 @@
 
 #include "tests/unit/client/fake-service.h"
 
-#define SECOND UINT64_C(1000000)
-#define LONG (60 * SECOND) /* only what never comes takes as long */
-
 static latent_model *find_model(Fake *f) {
         latent_model *m = NULL;
         latent_error e = {};

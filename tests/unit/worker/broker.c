@@ -13,7 +13,7 @@
 #include "service/shared/memfd.h"
 #include "tests/unit/shared/child.h"
 
-#define RECEIVE_TIMEOUT_MSEC 60000
+#define RECEIVE_TIMEOUT_MSEC 120000
 #define TINY_HEADS 8
 
 Broker *broker_spawn(int type) {
