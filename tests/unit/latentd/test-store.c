@@ -149,7 +149,7 @@ static StoreRequest *get(Test *t, int fd, const char *name, Answer *a) {
 }
 
 static void run(Test *t) {
-        assert_true(sd_event_run(t->event, 10 * 1000000) > 0);
+        assert_true(sd_event_run(t->event, 60 * 1000000) > 0);
 }
 
 static void wait_for(Test *t, Answer *a) {
@@ -432,7 +432,7 @@ static void store_request_cancel_at_any_time_frees_everything(void **state) {
                 assert_int_equal(count_fds(), fds);
                 assert_in_range(shared_memory(), 0, rss + 64 * 1024);
         }
-        assert_in_range(finished, 0, 55); /* else nothing was cancelled on its way */
+        assert_in_range(finished, 0, 58); /* else nothing was cancelled on its way */
 }
 
 static void store_request_cancel_one_of_two_lets_the_other_finish(void **state) {
