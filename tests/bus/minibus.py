@@ -15,6 +15,7 @@ BASIC = {"y": ("B", 1), "n": ("h", 2), "q": ("H", 2), "i": ("i", 4), "u": ("I", 
 ALIGN = {**{k: v[1] for k, v in BASIC.items()}, "s": 4, "o": 4, "g": 1, "v": 1, "a": 4, "(": 8, "{": 8}
 CALL, RETURN, ERROR, SIGNAL = 1, 2, 3, 4
 NAME, ROOT = "org.latentd.Latent1", "/org/latentd/Latent1"
+LIMIT = 120  # seconds; an answer that takes longer will not come
 
 
 class DBusError(ValueError):
@@ -225,7 +226,7 @@ class Connection:
         del self.buffer[:start + length]
         return m
 
-    def receive(self, timeout=30):
+    def receive(self, timeout=LIMIT):
         """The next message; None after timeout seconds."""
         end = time.monotonic() + timeout
         while True:
@@ -240,7 +241,7 @@ class Connection:
             self.buffer += data
             self.fds += fds
 
-    def wait(self, serial, timeout=30):
+    def wait(self, serial, timeout=LIMIT):
         end = time.monotonic() + timeout
         while True:
             m = self.receive(max(0, end - time.monotonic()))
@@ -253,7 +254,7 @@ class Connection:
                     raise DBusError(m.error, m.body[0] if m.body else "")
                 return m.body
 
-    def call(self, path, interface, member, signature="", *args, destination=None, timeout=30):
+    def call(self, path, interface, member, signature="", *args, destination=None, timeout=LIMIT):
         return self.wait(self.send(path, interface, member, signature, *args, destination=destination), timeout)
 
     def get(self, path, interface, prop):
@@ -268,7 +269,7 @@ class Connection:
     def match(self, rule):
         self.call("/org/freedesktop/DBus", "org.freedesktop.DBus", "AddMatch", "s", rule, destination="org.freedesktop.DBus")
 
-    def signal(self, member, path=None, timeout=30):
+    def signal(self, member, path=None, timeout=LIMIT):
         """The first signal of that name (and path), kept or new; None after timeout."""
         end = time.monotonic() + timeout
         while True:

@@ -30,7 +30,8 @@ class Manager(harness.Service):
         self.refused = 0
         self.starts = 0
         self.removed = []  # names
-        self.lock = threading.Lock()
+        self.taken = 0  # of sync()'s messages
+        self.lock, self.syncing = threading.Lock(), threading.Lock()
         self.ready = threading.Event()
         self.stopping = False
         path = self.folder / "manager"
@@ -50,6 +51,9 @@ class Manager(harness.Service):
                     fds.frombytes(payload[:len(payload) - len(payload) % 4])
             if data == b"QUIT=1":
                 return
+            if data == b"SYNC=1":
+                self.taken += 1
+                continue
             self._take(dict(line.split("=", 1) for line in data.decode().split("\n") if "=" in line), list(fds))
 
     def _take(self, message, fds):
@@ -69,9 +73,19 @@ class Manager(harness.Service):
         if "READY" in message:
             self.ready.set()
 
+    def sync(self):
+        """Returns when everything that the service has said by now is taken: its messages come through the same socket, in order."""
+        with self.syncing:
+            before = self.taken
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+                s.sendto(b"SYNC=1", str(self.notify_path))
+            harness.wait_until("the manager takes what was said", 20, lambda: self.taken > before, step=0.001)
+
     # ------------------------------------------------------------------------------------- the service
 
     def _spawn(self):
+        self.sync()  # also a READY of the one before
+        self.ready.clear()
         with self.lock:
             names = [n for n, _ in self.store]
             fds = [fd for _, fd in self.store]
@@ -107,12 +121,10 @@ class Manager(harness.Service):
             time.sleep(self.delay)
             if self.stopping:
                 return
-            self.ready.clear()
             self._spawn()
 
     def start(self):
         self.stopping = False
-        self.ready.clear()
         if not any(t.is_alive() for t in self.threads[:1]):
             self.threads[:1] = [threading.Thread(target=self._listen, daemon=True)]
             self.threads[0].start()
@@ -123,8 +135,8 @@ class Manager(harness.Service):
         self.threads[1:] = [watch]
 
     def wait_ready(self):
-        if not self.ready.wait(60):
-            raise harness.HarnessError("latentd: no READY=1 within 60 s")
+        if not self.ready.wait(harness.LEAST_SECONDS * harness.PATIENCE):
+            raise harness.HarnessError("latentd: no READY=1")
 
     def kill(self, sig=signal.SIGKILL):
         """Kills the service; if it restarts, waits until it is back."""
@@ -145,11 +157,17 @@ class Manager(harness.Service):
         """keep: as before a restart; else the store is dropped, as `systemctl stop` does."""
         self.stopping = True
         status = super().stop()
-        if not keep:
+        if keep:
+            self.sync()
+        else:
             self.drop_store()
         return status
 
     def drop_store(self):
+        self.sync()
+        self._drop_store()
+
+    def _drop_store(self):
         with self.lock:
             for _, fd in self.store:
                 os.close(fd)
@@ -161,6 +179,7 @@ class Manager(harness.Service):
             self.store.append((name, fd))
 
     def names(self):
+        self.sync()
         with self.lock:
             return sorted(n for n, _ in self.store)
 
@@ -170,4 +189,4 @@ class Manager(harness.Service):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
             if self.threads:
                 s.sendto(b"QUIT=1", str(self.notify_path)) if self.notify_path.exists() else None
-        self.drop_store()
+        self._drop_store()

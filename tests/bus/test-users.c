@@ -62,7 +62,7 @@ static sd_bus *connect_as(uid_t uid) {
 }
 
 static void wait_done(sd_bus *bus, const char *job) {
-        for (int i = 0; i < 600; i++) {
+        for (int i = 0; i < 2400; i++) {
                 char *state;
 
                 REQUIRE(sd_bus_get_property_string(bus, NAME, job, NAME ".Job", "State", NULL, &state) >= 0);

@@ -33,6 +33,7 @@ typedef struct Played {
         volatile uint64_t peer_copies; /* by all workers */
         volatile uint64_t trials;     /* of ways between devices, by all workers */
         volatile uint64_t rates;      /* of 10^9 operations a second, 16 bits for each device; 0: not measured */
+        volatile uint64_t goes;       /* with the copy that fails it is gone */
 } Played;
 
 static Played *played;
@@ -146,8 +147,11 @@ static int upload(LkContext *c, void *to, const void *host, uint64_t size) {
 }
 
 static int fetch(LkContext *c, const LkFetch *a) {
-        if (played->fails_in > 0 && --played->fails_in == 0)
+        if (played->fails_in > 0 && --played->fails_in == 0) {
                 failed = true;
+                if (played->goes)
+                        played->gone = 1;
+        }
         return failed ? -EIO : result(device->fetch(c, a));
 }
 

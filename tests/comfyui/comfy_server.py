@@ -56,7 +56,7 @@ class Server:
     def post(self, path, body):
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=60) as r:
+            with urllib.request.urlopen(request, timeout=300) as r:
                 text = r.read()
         except urllib.error.HTTPError as e:
             raise PromptError(f"{path}: {e.code}: {e.read().decode(errors='replace')[:2000]}") from e

@@ -4,10 +4,12 @@
 `packaging/build-deps --python` makes .venv with numpy and the tools; without it the tests run on the plain interpreter and skip what needs
 more. Import this first."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import pathlib
+import signal
 import sys
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
@@ -95,7 +97,22 @@ def near(got, want, limits):
     return d[0]
 
 
+@contextlib.contextmanager
+def stopped(service):
+    """Its workers stand still, so that no job ends meanwhile."""
+    workers = service.workers()
+    assert workers
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):  # it has died with its service
+                os.kill(pid, signal.SIGCONT)
+
+
 def load(client, path=MODEL):
     with client.load(path) as job:
-        job.wait(60)
+        job.wait(300)
         return job.model

@@ -15,6 +15,8 @@
 
 /* Both arenas, unless the session asks for more input. */
 #define ARENA 65536u
+#define SECOND UINT64_C(1000000)
+#define LONG (60 * SECOND) /* only what never comes takes as long */
 
 /* A trajectory of the fake. */
 #define SAMPLE_STATES 3u

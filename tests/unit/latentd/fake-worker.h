@@ -658,7 +658,7 @@ static inline void fake_pump(Fake *f) {
 /* Runs loop and worker until the condition holds. */
 #define RUN_UNTIL(f, condition)                                                                             \
         do {                                                                                                \
-                uint64_t _end = clock_usec() + 20 * UINT64_C(1000000);                                  \
+                uint64_t _end = clock_usec() + 120 * UINT64_C(1000000);                                 \
                 while (!(condition)) {                                                                      \
                         assert_true(clock_usec() < _end);                                               \
                         assert_true(sd_event_run((f)->m->event, 2000) >= 0);                                \

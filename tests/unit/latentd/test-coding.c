@@ -259,8 +259,11 @@ static void impossible_frames_drop_the_worker(void **state) {
                 if (table[i].frames != 34)
                         job_cancel(j);
                 RUN_UNTIL(f, job_is_finished(j));
-                run_for(f, 1000);
-                assert_int_equal(f->conn < 0, !table[i].good);
+                if (table[i].good) {
+                        run_for(f, 1000);
+                        assert_true(f->conn >= 0);
+                } else
+                        RUN_UNTIL(f, f->conn < 0);
                 assert_int_equal(j->state, table[i].frames == 34 ? JOB_DONE : JOB_CANCELLED);
                 assert_true(f->n_starts >= starts);
         }
@@ -288,8 +291,7 @@ static void film_that_is_not_complete_drops_the_worker(void **state) {
         f->hook = forget_a_frame;
         j = fake_submit_request(f, s, &q);
         RUN_UNTIL(f, job_is_finished(j));
-        run_for(f, 1000);
-        assert_true(f->conn < 0);
+        RUN_UNTIL(f, f->conn < 0);
         assert_int_equal(j->frames_ready, FAKE_FRAMES(2)); /* it had committed them all */
 }
 

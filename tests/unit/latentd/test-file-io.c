@@ -419,7 +419,7 @@ static void check_dead(Test *t, int fd) {
         assert_int_equal(store_drop(t->store, dead), 0);
 
         release_hung();
-        for (unsigned i = 0; i < 5000 && memcmp(disk.hung, "late", 4) != 0; i++)
+        for (unsigned i = 0; i < 60000 && memcmp(disk.hung, "late", 4) != 0; i++)
                 (void) usleep(1000);
         assert_memory_equal(disk.hung, "late", 4);
         assert_true((char *) disk.hung >= (char *) dead->map &&

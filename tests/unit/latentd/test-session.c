@@ -1003,6 +1003,14 @@ static void session_new_owner_leaves_while_it_opens(void **state) {
         f->peer = fake_peer_new(f);
 }
 
+/* What this process has computed, however busy the machine is. */
+static uint64_t cpu_usec(void) {
+        struct timespec t;
+
+        assert_int_equal(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t), 0);
+        return (uint64_t) t.tv_sec * UINT64_C(1000000) + (uint64_t) t.tv_nsec / 1000u;
+}
+
 #define PIECE (UINT64_C(128) << 20)
 #define LARGE (24 * PIECE) /* of both: seconds, if it was populated to its end */
 
@@ -1010,17 +1018,17 @@ static void session_new_owner_leaves_while_it_opens(void **state) {
 static void session_closed_while_it_opens_stops_populating(void **state) {
         Fake *f = *state;
         Opened opened = {}, unused = {};
-        uint64_t begin = clock_usec(), piece;
+        uint64_t begin = cpu_usec(), piece;
         Fault fault;
 
         f->m->config->arena_bytes_per_user = 2 * LARGE;
         assert_int_equal(try_session(f, PIECE, &unused, &fault), 0);
         RUN_UNTIL(f, unused.calls);
-        piece = clock_usec() - begin;
+        piece = cpu_usec() - begin;
         session_close(STEAL_PTR(unused.session));
         RUN_UNTIL(f, f->m->arena_bytes == 0);
 
-        begin = clock_usec();
+        begin = cpu_usec();
         if (try_session(f, LARGE, &opened, &fault) == -ENOMEM)
                 skip(); /* the machine has not as much */
         session_forget(TAILQ_FIRST(&f->m->sessions));
@@ -1028,7 +1036,7 @@ static void session_closed_while_it_opens_stops_populating(void **state) {
         assert_int_equal(try_session(f, ARENA_BYTES, &unused, &fault), -EDQUOT);
         assert_non_null(strstr(fault.text, "come back by themselves"));
         RUN_UNTIL(f, TAILQ_EMPTY(&f->m->sessions) && f->m->arena_bytes == 0);
-        assert_true(clock_usec() - begin < 8 * piece + 100000);
+        assert_true(cpu_usec() - begin < 8 * piece + 100000);
         unused.calls = 0;
         assert_int_equal(try_session(f, ARENA_BYTES, &unused, &fault), 0);
         RUN_UNTIL(f, unused.calls);
@@ -1100,7 +1108,7 @@ static void session_closed_pages_go_in_spite_of_a_path(void **state) {
         assert_true(st.st_blocks > 0);
         session_close(s);
         assert_int_equal(f->m->arena_bytes, 0);
-        for (int i = 0; i < 500 && st.st_blocks > 0; i++) {
+        for (int i = 0; i < 6000 && st.st_blocks > 0; i++) {
                 (void) usleep(10000);
                 assert_int_equal(fstat(fd, &st), 0);
         }

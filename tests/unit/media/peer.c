@@ -38,8 +38,8 @@ Peer *peer_open(void) {
         return p;
 }
 
-int peer_wait(Peer *p, unsigned timeout_msec) {
-        return child_wait(&p->pid, timeout_msec);
+int peer_wait(Peer *p) {
+        return child_wait(&p->pid);
 }
 
 Peer *peer_free(Peer *p) {
@@ -48,7 +48,7 @@ Peer *peer_free(Peer *p) {
 
         (void) close(p->socket);
         if (p->pid > 0)
-                child_end(&p->pid, 20000);
+                child_end(&p->pid);
         free(p);
         return NULL;
 }

@@ -31,7 +31,7 @@ bool peer_receive(Peer *p, MediaMessage *ret);
 /* Takes in what is there. */
 void peer_take_in(Peer *p);
 void peer_say_frames(Peer *p, uint64_t ready, bool sound);
-int peer_wait(Peer *p, unsigned timeout_msec); /* status of waitpid */
+int peer_wait(Peer *p); /* status of waitpid */
 
 /* One whole request. f is empty when it was served. */
 MediaDone peer_read(const MediaRead *request, int file, int arena, Fault *f);

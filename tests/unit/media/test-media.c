@@ -93,7 +93,7 @@ static void connection_ends_program_ends(void **state) {
         CLEANUP_PEER Peer *p = peer_open();
 
         (void) shutdown(p->socket, SHUT_RDWR);
-        assert_true(WIFEXITED(peer_wait(p, 5000)));
+        assert_true(WIFEXITED(peer_wait(p)));
 }
 
 /* In the middle of a film: the reaper ends it, whatever it does. */
@@ -107,7 +107,7 @@ static void connection_ends_in_the_middle_program_ends(void **state) {
         while (p->taken == 0)
                 peer_take_in(p);
         (void) shutdown(p->socket, SHUT_RDWR);
-        (void) peer_wait(p, 5000);
+        (void) peer_wait(p);
 }
 
 static void killed_in_the_middle_end_of_file(void **state) {

@@ -13,7 +13,7 @@
 #include "service/shared/memfd.h"
 #include "tests/unit/shared/child.h"
 
-#define RECEIVE_TIMEOUT_MSEC 60000
+#define RECEIVE_TIMEOUT_MSEC 120000
 #define TINY_HEADS 8
 
 Broker *broker_spawn(int type) {
@@ -53,7 +53,7 @@ Broker *broker_free(Broker *b) {
         if (b->socket >= 0)
                 (void) close(b->socket);
         if (b->pid > 0)
-                child_end(&b->pid, 5000);
+                child_end(&b->pid);
         free(b);
         return NULL;
 }
@@ -62,13 +62,13 @@ void broker_freep(Broker **b) {
         (void) broker_free(*b);
 }
 
-int broker_wait(Broker *b, unsigned timeout_msec) {
-        return child_wait(&b->pid, timeout_msec);
+int broker_wait(Broker *b) {
+        return child_wait(&b->pid);
 }
 
 void broker_kill(Broker *b) {
         assert_int_equal(kill(b->pid, SIGKILL), 0);
-        (void) broker_wait(b, 5000);
+        (void) broker_wait(b);
 }
 
 void broker_send(Broker *b, const WireMessage *m, int fd) {

@@ -30,8 +30,8 @@ Broker *broker_open_ranks(uint64_t epoch, uint32_t ranks, uint64_t encode_cache_
 Broker *broker_free(Broker *b);
 void broker_freep(Broker **b);
 
-/* Waits for the end of the process; fails after timeout_msec. Returns waitpid()'s status. */
-int broker_wait(Broker *b, unsigned timeout_msec);
+/* Waits for the end of the process. Returns waitpid()'s status. */
+int broker_wait(Broker *b);
 void broker_kill(Broker *b); /* SIGKILL, and waits */
 
 void broker_send(Broker *b, const WireMessage *m, int fd);

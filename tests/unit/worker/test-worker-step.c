@@ -530,7 +530,7 @@ static void end_of_file_during_step_ends_the_worker(void **state) {
                 else
                         (void) close(STEAL_FD(b->socket));
 
-                status = broker_wait(b, 1000);
+                status = broker_wait(b);
                 assert_true(WIFSIGNALED(status));
                 assert_int_equal(WTERMSIG(status), SIGKILL);
                 assert_commit(a, &ready, 1, 0);
@@ -637,7 +637,7 @@ static void job_opened_twice_ends_the_worker(void **state) {
         broker_expect(b, WIRE_JOB_READY, 5, NULL);
         broker_send(b, &open, -EBADF);
         broker_expect_eof(b);
-        status = broker_wait(b, 5000);
+        status = broker_wait(b);
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILURE);
 }
 

@@ -22,13 +22,13 @@ static void assert_fails(Broker *b) {
         int status;
 
         broker_expect_eof(b);
-        status = broker_wait(b, 5000);
+        status = broker_wait(b);
         assert_true(WIFEXITED(status));
         assert_int_equal(WEXITSTATUS(status), EXIT_FAILURE);
 }
 
 static void assert_killed(Broker *b) {
-        int status = broker_wait(b, 1000);
+        int status = broker_wait(b);
 
         assert_true(WIFSIGNALED(status));
         assert_int_equal(WTERMSIG(status), SIGKILL);
@@ -79,7 +79,7 @@ static void start_wrong_socket_refused(void **state) {
         int status;
 
         b = broker_spawn(SOCK_STREAM);
-        status = broker_wait(b, 5000);
+        status = broker_wait(b);
         assert_true(WIFEXITED(status));
         assert_int_equal(WEXITSTATUS(status), EXIT_FAILURE);
         assert_int_equal(recv(b->socket, &byte, 1, 0), 0); /* not even HELLO */
@@ -237,23 +237,27 @@ static int many_tensors(uint64_t *ret_size, uint64_t *ret_region_size) {
 
 /* The link thread cannot see the end of file: the reaper does. */
 static void end_of_file_while_busy_ends_the_worker(void **state) {
-        CLEANUP(broker_freep) Broker *b = broker_open(1);
         CLEANUP_CLOSE int fd = -EBADF;
-        uint64_t size, region_size, begin, busy;
+        uint64_t size, region_size;
 
         fd = many_tensors(&size, &region_size);
-        begin = now_msec();
-        offer_model(b, 1, fd, size, region_size);
-        broker_expect_error(b, 1, FAULT_INVALID_MODEL, "");
-        busy = now_msec() - begin;
+        for (unsigned i = 0; i < 10; i++) { /* on a busy machine one may be late, and not all of them */
+                CLEANUP(broker_freep) Broker *b = broker_open(1);
+                uint64_t begin = now_msec(), busy;
 
-        offer_model(b, 1, fd, size, region_size);
-        broker_expect_acks(b, 7); /* the COMMIT is being worked at */
-        begin = now_msec();
-        (void) close(STEAL_FD(b->socket));
-        assert_killed(b);
-        if (busy >= 100)
-                assert_true(now_msec() - begin < busy / 2 + 20);
+                offer_model(b, 1, fd, size, region_size);
+                broker_expect_error(b, 1, FAULT_INVALID_MODEL, "");
+                busy = now_msec() - begin;
+
+                offer_model(b, 1, fd, size, region_size);
+                broker_expect_acks(b, 7); /* the COMMIT is being worked at */
+                begin = now_msec();
+                (void) close(STEAL_FD(b->socket));
+                assert_killed(b);
+                if (busy < 100 || now_msec() - begin < busy / 2 + 20)
+                        return;
+        }
+        fail_msg("the worker ends only when its link thread has the time to look");
 }
 
 static void die_keeps_sent_answers(void **state) {
@@ -281,7 +285,7 @@ static void overdrawn_credit_ends_the_worker(void **state) {
                         break;
                 assert_true(r == 0 || r == -EAGAIN);
         }
-        status = broker_wait(b, 5000);
+        status = broker_wait(b);
         assert_true(WIFEXITED(status));
         assert_int_equal(WEXITSTATUS(status), EXIT_FAILURE);
 }
