@@ -26,6 +26,9 @@ typedef struct SplitStep {
         /* When (CLOCK_MONOTONIC) the first kernel of block 0 could begin on the first rank; 0: not known. NULL: not wanted. */
         uint64_t *first_usec;
 
+        /* Of a sparse step, over all ranks: pairs of blocks that were seen row by row, and all (H3StepHooks.on_seen). */
+        _Atomic uint64_t *blocks_seen, *blocks_all;
+
         ExchangeHook hook;      /* for tests */
         uint64_t deadline_usec; /* for tests; 0: from the size of the step */
 } SplitStep;

@@ -53,6 +53,7 @@ typedef struct StepResult {
         bool cached;              /* ENCODE: nothing was computed */
         bool preview;             /* SAMPLE: there is a new one */
         bool sparse;              /* its attention was */
+        uint64_t blocks_seen, blocks_all; /* then: H3StepHooks.on_seen, over its ranks */
 } StepResult;
 
 void step_runner_done(StepRunner *s);
