@@ -78,7 +78,8 @@ typedef struct Result {
 } Result;
 
 static Result result_new(uint64_t n_video, uint64_t n_audio) {
-        Result r = {.video = malloc(n_video * sizeof(float)), .audio = malloc(n_audio * sizeof(float)), .n_video = n_video, .n_audio = n_audio};
+        Result r = {.video = malloc(n_video * sizeof(float)), .audio = malloc(n_audio * sizeof(float)), .n_video = n_video,
+                .n_audio = n_audio};
 
         assert_true(r.video && r.audio);
         return r;
