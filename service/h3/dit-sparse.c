@@ -176,7 +176,8 @@ int dit_sparse_attend(const DitRun *run, uint32_t layer, const LkAttention *a, u
         int r = 0;
 
         for (uint32_t first = h3_sparse_block(run->sparse, row); r >= 0 && first <= last; first += n) {
-                bool again = run->sparse->start[first] < row; /* whoever has its first row counts it */
+                /* whoever has its first row counts it */
+                bool again = run->sparse->start[first] < row;
                 uint32_t *count = counts_at(run, layer, first, again);
 
                 n = last + 1 - first < DIT_ROUTED_BLOCKS ? last + 1 - first : DIT_ROUTED_BLOCKS;
