@@ -146,9 +146,8 @@ class LatentdSparse(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, method="sol-attn", tau=1.3, keep_percent=10.0, start_percent=0.2, end_percent=1.0, dense_blocks="", min_tokens=12288,
-                sink_conditioning="exact_kv_and_rows") -> io.NodeOutput:
-        return io.NodeOutput(Sparse(method, tau, keep_percent, start_percent, end_percent, dense_blocks, min_tokens, sink_conditioning))
+    def execute(cls, **settings) -> io.NodeOutput:
+        return io.NodeOutput(Sparse(**settings))
 
 
 class LatentdRelease(io.ComfyNode):

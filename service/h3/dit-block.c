@@ -382,7 +382,7 @@ static int attend(const DitRun *run, uint32_t layer, uint64_t query, uint64_t n,
         if (n == 0)
                 return 0;
         if (dit_is_sparse(run, layer))
-                return dit_sparse_attend(run, &args, query);
+                return dit_sparse_attend(run, layer, &args, query);
         return run->ops->attention(run->context, &args);
 }
 

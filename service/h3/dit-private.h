@@ -64,8 +64,9 @@ typedef struct DitRun {
         float *q_mean, *k_mean, *v_mean; /* [blocks, heads * head_dim] */
         float *k_centre;                 /* [2, heads * head_dim] */
         float *coarse;                   /* VSA: as q_mean */
-        uint32_t *list, *count;          /* [heads, DIT_ROUTED_BLOCKS, blocks], [heads, DIT_ROUTED_BLOCKS] */
+        uint32_t *list;                  /* [heads, DIT_ROUTED_BLOCKS, blocks] */
         float *score;                    /* as list */
+        uint32_t *count;                 /* [dit_counts()]: lengths of the lists of every layer (dit-sparse.c) */
 
         /* of a step, not of the refiner */
         float *cos, *sin;       /* [rope rows, 3 * rope_freqs] */
@@ -175,10 +176,17 @@ static inline bool dit_is_sparse(const DitRun *run, uint32_t layer) {
         return run->sparse && !sparse_is_dense(&run->sparse->options, layer);
 }
 
+/* Numbers in run->count: of each layer, block and head, and of one more block. */
+uint64_t dit_counts(const DitRun *run);
+
+/* Before the first layer and after the last: on_seen is told what the rank's queries saw. Both wait for the device. */
+int dit_sparse_start(const DitRun *run);
+int dit_sparse_end(const DitRun *run);
+
 /* Means of the blocks, and what follows from them for all queries. */
 int dit_sparse_begin(const DitRun *run);
 /* Attention of the rows of `a`, of which the first is `row`: routed and attended in pieces. */
-int dit_sparse_attend(const DitRun *run, const LkAttention *a, uint64_t row);
+int dit_sparse_attend(const DitRun *run, uint32_t layer, const LkAttention *a, uint64_t row);
 
 /* timesteps.c */
 typedef struct DitTimesteps {

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "service/h3/dit-private.h"
+#include "service/shared/cleanup.h"
 
 /* Sparse attention of a block of the model (h3.md 7.2 - 7.4), for the rank's heads. Whoever attends has Q, K and V of all
  * rows in order, and so the means of all blocks: what is seen depends on the head alone, on no rank, chunk or plan.
@@ -11,6 +14,52 @@
 
 static uint32_t own_heads(const DitRun *run) {
         return (uint32_t) h3_range_size(run->heads);
+}
+
+uint64_t dit_counts(const DitRun *run) {
+        return ((uint64_t) run->c->layers * run->sparse->n + 1) * own_heads(run);
+}
+
+/* Where a layer's list lengths of blocks first.. are, [heads, blocks]. Blocks whose rows are not all there come more than once:
+ * those that another call has counted go behind all others. */
+static uint32_t *counts_at(const DitRun *run, uint32_t layer, uint32_t first, bool again) {
+        return run->count + ((uint64_t) (again ? run->c->layers : layer) * run->sparse->n + (again ? 0 : first)) * own_heads(run);
+}
+
+int dit_sparse_start(const DitRun *run) {
+        uint64_t n = dit_counts(run);
+        CLEANUP_FREE uint32_t *zeros = NULL;
+        int r;
+
+        if (n == 0)
+                return 0;
+        zeros = calloc(n, sizeof(*zeros));
+        if (!zeros)
+                return -ENOMEM;
+        r = run->ops->upload(run->context, run->block_start, run->sparse->start, (run->sparse->n + 1) * sizeof(*run->block_start));
+        return r < 0 ? r : run->ops->upload(run->context, run->count, zeros, n * sizeof(*zeros));
+}
+
+int dit_sparse_end(const DitRun *run) {
+        uint64_t n = dit_counts(run), seen = 0, lists = 0;
+        CLEANUP_FREE uint32_t *counts = NULL;
+        int r;
+
+        if (n == 0 || !run->hooks || !run->hooks->on_seen)
+                return 0;
+        n -= own_heads(run);
+        counts = malloc(n * sizeof(*counts));
+        if (!counts)
+                return -ENOMEM;
+        r = run->ops->download(run->context, counts, run->count, n * sizeof(*counts));
+        if (r < 0)
+                return r;
+        for (uint64_t i = 0; i < n; i++) {
+                seen += counts[i];
+                lists += counts[i] > 0; /* a block sees itself */
+        }
+        run->hooks->on_seen(run->hooks->userdata, seen, lists * run->sparse->n);
+        return 0;
 }
 
 static float scale_of(const DitRun *run) {
@@ -68,7 +117,7 @@ int dit_sparse_begin(const DitRun *run) {
         return r >= 0 && run->coarse ? coarse_branch(run) : r;
 }
 
-static int route(const DitRun *run, uint32_t first, uint32_t n) {
+static int route(const DitRun *run, uint32_t first, uint32_t n, uint32_t *count) {
         const H3Sparse *s = run->sparse;
         const LkRoute args = {
                 .heads = own_heads(run),
@@ -88,7 +137,7 @@ static int route(const DitRun *run, uint32_t first, uint32_t n) {
                 .dense_end = s->dense_end,
                 .reach = REACH,
                 .list = run->list,
-                .count = run->count,
+                .count = count,
                 .score = run->score,
         };
 
@@ -96,7 +145,7 @@ static int route(const DitRun *run, uint32_t first, uint32_t n) {
 }
 
 /* Query blocks first .. first + n - 1, as far as they are rows row .. row + a->n_q - 1. */
-static int attend_blocks(const DitRun *run, const LkAttention *a, uint64_t row, uint32_t first, uint32_t n) {
+static int attend_blocks(const DitRun *run, const LkAttention *a, uint64_t row, uint32_t first, uint32_t n, const uint32_t *count) {
         const H3Sparse *s = run->sparse;
         uint64_t begin = s->start[first] > row ? s->start[first] : row, end = row + a->n_q;
         LkSparseAttention args = {
@@ -105,7 +154,7 @@ static int attend_blocks(const DitRun *run, const LkAttention *a, uint64_t row, 
                 .first_block = first,
                 .n_blocks = n,
                 .list = run->list,
-                .count = run->count,
+                .count = count,
                 .score = run->score,
                 .value = s->options.tail ? run->v_mean : NULL,
                 .centre = run->k_centre,
@@ -122,15 +171,20 @@ static int attend_blocks(const DitRun *run, const LkAttention *a, uint64_t row, 
         return run->ops->sparse_attention(run->context, &args);
 }
 
-int dit_sparse_attend(const DitRun *run, const LkAttention *a, uint64_t row) {
+int dit_sparse_attend(const DitRun *run, uint32_t layer, const LkAttention *a, uint64_t row) {
         uint32_t last = h3_sparse_block(run->sparse, row + a->n_q - 1), n;
         int r = 0;
 
         for (uint32_t first = h3_sparse_block(run->sparse, row); r >= 0 && first <= last; first += n) {
+                /* whoever has its first row counts it */
+                bool again = run->sparse->start[first] < row;
+                uint32_t *count = counts_at(run, layer, first, again);
+
                 n = last + 1 - first < DIT_ROUTED_BLOCKS ? last + 1 - first : DIT_ROUTED_BLOCKS;
-                r = route(run, first, n);
+                n = again ? 1 : n;
+                r = route(run, first, n, count);
                 if (r >= 0)
-                        r = attend_blocks(run, a, row, first, n);
+                        r = attend_blocks(run, a, row, first, n, count);
         }
         return r;
 }

@@ -142,8 +142,8 @@ static void carve_sparse(DitRun *run, Carver *k, uint64_t rows_q) {
         run->k_centre = carve(k, 2 * own_inner * sizeof(float));
         run->coarse = gated ? carve(k, n * own_inner * sizeof(float)) : NULL;
         run->list = carve(k, lists * n * sizeof(*run->list));
-        run->count = carve(k, lists * sizeof(*run->count));
         run->score = carve(k, lists * n * sizeof(float));
+        run->count = carve(k, dit_counts(run) * sizeof(*run->count));
 }
 
 /* What of attention the plan asks for beside the arrays of every rank. */
@@ -631,12 +631,9 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
         if (!host)
                 return -ENOMEM;
 
-        if (run->sparse && h3_range_size(run->heads) > 0) {
-                r = run->ops->upload(run->context, run->block_start, run->sparse->start,
-                        (run->sparse->n + 1) * sizeof(*run->block_start));
-                if (r < 0)
-                        return r;
-        }
+        r = run->sparse ? dit_sparse_start(run) : 0;
+        if (r < 0)
+                return r;
         dit_timesteps(l, in->sigma_video, in->sigma_audio, &t);
         dit_tap_host(run, "timestep", t.t, t.n, 1);
         r = upload_rope(run, in);
@@ -648,7 +645,9 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
                 r = pack(run, m, in, host);
         if (r >= 0)
                 r = run_blocks(run, m, &t);
-        return r < 0 ? r : finish(run, m, l, &t, host, ret_video, ret_audio);
+        if (r >= 0)
+                r = finish(run, m, l, &t, host, ret_video, ret_audio);
+        return r >= 0 && run->sparse ? dit_sparse_end(run) : r;
 }
 
 static bool range_fits(H3Range r, uint64_t end) {

@@ -55,6 +55,9 @@ typedef struct H3StepHooks {
          * is asked, the same answer is the caller's duty. May be NULL. */
         int (*on_block)(void *userdata, uint32_t done, uint32_t total);
         void (*on_first)(void *userdata); /* the first block's work is given out next. May be NULL */
+        /* At the end of a sparse step: of how many pairs of blocks, over its sparse layers and the rank's heads, queries saw keys
+         * row by row, and of how many in all. Ranks' sums are the same for every plan. May be NULL */
+        void (*on_seen)(void *userdata, uint64_t seen, uint64_t all);
         H3TapFunc on_tap; /* NULL: none; costs nothing then */
         void *userdata;
 } H3StepHooks;

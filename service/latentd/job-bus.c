@@ -93,7 +93,8 @@ static int append_plan(sd_bus_message *m, const Job *j) {
         }
 
         if (j->request.sparse.method != SPARSE_NONE) {
-                r = sd_bus_message_append(m, "{sv}", "sparse-steps", "u", j->sparse_steps);
+                r = sd_bus_message_append(m, "{sv}{sv}{sv}", "sparse-steps", "u", j->sparse_steps,
+                                          "sparse-blocks", "t", j->blocks_all, "sparse-seen", "t", j->blocks_seen);
                 if (r < 0)
                         return r;
         }

@@ -62,6 +62,7 @@ struct Job {
         uint64_t session_id;
         uint64_t bytes_read; /* LOAD */
         uint32_t sparse_steps, sparse_first, sparse_last; /* how many had sparse attention, and which */
+        uint64_t blocks_seen, blocks_all;                 /* in these (WireStepDone) */
         WireJobOpen request; /* all but LOAD */
         WireJobReady ready;  /* valid once opened, expected before; kept over a worker's death */
         bool opened;         /* JOB_READY seen from the current worker */

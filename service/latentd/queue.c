@@ -505,8 +505,9 @@ static void log_sparse(const Job *j) {
                         sparse_method_to_string(method));
         else
                 log_info("Job %" PRIu64 ": %" PRIu32 " of its %" PRIu32 " steps had sparse attention (%s), from step %" PRIu32
-                         " to %" PRIu32 ".",
-                        j->id, j->sparse_steps, j->steps, sparse_method_to_string(method), j->sparse_first + 1, j->sparse_last + 1);
+                         " to %" PRIu32 ": %" PRIu64 " of their %" PRIu64 " pairs of blocks row by row.",
+                        j->id, j->sparse_steps, j->steps, sparse_method_to_string(method), j->sparse_first + 1, j->sparse_last + 1,
+                        j->blocks_seen, j->blocks_all);
 }
 
 void queue_on_step_done(Queue *q, const WireStepDone *m) {
@@ -540,6 +541,11 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 return;
         }
 
+        if (m->blocks_seen > m->blocks_all || (m->blocks_all > 0 && !m->sparse)) {
+                lie(q, "STEP_DONE with impossible blocks");
+                return;
+        }
+
         elapsed = clock_usec() - j->step_started_usec;
         j->step_usec = elapsed;
         elapsed += STEAL(j->open_took_usec, 0); /* the first one's time has the opening in it */
@@ -556,6 +562,8 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 j->sparse_first = j->sparse_steps == 0 ? j->step : j->sparse_first;
                 j->sparse_last = j->step;
                 j->sparse_steps++;
+                j->blocks_seen += m->blocks_seen;
+                j->blocks_all += m->blocks_all;
         }
         j->step++;
         j->block = j->step < j->steps ? 0 : j->blocks;

@@ -510,6 +510,7 @@ typedef struct WireStepDone {
         uint64_t exchanged_bytes; /* that ranks received from each other, over all ranks */
         uint64_t exposed_usec; /* what the exchange took of the rank that was longest in it; 0: not measured (exchange-test.h) */
         uint64_t frames; /* DECODE of video: finished so far; else 0 */
+        uint64_t blocks_seen, blocks_all; /* of sparse attention: pairs of blocks whose keys queries saw row by row, and all; else 0 */
         uint64_t first_usec; /* STEP, SAMPLE: when (CLOCK_MONOTONIC) its device could begin with block 0; 0: not known */
         uint32_t cached; /* ENCODE: taken from the cache */
         uint32_t preview; /* SAMPLE: that of this step is there */

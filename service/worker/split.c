@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "service/shared/cleanup.h"
@@ -51,6 +52,14 @@ static void on_first(void *userdata) {
         *s->first_usec = s->ops->stamp && s->ops->stamp(part->context) < 0 ? 0 : clock_usec();
 }
 
+static void on_seen(void *userdata, uint64_t seen, uint64_t all) {
+        const Part *part = userdata;
+        const SplitStep *s = part->split->step;
+
+        atomic_fetch_add_explicit(s->blocks_seen, seen, memory_order_relaxed);
+        atomic_fetch_add_explicit(s->blocks_all, all, memory_order_relaxed);
+}
+
 static void read_stamp(const SplitStep *s, LkContext *context) {
         if (*s->first_usec > 0 && s->ops->stamp && s->ops->stamped(context, s->first_usec) < 0)
                 *s->first_usec = 0;
@@ -67,7 +76,8 @@ static int work(void *userdata, uint32_t index, LkContext *context) {
         Split *x = userdata;
         const SplitStep *s = x->step;
         const bool stamps = s->first_usec && is_first(s, index);
-        const H3StepHooks hooks = {.on_block = on_block, .on_first = stamps ? on_first : NULL, .userdata = x->parts + index};
+        const H3StepHooks hooks = {.on_block = on_block, .on_first = stamps ? on_first : NULL,
+                .on_seen = s->blocks_seen ? on_seen : NULL, .userdata = x->parts + index};
         H3Rank rank = {
                 .index = index,
                 .ops = s->ops,

@@ -315,10 +315,10 @@ void *golden_refine(const H3Model *m, const GoldenCase *k, H3Compute compute) {
         return refined;
 }
 
-void golden_run(const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks, uint64_t n_video,
+void golden_run(const H3Model *m, const H3StepInput *in, const H3Sparse *sparse, const H3StepHooks *hooks, uint64_t n_video,
         uint64_t n_audio, float **ret_video, float **ret_audio) {
         const H3Range rows = {0, in->layout->rows}, heads = {0, m->config.heads};
-        const H3Plan plan = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &rows, .heads = &heads};
+        const H3Plan plan = {.ranks = 1, .row_tile = 1, .chunks = 1, .rows = &rows, .heads = &heads, .sparse = sparse};
         H3Rank rank = {.ops = lk_cpu_ops(LK_CPU_AUTO), .plan = &plan};
         Fault f = {};
 
@@ -343,5 +343,5 @@ void golden_step(const H3Model *m, const GoldenCase *k, H3Compute compute, const
         in.audio = audio;
         in.sigma_video = sigma_video;
         in.sigma_audio = sigma_audio;
-        golden_run(m, &in, hooks, k->n_video, k->n_audio, ret_video, ret_audio);
+        golden_run(m, &in, NULL, hooks, k->n_video, k->n_audio, ret_video, ret_audio);
 }

@@ -80,9 +80,9 @@ void golden_step_run(const H3Model *m, const char *name, H3Compute compute, Gold
 
 /* The arguments of a step at the case's own latents and sigmas; refined: h3_refine_text() of it. */
 H3StepInput golden_input(const GoldenCase *k, H3Compute compute, const void *refined);
-/* One step of any input on one rank of the CPU backend. Velocities (n_video and n_audio values) are freed by
- * the caller. */
-void golden_run(const H3Model *m, const H3StepInput *in, const H3StepHooks *hooks, uint64_t n_video,
+/* One step of any input on one rank of the CPU backend. sparse: as in H3Plan. Velocities (n_video and n_audio values) are
+ * freed by the caller. */
+void golden_run(const H3Model *m, const H3StepInput *in, const H3Sparse *sparse, const H3StepHooks *hooks, uint64_t n_video,
         uint64_t n_audio, float **ret_video, float **ret_audio);
 /* Refined text of a case, freed by the caller. */
 void *golden_refine(const H3Model *m, const GoldenCase *k, H3Compute compute);

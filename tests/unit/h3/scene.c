@@ -160,5 +160,5 @@ void scene_step(const Scene *s, const H3Model *m, H3Compute compute, float **ret
 
         for (uint32_t i = 0; i < s->n_keyframes; i++)
                 conditions[i].video = s->keyframes[i];
-        golden_run(m, &in, NULL, 24 * s->t * s->h * s->w, 64 * s->a, ret_video, ret_audio);
+        golden_run(m, &in, NULL, NULL, 24 * s->t * s->h * s->w, 64 * s->a, ret_video, ret_audio);
 }

@@ -56,7 +56,7 @@ static void run_step(const H3Model *m, const GoldenCase *k, H3Compute compute, c
         in.sigma_video = sigmas_video[step];
         in.sigma_audio = sigmas_audio[step];
         in.mod_table = table;
-        golden_run(m, &in, NULL, k->n_video, k->n_audio, &ret->video, &ret->audio);
+        golden_run(m, &in, NULL, NULL, k->n_video, k->n_audio, &ret->video, &ret->audio);
 }
 
 /* Every level that video and audio masks have goes in, so that a step has many timesteps. */

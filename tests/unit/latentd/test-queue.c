@@ -272,6 +272,58 @@ static void queue_impossible_commit_word_starts_again(void **state) {
         assert_int_equal(f->count[WIRE_STEP], 3 + 5);
 }
 
+/* Of step 1: whether it was sparse, and of which blocks. */
+static WireStepDone said;
+
+static bool say_blocks(Fake *f, const WireMessage *m) {
+        WireMessage reply;
+
+        if (m->header.type != WIRE_STEP || m->header.step != 1 || f->hook_count++ > 0)
+                return false;
+        fake_compute(f, fake_job(f, m->header.job), 1);
+        wire_init(&reply, WIRE_STEP_DONE, f->epoch, m->header.job, 1);
+        reply.step_done.sparse = said.sparse;
+        reply.step_done.blocks_seen = said.blocks_seen;
+        reply.step_done.blocks_all = said.blocks_all;
+        fake_send(f, &reply);
+        return true;
+}
+
+static void queue_impossible_blocks_drop_the_worker(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        static const struct {
+                SparseMethod method;
+                WireStepDone said;
+                bool good;
+        } table[] = {
+                { SPARSE_SLA, { .sparse = 1, .blocks_seen = 3, .blocks_all = 4 }, true },
+                { SPARSE_SLA, { .sparse = 1, .blocks_seen = 5, .blocks_all = 4 }, false },
+                { SPARSE_SLA, { .blocks_seen = 3, .blocks_all = 4 }, false },
+                { SPARSE_SLA, { .sparse = 0 }, true },
+                { SPARSE_NONE, { .sparse = 1, .blocks_seen = 3, .blocks_all = 4 }, false },
+        };
+
+        f->hook = say_blocks;
+        for (size_t i = 0; i < ELEMENTSOF(table); i++) {
+                bool counted = table[i].good && table[i].said.sparse;
+                WireJobOpen q = fake_request(WIRE_JOB_SAMPLE, 3, 0);
+                unsigned starts = i == 0 ? 1 : f->n_starts; /* the first job starts it */
+                Job *j;
+
+                f->hook_count = 0;
+                said = table[i].said;
+                q.sparse.method = table[i].method;
+                j = fake_submit_request(f, s, &q);
+                RUN_UNTIL(f, job_is_finished(j));
+                assert_result(s, j, START, 3);
+                assert_int_equal(f->n_starts - starts, table[i].good ? 0 : 1);
+                assert_int_equal(j->sparse_steps, counted ? 1 : 0);
+                assert_int_equal(j->blocks_seen, counted ? 3 : 0);
+                assert_int_equal(j->blocks_all, counted ? 4 : 0);
+        }
+}
+
 static bool die_and_change_numerics(Fake *f, const WireMessage *m) {
         if (m->header.type != WIRE_STEP || m->header.step != 2 || f->hook_count++ > 0)
                 return false;
@@ -700,6 +752,7 @@ int main(void) {
                 TEST(queue_death_after_last_commit_finishes),
                 TEST(queue_death_in_step_job_runs_again),
                 TEST(queue_impossible_commit_word_starts_again),
+                TEST(queue_impossible_blocks_drop_the_worker),
                 TEST(queue_other_numerics_start_again),
                 TEST(queue_death_spares_the_other_jobs),
                 TEST(queue_cancel_queued_ends_at_once),
