@@ -420,7 +420,7 @@ static void int8_stages_same_bits_as_cpu(void **state) {
         k = golden_case_open("case_t2va_odd", &g->model->config);
         refined = golden_refine(g->model, k, H3_COMPUTE_BF16);
         in = golden_input(k, H3_COMPUTE_BF16, refined);
-        golden_run(g->model, &in, &hooks, k->n_video, k->n_audio, &s.video, &s.audio);
+        golden_run(g->model, &in, NULL, &hooks, k->n_video, k->n_audio, &s.video, &s.audio);
 
         m = g->model;
         widest = m->config.ffn > m->config.inner ? m->config.ffn : m->config.inner;
