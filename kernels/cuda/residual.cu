@@ -20,11 +20,22 @@ __global__ static void __launch_bounds__(256) residual_pieces(LkResidual a) {
         }
 }
 
+/* Few rows are long ones (sound has one of 10^8 numbers): they are cut over blocks. */
+#define FEW_ROWS 1024u
+#define CUT_NUMBERS (ROW_LANES * 16u)
+#define CUTS_MAX 16384u
+
+static unsigned row_cuts(const LkResidual *a) {
+        uint64_t cuts = a->m < FEW_ROWS ? a->n / CUT_NUMBERS : 1;
+
+        return cuts < 1 ? 1 : cuts < CUTS_MAX ? (unsigned) cuts : CUTS_MAX;
+}
+
 __global__ static void residual_plain(LkResidual a) {
         uint64_t row = ((uint64_t) blockIdx.x * ROW_THREADS + threadIdx.x) / ROW_LANES;
 
         if (row < a.m)
-                row_add(a, row, threadIdx.x % ROW_LANES, ROW_LANES);
+                row_add(a, row, blockIdx.y * ROW_LANES + threadIdx.x % ROW_LANES, gridDim.y * ROW_LANES);
 }
 
 extern "C" int lk_cuda_residual(LkContext *c, const LkResidual *a) {
@@ -43,7 +54,7 @@ extern "C" int lk_cuda_residual(LkContext *c, const LkResidual *a) {
                 (!a->mod || (row_pieces(a->mod, a->mod_ld, a->n) && a->gate_at % PIECE == 0)))
                 residual_pieces<<<(unsigned) a->m, row_threads(a->n / PIECE, 256), 0, c->stream>>>(*a);
         else if (row_blocks(a->m) > 0)
-                residual_plain<<<row_blocks(a->m), ROW_THREADS, 0, c->stream>>>(*a);
+                residual_plain<<<dim3(row_blocks(a->m), row_cuts(a)), ROW_THREADS, 0, c->stream>>>(*a);
         else
                 return -EINVAL;
         return cuda_result(cudaGetLastError());

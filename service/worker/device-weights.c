@@ -2,7 +2,6 @@
 #include "service/worker/device-weights.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,19 +35,13 @@ typedef struct Slot {
         bool expands; /* where the part is wide */
 } Slot;
 
-/* What is done to host memory. */
-#define USE_PIN 1u
-#define USE_COPY 2u
-#define NOWHERE ((uint8_t *) ALIGN) /* of no copy */
-
 typedef struct Part {
         Slot *slots; /* [n_slots] */
         uint32_t n_slots, n_expanding;
         uint64_t size, wide_size; /* wide: what expands is of bf16 */
         bool passing;
         bool bf16; /* its matrices meet rows of bf16 alone */
-        pthread_mutex_t pinning; /* who holds it registers the part */
-        atomic_bool pinned;      /* or tried to */
+        bool pinned; /* or tried to */
 
         uint8_t *memory; /* of one that stays; NULL: it does not */
         bool fetched;    /* into it; if it expands when it is taken: that, too */
@@ -128,7 +121,7 @@ int device_weights_add_part(DeviceWeights *w, bool passing, bool bf16) {
                 w->parts = more;
                 w->max_parts = max;
         }
-        w->parts[w->n_parts++] = (Part){.passing = passing, .bf16 = bf16, .pinning = PTHREAD_MUTEX_INITIALIZER};
+        w->parts[w->n_parts++] = (Part){.passing = passing, .bf16 = bf16};
         w->n_staying += !passing;
         return 0;
 }
@@ -214,15 +207,15 @@ int device_weights_add_slot(DeviceWeights *w, LkMatrix *matrix, LkVector *vector
         return 0;
 }
 
-/* A fetch, its source's registration, or both. */
-static int fetch(DeviceWeights *w, unsigned use, void *device, const void *host, uint64_t rows, uint64_t width,
+/* A fetch and its source's registration. */
+static int fetch(DeviceWeights *w, bool pin, void *device, const void *host, uint64_t rows, uint64_t width,
         uint64_t stride) {
         const LkFetch args = {.device = device, .host = host, .rows = rows, .width = width, .stride = stride};
         const LkOps *ops = w->config.ops;
 
         if (rows == 0 || width == 0)
                 return 0;
-        if (use & USE_PIN) {
+        if (pin) {
                 uint64_t span = (rows - 1) * stride + width;
 
                 if (w->config.pin)
@@ -230,64 +223,62 @@ static int fetch(DeviceWeights *w, unsigned use, void *device, const void *host,
                 else
                         (void) ops->pin(w->config.context, host, span);
         }
-        if (!(use & USE_COPY))
-                return 0;
         w->fetched_bytes += rows * width;
         return ops->fetch(w->config.context, &args);
 }
 
 /* Rows of a strided matrix, `width` bytes each, `stride` bytes apart inside a block. */
-static int fetch_rows(DeviceWeights *w, unsigned use, uint8_t *device, const uint8_t *host, const LkMatrix *m,
+static int fetch_rows(DeviceWeights *w, bool pin, uint8_t *device, const uint8_t *host, const LkMatrix *m,
         uint64_t width, uint64_t stride, uint64_t block_stride) {
         uint64_t blocks = is_one_block(m) ? 1 : m->rows / m->block_rows, rest;
         uint64_t rows = is_one_block(m) ? m->rows : m->block_rows;
         int r = 0;
 
         if (stride == width && blocks > 1)
-                r = fetch(w, use, device, host, blocks, rows * width, block_stride);
+                r = fetch(w, pin, device, host, blocks, rows * width, block_stride);
         else
                 for (uint64_t i = 0; r >= 0 && i < blocks; i++)
-                        r = fetch(w, use, device + i * rows * width, host + i * block_stride, rows, width, stride);
+                        r = fetch(w, pin, device + i * rows * width, host + i * block_stride, rows, width, stride);
         rest = m->rows - blocks * rows; /* of a last block that is cut */
         return r < 0 || rest == 0 ? r
-                                  : fetch(w, use, device + blocks * rows * width, host + blocks * block_stride, rest,
+                                  : fetch(w, pin, device + blocks * rows * width, host + blocks * block_stride, rest,
                                             width, stride);
 }
 
-static int fetch_scales(DeviceWeights *w, unsigned use, const Slot *s, uint8_t *base) {
+static int fetch_scales(DeviceWeights *w, bool pin, const Slot *s, uint8_t *base) {
         const LkMatrix *m = &s->host_matrix;
         const LkQuant *q = &m->quant;
         uint64_t first = q->first_row;
         int r = 0;
 
         if (q->scale && q->scale_stride == 0)
-                r = fetch(w, use, base + s->scale_at, q->scale, 1, sizeof(float), sizeof(float));
+                r = fetch(w, pin, base + s->scale_at, q->scale, 1, sizeof(float), sizeof(float));
         else if (q->scale)
-                r = fetch_rows(w, use, base + s->scale_at, (const uint8_t *) q->scale + first * q->scale_stride, m,
+                r = fetch_rows(w, pin, base + s->scale_at, (const uint8_t *) q->scale + first * q->scale_stride, m,
                         sizeof(float), q->scale_stride, block_step(m) * q->scale_stride);
         if (r >= 0 && q->block_scale && is_one_block(m))
-                r = fetch(w, use, base + s->block_scale_at,
+                r = fetch(w, pin, base + s->block_scale_at,
                         (const uint8_t *) q->block_scale + first / TILE * tile_row_bytes(m), 1,
                         block_scale_bytes(m), block_scale_bytes(m));
         else if (r >= 0 && q->block_scale)
-                r = fetch(w, use, base + s->block_scale_at,
+                r = fetch(w, pin, base + s->block_scale_at,
                         (const uint8_t *) q->block_scale + first / TILE * tile_row_bytes(m), m->rows / m->block_rows,
                         m->block_rows / TILE * tile_row_bytes(m), block_step(m) / TILE * tile_row_bytes(m));
         if (r >= 0 && q->in_scale.data)
-                r = fetch(w, use, base + s->in_scale_at, q->in_scale.data, 1,
+                r = fetch(w, pin, base + s->in_scale_at, q->in_scale.data, 1,
                         q->in_scale.n * lk_type_size(q->in_scale.type), 0);
         return r;
 }
 
-static int fetch_slot(DeviceWeights *w, unsigned use, const Slot *s, uint8_t *base) {
+static int fetch_slot(DeviceWeights *w, bool pin, const Slot *s, uint8_t *base) {
         const LkMatrix *m = &s->host_matrix;
         int r;
 
         if (s->vector)
-                return fetch(w, use, base, s->host_vector.data, 1,
+                return fetch(w, pin, base, s->host_vector.data, 1,
                         s->host_vector.n * lk_type_size(s->host_vector.type), 0);
-        r = fetch_rows(w, use, base, m->data, m, lk_row_size(m->type, m->cols), m->row_stride, m->block_stride);
-        return r < 0 ? r : fetch_scales(w, use, s, base);
+        r = fetch_rows(w, pin, base, m->data, m, lk_row_size(m->type, m->cols), m->row_stride, m->block_stride);
+        return r < 0 ? r : fetch_scales(w, pin, s, base);
 }
 
 /* Where a slot comes to lie when the part is copied to `base`: there, but for what goes to its place at once. */
@@ -295,44 +286,22 @@ static uint8_t *slot_base(const DeviceWeights *w, const Part *p, const Slot *s, 
         return w->wide && p->memory && !s->expands ? p->memory + s->wide_at : base + s->at;
 }
 
-static int use_part(DeviceWeights *w, const Part *p, unsigned use, uint8_t *base) {
-        int r = 0;
-
-        for (uint32_t i = 0; r >= 0 && i < p->n_slots; i++)
-                r = fetch_slot(w, use, p->slots + i, use & USE_COPY ? slot_base(w, p, p->slots + i, base) : NOWHERE);
-        return r;
-}
-
 /* Starts the part's copies to `base`; event `ready` stands for them. */
 static int fetch_part(DeviceWeights *w, Part *p, uint8_t *base, uint32_t *ret_ready) {
         uint32_t ready = w->config.first_event + EVENT_READY + w->next_ready++ % RING_MAX;
-        int r;
+        int r = 0;
 
-        (void) pthread_mutex_lock(&p->pinning);
-        r = use_part(w, p, p->pinned ? USE_COPY : USE_PIN | USE_COPY, base);
-        if (r >= 0)
-                p->pinned = true;
-        (void) pthread_mutex_unlock(&p->pinning);
+        for (uint32_t i = 0; r >= 0 && i < p->n_slots; i++)
+                r = fetch_slot(w, !p->pinned, p->slots + i, slot_base(w, p, p->slots + i, base));
         if (r >= 0)
                 r = w->config.ops->mark(w->config.context, LK_COPY, ready);
         if (r < 0) {
                 w->cut_off = true;
                 return r;
         }
+        p->pinned = true;
         *ret_ready = ready;
         return 0;
-}
-
-void device_weights_register(DeviceWeights *w, uint32_t part) {
-        Part *p = w->parts + part;
-
-        if (part >= w->n_parts)
-                return;
-        (void) pthread_mutex_lock(&p->pinning);
-        if (!p->pinned)
-                (void) use_part(w, p, USE_PIN, NULL);
-        p->pinned = true;
-        (void) pthread_mutex_unlock(&p->pinning);
 }
 
 /* The slot's data is at `base`, as the file has it. */

@@ -14,7 +14,7 @@
  * bf16 (LkExpand). What passes is never wide: it would be expanded as often, and the ring twice as large. Host memory and what
  * is copied are the file's size either way.
  *
- * One per context, called on its thread but for device_weights_register(). */
+ * One per context, called on its thread. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,7 +29,7 @@ typedef struct DeviceWeightsConfig {
         LkContext *context;
         uint32_t first_event;
         /* Registers host memory before it is fetched for the first time; NULL: ops->pin. What it returns changes
-         * the speed alone. On whatever thread wants the part first. */
+         * the speed alone. */
         int (*pin)(void *userdata, LkContext *c, const void *host, uint64_t size);
         void *userdata;
         bool one_at_a_time;  /* a part is given before the next one is taken; else two that follow each other may be in use */
@@ -88,7 +88,3 @@ int device_weights_begin(DeviceWeights *w, const uint32_t *order, uint32_t n);
  * room beside what is not given; -EINVAL: no such part, or no memory was planned; or a device error. */
 int device_weights_take(DeviceWeights *w, uint32_t part);
 void device_weights_give(DeviceWeights *w, uint32_t part);
-
-/* Registers the part's host memory, unless that was done: beside the rest, on any thread that has the context's device; what needs
- * the part meanwhile waits. Ends before the holder is freed. */
-void device_weights_register(DeviceWeights *w, uint32_t part);

@@ -102,7 +102,7 @@ DeviceWeights *model_weights_device(ModelWeights *w) {
         return w->holder;
 }
 
-int model_weights_order(const ModelWeights *w, H3Pass pass, uint32_t **ret, uint32_t *ret_n) {
+int model_weights_begin(ModelWeights *w, H3Pass pass) {
         uint32_t n = w->kind->pass(w->host, pass, NULL);
         CLEANUP_FREE H3Part *parts = NULL;
         CLEANUP_FREE uint32_t *order = NULL;
@@ -114,16 +114,5 @@ int model_weights_order(const ModelWeights *w, H3Pass pass, uint32_t **ret, uint
         (void) w->kind->pass(w->host, pass, parts);
         for (uint32_t i = 0; i < n; i++)
                 order[i] = number_of(w, parts[i]);
-        *ret = STEAL_PTR(order);
-        *ret_n = n;
-        return 0;
-}
-
-int model_weights_begin(ModelWeights *w, H3Pass pass) {
-        CLEANUP_FREE uint32_t *order = NULL;
-        uint32_t n;
-        int r;
-
-        r = model_weights_order(w, pass, &order, &n);
-        return r < 0 ? r : device_weights_begin(w->holder, order, n);
+        return device_weights_begin(w->holder, order, n);
 }

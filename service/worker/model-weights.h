@@ -18,8 +18,5 @@ ModelWeights *model_weights_free(ModelWeights *w);
 H3Weights *model_weights_interface(ModelWeights *w);
 DeviceWeights *model_weights_device(ModelWeights *w);
 
-/* The numbers of the parts that a pass takes, in its order; the caller frees them. Any thread. -ENOMEM. */
-int model_weights_order(const ModelWeights *w, H3Pass pass, uint32_t **ret, uint32_t *ret_n);
-
 /* Before a pass: what it takes is fetched ahead. -ENOMEM or a device error. */
 int model_weights_begin(ModelWeights *w, H3Pass pass);

@@ -107,7 +107,7 @@ static void touch_all(const void *host, uint64_t size) {
                         (void) pthread_join(threads[i], NULL);
 }
 
-/* On a rank's thread or the registrar's. Regions are mapped to be read, and written only by a driver that registers them. */
+/* On the rank's thread. Regions are mapped to be read, and written only by a driver that registers them. */
 static int pin(void *userdata, LkContext *c, const void *host, uint64_t size) {
         ResidencyRank *rank = userdata;
         Residency *x = rank->all;
@@ -125,7 +125,8 @@ static int pin(void *userdata, LkContext *c, const void *host, uint64_t size) {
                 r = x->ops->pin(c, host, size);
         if (region)
                 (void) protect(host, size, PROT_READ);
-        if (r < 0 && !atomic_exchange(&x->warned, true)) {
+        if (r < 0 && !x->warned) {
+                x->warned = true;
                 log_warning("The weights cannot be registered with the device (%s): copies to it are slower. Is "
                             "LimitMEMLOCK= large enough?",
                         strerror(-r));
@@ -171,13 +172,11 @@ static void forget(Residency *x) {
 void residency_clear(Residency *x, RankGroup *g) {
         if (!x->base)
                 return;
-        x->registrar = registrar_free(x->registrar);
         (void) on_all_ranks(g, free_on_rank, x);
         forget(x);
 }
 
 void residency_done(Residency *x) {
-        x->registrar = registrar_free(x->registrar);
         for (uint32_t i = 0; i < RANKS_MAX; i++)
                 x->ranks[i].weights = model_weights_free(x->ranks[i].weights);
         forget(x);
@@ -393,7 +392,6 @@ static int take_memory(Residency *x, const Backend *b, RankGroup *g, const Resid
         uint64_t bytes = 0, whole = 0;
         int r;
 
-        x->registrar = registrar_free(x->registrar);
         r = on_all_ranks(g, clean_rank, x);
         if (r >= 0)
                 r = measure_rooms(x, b, use, &p, f);
@@ -458,8 +456,6 @@ int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const Reside
         if (r < 0)
                 return r;
         x->planned = true;
-        if (x->h3)
-                (void) registrar_new(b, x->device_of[__builtin_ctzll(ranks)], x->ranks[__builtin_ctzll(ranks)].weights, &x->registrar);
         return 0;
 }
 

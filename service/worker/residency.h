@@ -16,7 +16,6 @@
 #include "service/worker/job-context.h"
 #include "service/worker/model-weights.h"
 #include "service/worker/rank.h"
-#include "service/worker/registrar.h"
 
 /* What CUDA takes of a device for itself: context, modules, the products' scratch. */
 #define RESIDENCY_OVERHEAD (UINT64_C(1) << 30)
@@ -31,7 +30,7 @@ typedef struct ResidencyRank {
         struct Residency *all;
         uint32_t index;
         ModelWeights *weights; /* NULL: none */
-        _Atomic uint64_t pinned; /* bytes that were registered for them, or found registered */
+        uint64_t pinned; /* bytes that were registered for them, or found registered */
         uint64_t least;        /* bytes of a ring for all of them */
 } ResidencyRank;
 
@@ -46,7 +45,6 @@ typedef struct Residency {
         const void *model;
         uint64_t serial;
         ResidencyRank ranks[RANKS_MAX];
-        Registrar *registrar; /* of the first rank's; NULL: none */
         uint8_t device_of[RANKS_MAX]; /* rank: its device; set when the worker starts */
 
         bool planned;         /* memory is taken for the following */
@@ -57,7 +55,7 @@ typedef struct Residency {
         uint64_t regrow_usec; /* after a shrink: when it is planned anew; 0: as planned */
         uint64_t regrow_delay_usec;
         uint64_t used_usec;   /* when a step began or ended last, at first: when the worker began; or an idle time ended */
-        atomic_bool warned;   /* that memory cannot be registered */
+        bool warned;          /* that memory cannot be registered */
 
         /* for the broker; any thread */
         _Atomic uint64_t device_model, device_bytes, registered_bytes;

@@ -653,6 +653,8 @@ static void norm_same_bits_as_cpu(void **state) {
 
 static void residual_same_bits_as_cpu(void **state) {
         each(residual_one);
+        residual_one(LK_F32, 1, 300007); /* cut over blocks */
+        residual_one(LK_BF16, 3, 70001);
 }
 
 static void swiglu_same_bits_as_cpu(void **state) {

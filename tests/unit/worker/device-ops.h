@@ -19,7 +19,7 @@ typedef struct DeviceSim {
         uint64_t used_of[DEVICE_SIM_DEVICES];
         uint64_t allocations; /* calls of memory_new() that succeeded */
         uint64_t fetches, fetched_bytes;
-        _Atomic uint64_t pinned_bytes; /* over all calls of pin() */
+        uint64_t pinned_bytes; /* over all calls of pin() */
         uint64_t joins;
         int64_t fetches_left; /* then fetch() fails with -EIO; -1: never */
         bool pin_fails;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -343,31 +342,6 @@ static void pin_comes_once_and_may_fail(void **state) {
                 pass(&b);
                 pass(&b);
                 assert_int_equal(device_sim.pinned_bytes, fails ? 0 : PARTS * PART_BYTES);
-        }
-}
-
-static void *register_all(void *userdata) {
-        device_weights_register(userdata, PARTS + PASSING); /* there is none */
-        for (uint32_t i = PARTS; i-- > 0;)
-                device_weights_register(userdata, i);
-        return NULL;
-}
-
-/* Each part once, whoever comes to it first. */
-static void register_beside_a_pass_comes_once(void **state) {
-        for (unsigned round = 0; round < 20; round++) {
-                CLEANUP(bench_done) Bench b;
-                pthread_t thread;
-
-                bench_new(&b, 3 * PART_BYTES);
-                plan(&b, 5 * PART_BYTES, 2);
-                assert_int_equal(pthread_create(&thread, NULL, register_all, b.w), 0);
-                pass(&b);
-                pass(&b);
-                assert_int_equal(pthread_join(thread, NULL), 0);
-                assert_int_equal(device_sim.pinned_bytes, PARTS * PART_BYTES);
-                pass(&b);
-                assert_int_equal(device_sim.pinned_bytes, PARTS * PART_BYTES);
         }
 }
 
@@ -787,7 +761,6 @@ int main(void) {
                 cmocka_unit_test(release_gives_everything_back),
                 cmocka_unit_test(fetch_that_fails_is_said),
                 cmocka_unit_test(pin_comes_once_and_may_fail),
-                cmocka_unit_test(register_beside_a_pass_comes_once),
                 cmocka_unit_test(matrix_of_blocks_becomes_dense),
                 cmocka_unit_test(matrix_with_wide_rows_becomes_dense),
                 cmocka_unit_test(matrix_of_int8_takes_its_scales_along),
