@@ -356,7 +356,7 @@ static int does_not_fit(const Residency *x, const Room *room, Fault *f) {
 
 /* One number of rows at a time for all: what the device with the least room has. */
 static int measure_rooms(Residency *x, const Backend *b, const ResidencyUse *use, Planning *p, Fault *f) {
-        uint32_t piece = UINT32_MAX, own;
+        uint32_t piece = UINT32_MAX, own = 0;
         int r;
 
         for (uint32_t d = 0; d < WIRE_DEVICES_MAX; d++) {
