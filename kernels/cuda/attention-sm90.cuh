@@ -20,13 +20,11 @@
 #define HALF 64 /* numbers, 128 bytes: a row's piece that the copy engine swizzles */
 
 /* TYPE: of all numbers in memory, LK_BF16 or LK_F16. DIM: head size, 64 or 128. KEYS: of a tile. STAGES: tiles of keys, and of values, in
- * shared memory. MANY: there may be several sequences. SOFT: of so many pairs of weights one is made without the special unit, which has as
- * much to do as the matrix units where heads are small; 0: none. STAYS: blocks go on to other rows and heads, whose first tiles come while
- * the last ones of those before are multiplied; only with MANY. */
-template <LkType TYPE_, int DIM_, int KEYS_, int GROUPS_, int STAGES_, bool MANY_, int SOFT_, bool STAYS_> struct Form {
+ * shared memory. MANY: there may be several sequences. */
+template <LkType TYPE_, int DIM_, int KEYS_, int GROUPS_, int STAGES_, bool MANY_> struct Form {
         static constexpr LkType TYPE = TYPE_;
-        static constexpr int DIM = DIM_, KEYS = KEYS_, GROUPS = GROUPS_, STAGES = STAGES_, SOFT = SOFT_;
-        static constexpr bool MANY = MANY_, STAYS = STAYS_;
+        static constexpr int DIM = DIM_, KEYS = KEYS_, GROUPS = GROUPS_, STAGES = STAGES_;
+        static constexpr bool MANY = MANY_;
 
         static constexpr int SCORES = KEYS / 2, VALUES = DIM / 2; /* of a thread */
         static constexpr int HALVES = DIM / HALF;
@@ -37,13 +35,13 @@ template <LkType TYPE_, int DIM_, int KEYS_, int GROUPS_, int STAGES_, bool MANY
         static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32, REGISTERS = GROUPS == 2 ? 232 : 160;
 
         struct Barriers {
-                uint64_t q, k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES], q_free;
+                uint64_t q, k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
         };
 
         /* Tiles begin at multiples of 1024. */
         static constexpr int Q_AT = 0, K_AT = GROUPS * QUERY_TILE, V_AT = K_AT + STAGES * KEY_TILE, BARRIERS_AT = V_AT + STAGES * KEY_TILE;
         static constexpr int SHARED = BARRIERS_AT + (int) sizeof(Barriers) + 1024;
-        static_assert(KEYS % (8 * CLUSTER) == 0 && KEYS % 16 == 0 && DIM % HALF == 0 && SHARED <= 227 * 1024 && (MANY || !STAYS), "");
+        static_assert(KEYS % (8 * CLUSTER) == 0 && KEYS % 16 == 0 && DIM % HALF == 0 && SHARED <= 227 * 1024, "");
 
         /* What a group carries from tile to tile. */
         struct Rows {
@@ -59,17 +57,7 @@ typedef struct Args {
         uint32_t group; /* query heads of a key head */
         float scale;    /* of scores as exponents of 2 */
         uint16_t *o;
-        uint32_t heads, pairs, all; /* pairs: of blocks, that all rows take; all: pairs of all heads and sequences */
 } Args;
-
-/* What a block does at a time. `before`: tiles that it had before; turn: how often it had any. */
-typedef struct Task {
-        uint32_t head, row, sequence, tiles, before, turn;
-} Task;
-
-static __device__ Task task_of(const Args &a, uint32_t i, uint32_t rows, uint32_t tiles, uint32_t turn) {
-        return {i / a.pairs % a.heads, (i % a.pairs * CLUSTER + cluster_rank()) * rows, i / a.pairs / a.heads, tiles, turn * tiles, turn};
-}
 
 #define REGISTER(i) "+f"(d[i])
 #define EIGHT(i) \
@@ -77,16 +65,14 @@ static __device__ Task task_of(const Args &a, uint32_t i, uint32_t rows, uint32_
 #define LIST32 EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
 #define D32 \
         "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
-#define UP_TO_47 \
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
-        "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define UP_TO_63 UP_TO_47 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define UP_TO_87 UP_TO_63 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87"
-#define UP_TO_95 UP_TO_87 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define D88 \
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
+        "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57," \
+        "%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87}"
 
 #define SCORE_PRODUCT(keys, types, registers, a_at, b_at, add_at, ...) \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" add_at ", 0; wgmma.mma_async.sync.aligned.m64n" keys "k16.f32." types " {" registers \
-                     "}, %" a_at ", %" b_at ", p, 1, 1, 0, 0; }" \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" add_at ", 0; wgmma.mma_async.sync.aligned.m64n" keys "k16.f32." types " " registers \
+                     ", %" a_at ", %" b_at ", p, 1, 1, 0, 0; }" \
                      : __VA_ARGS__ \
                      : "l"(a), "l"(b), "r"(add))
 #define SCORE_PRODUCT_OF(keys, ...) \
@@ -96,20 +82,12 @@ static __device__ Task task_of(const Args &a, uint32_t i, uint32_t rows, uint32_
                 SCORE_PRODUCT(keys, "f16.f16", __VA_ARGS__)
 
 /* d[64, keys] = (add ? d : 0) + a . b^T over 16 numbers; both by rows in shared memory. d has half as many numbers as there are keys. */
-template <LkType TYPE> static __device__ void score_product(float (&d)[48], uint64_t a, uint64_t b, int add) {
-        SCORE_PRODUCT_OF("96", UP_TO_47, "48", "49", "50", LIST32, EIGHT(32), EIGHT(40));
-}
-
 template <LkType TYPE> static __device__ void score_product(float (&d)[64], uint64_t a, uint64_t b, int add) {
-        SCORE_PRODUCT_OF("128", UP_TO_63, "64", "65", "66", LIST64(REGISTER));
+        SCORE_PRODUCT_OF("128", D64, "64", "65", "66", LIST64(REGISTER));
 }
 
 template <LkType TYPE> static __device__ void score_product(float (&d)[88], uint64_t a, uint64_t b, int add) {
-        SCORE_PRODUCT_OF("176", UP_TO_87, "88", "89", "90", LIST64(REGISTER), EIGHT(64), EIGHT(72), EIGHT(80));
-}
-
-template <LkType TYPE> static __device__ void score_product(float (&d)[96], uint64_t a, uint64_t b, int add) {
-        SCORE_PRODUCT_OF("192", UP_TO_95, "96", "97", "98", LIST64(REGISTER), EIGHT(64), EIGHT(72), EIGHT(80), EIGHT(88));
+        SCORE_PRODUCT_OF("176", D88, "88", "89", "90", LIST64(REGISTER), EIGHT(64), EIGHT(72), EIGHT(80));
 }
 
 #define VALUE_PRODUCT(dim, types, registers, a0, a1, a2, a3, b_at, ...) \
@@ -140,21 +118,6 @@ static __device__ float exp2_unit(float x) {
         return y;
 }
 
-/* The same of x < 64, off by 4e-6 at most: 2^n times a polynomial of what is left, -1/2 .. 1/2. What is below 2^-126 becomes that. */
-static __device__ float exp2_soft(float x) {
-        const float round = 0x1.8p+23f;
-        float t, f, p;
-
-        x = fmaxf(x, -126.0f);
-        t = x + round;
-        f = x - (t - round);
-        p = fmaf(0.009666368f, f, 0.055921976f);
-        p = fmaf(p, f, 0.24022349f);
-        p = fmaf(p, f, 0.69312105f);
-        p = fmaf(p, f, 1.0f);
-        return __uint_as_float(__float_as_uint(p) + (__float_as_uint(t) << 23));
-}
-
 /* Where a thread's numbers of a tile of 64 rows are: element i is in row i / 2 % 2 * 8 + lane / 4 of the
  * warp's 16 and in column i / 4 * 8 + lane % 4 * 2 + i % 2. */
 
@@ -168,8 +131,7 @@ template <int SCORES> static __device__ void mask_end(float (&s)[SCORES], uint32
 }
 
 /* Scores to weights exp(score - top). A thread's sum is of its own columns. */
-template <int SOFT, int SCORES>
-static __device__ void softmax(float (&s)[SCORES], float (&top)[2], float (&sum)[2], float (&factor)[2], float scale) {
+template <int SCORES> static __device__ void softmax(float (&s)[SCORES], float (&top)[2], float (&sum)[2], float (&factor)[2], float scale) {
         float most[2] = {s[0], s[2]}, low[2], part[2] = {};
 
 #pragma unroll
@@ -188,9 +150,7 @@ static __device__ void softmax(float (&s)[SCORES], float (&top)[2], float (&sum)
         }
 #pragma unroll
         for (int i = 0; i < SCORES; i++) {
-                const float x = fmaf(s[i], scale, low[i / 2 % 2]);
-
-                s[i] = SOFT > 0 && i / 4 % (SOFT > 0 ? SOFT : 1) == 0 ? exp2_soft(x) : exp2_unit(x);
+                s[i] = exp2_unit(fmaf(s[i], scale, low[i / 2 % 2]));
                 part[i / 2 % 2] += s[i];
         }
 #pragma unroll
@@ -235,51 +195,34 @@ static __device__ void bring(void *to, const CUtensorMap *map, uint64_t *b, uint
 /* One thread brings all tiles. */
 template <class F>
 static __device__ void produce(uint8_t *shared, typename F::Barriers *b, const CUtensorMap *q, const CUtensorMap *k, const CUtensorMap *v,
-        const Task &t, uint32_t key_head) {
+        uint32_t head, uint32_t key_head, uint32_t row, uint32_t sequence, uint32_t tiles) {
         const uint32_t part = F::KEYS / CLUSTER, rank = cluster_rank();
 
-        if (F::STAYS)
-                barrier_wait(&b->q_free, t.turn % 2 ^ 1);
         barrier_expect(&b->q, F::GROUPS * F::QUERY_TILE);
         for (int g = 0; g < F::GROUPS; g++)
                 for (int h = 0; h < F::HALVES; h++) {
                         uint8_t *to = shared + F::Q_AT + g * F::QUERY_TILE + h * F::QUERY_HALF;
-                        const uint32_t column = t.head * F::DIM + (uint32_t) h * HALF;
+                        const uint32_t column = head * F::DIM + (uint32_t) h * HALF;
 
                         if (F::MANY)
-                                load(to, q, &b->q, column, t.row + (uint32_t) g * ROWS, t.sequence);
+                                load(to, q, &b->q, column, row + (uint32_t) g * ROWS, sequence);
                         else
-                                load(to, q, &b->q, column, t.row + (uint32_t) g * ROWS);
+                                load(to, q, &b->q, column, row + (uint32_t) g * ROWS);
                 }
-        auto tile = [&](uint32_t j) {
-                const uint32_t n = F::STAYS ? t.before + j : j;
-                uint32_t stage = n % F::STAGES, phase = n / F::STAGES % 2, at = stage * F::KEY_TILE + rank * part * 128;
+        for (uint32_t j = 0; j < tiles; j++) {
+                uint32_t stage = j % F::STAGES, phase = j / F::STAGES % 2, at = stage * F::KEY_TILE + rank * part * 128;
 
                 barrier_wait(&b->k_free[stage], phase ^ 1);
                 barrier_expect(&b->k_full[stage], F::KEY_TILE);
                 for (uint32_t h = 0; h < F::HALVES; h++)
                         bring<F::MANY>(shared + F::K_AT + at + h * F::KEY_HALF, k, &b->k_full[stage], key_head * F::DIM + h * HALF,
-                                j * F::KEYS + rank * part, t.sequence);
+                                j * F::KEYS + rank * part, sequence);
                 barrier_wait(&b->v_free[stage], phase ^ 1);
                 barrier_expect(&b->v_full[stage], F::KEY_TILE);
                 for (uint32_t h = 0; h < F::HALVES; h++)
                         bring<F::MANY>(shared + F::V_AT + at + h * F::KEY_HALF, v, &b->v_full[stage], key_head * F::DIM + h * HALF,
-                                j * F::KEYS + rank * part, t.sequence);
-        };
-
-        if (F::STAYS) {
-#pragma unroll 1 /* there are few registers here */
-                for (uint32_t j = 0; j < t.tiles; j++)
-                        tile(j);
-        } else
-                for (uint32_t j = 0; j < t.tiles; j++)
-                        tile(j);
-}
-
-/* A group is done with its queries. */
-static __device__ void release_queries(uint64_t *b) {
-        if (threadIdx.x % 128 == 0)
-                barrier_arrive(b, cluster_rank());
+                                j * F::KEYS + rank * part, sequence);
+        }
 }
 
 /* A group is done with a stage: every block of the cluster hears it, for all bring parts of it. */
@@ -331,36 +274,34 @@ template <class F> static __device__ void rescale(typename F::Rows &x) {
  * The wait for them stands first, so that the compiler keeps the softmax before it: it would wait as early as
  * it can within a body. LAST: the tile has `end` keys. */
 template <class F, bool LAST>
-static __device__ void next_tile(typename F::Rows &x, typename F::Barriers *b, uint32_t j, uint32_t first, uint32_t q, uint32_t k, uint32_t v,
-        uint32_t end, float scale) {
-        const uint32_t n = F::STAYS ? first + j : j;
-        uint32_t stage = n % F::STAGES, before = (n - 1) % F::STAGES;
+static __device__ void next_tile(
+        typename F::Rows &x, typename F::Barriers *b, uint32_t j, uint32_t q, uint32_t k, uint32_t v, uint32_t end, float scale) {
+        uint32_t stage = j % F::STAGES, before = (j - 1) % F::STAGES;
 
-        barrier_wait(&b->k_full[stage], n / F::STAGES % 2);
+        barrier_wait(&b->k_full[stage], j / F::STAGES % 2);
         products_wait<0>();
         weights_read<F>(x.p);
         if (j > 1)
-                release(&b->v_free[(n + F::STAGES - 2) % F::STAGES]);
+                release(&b->v_free[(j + F::STAGES - 2) % F::STAGES]);
         pack<F::TYPE>(x.s, x.p);
         products_begin();
         scores<F>(x.s, q, k + stage * F::KEY_TILE);
         rescale<F>(x);
-        barrier_wait(&b->v_full[before], (n - 1) / F::STAGES % 2);
+        barrier_wait(&b->v_full[before], (j - 1) / F::STAGES % 2);
         products_begin();
         values<F>(x.o, x.p, v + before * F::KEY_TILE);
         products_wait<1>();
         release(&b->k_free[stage]);
-        if (F::STAYS && LAST)
-                release_queries(&b->q_free);
         if (LAST)
                 mask_end(x.s, end);
-        softmax<F::SOFT>(x.s, x.top, x.sum, x.factor, scale);
+        softmax(x.s, x.top, x.sum, x.factor, scale);
 }
 
-template <class F> static __device__ void consume(const Args &a, uint8_t *shared, typename F::Barriers *b, int group, const Task &t) {
+template <class F>
+static __device__ void consume(
+        const Args &a, uint8_t *shared, typename F::Barriers *b, int group, uint32_t head, uint32_t row, uint32_t sequence, uint32_t tiles) {
         uint32_t q = shared_address(shared) + F::Q_AT + (uint32_t) group * F::QUERY_TILE, k = shared_address(shared) + F::K_AT,
-                 v = shared_address(shared) + F::V_AT, end = (uint32_t) (a.n_k - (uint64_t) (t.tiles - 1) * F::KEYS);
-        const uint32_t row = t.row + (uint32_t) group * ROWS, tiles = t.tiles, first = F::STAYS ? t.before : 0;
+                 v = shared_address(shared) + F::V_AT, end = (uint32_t) (a.n_k - (uint64_t) (tiles - 1) * F::KEYS);
         typename F::Rows x;
 
 #pragma unroll
@@ -371,56 +312,47 @@ template <class F> static __device__ void consume(const Args &a, uint8_t *shared
                 x.p[i] = 0;
         x.top[0] = x.top[1] = -INFINITY;
         x.sum[0] = x.sum[1] = 0;
-        barrier_wait(&b->q, F::STAYS ? t.turn % 2 : 0);
-        barrier_wait(&b->k_full[first % F::STAGES], first / F::STAGES % 2);
+        barrier_wait(&b->q, 0);
+        barrier_wait(&b->k_full[0], 0);
         products_begin();
-        scores<F>(x.s, q, k + first % F::STAGES * F::KEY_TILE);
+        scores<F>(x.s, q, k);
         products_wait<0>();
-        release(&b->k_free[first % F::STAGES]);
-        if (F::STAYS && tiles == 1)
-                release_queries(&b->q_free);
+        release(&b->k_free[0]);
         if (tiles == 1)
                 mask_end(x.s, end);
-        softmax<F::SOFT>(x.s, x.top, x.sum, x.factor, a.scale);
+        softmax(x.s, x.top, x.sum, x.factor, a.scale);
 
         for (uint32_t j = 1; j + 1 < tiles; j++)
-                next_tile<F, false>(x, b, j, first, q, k, v, F::KEYS, a.scale);
+                next_tile<F, false>(x, b, j, q, k, v, F::KEYS, a.scale);
         if (tiles > 1)
-                next_tile<F, true>(x, b, tiles - 1, first, q, k, v, end, a.scale);
+                next_tile<F, true>(x, b, tiles - 1, q, k, v, end, a.scale);
 
         products_wait<0>();
         weights_read<F>(x.p);
-        if (F::STAYS && tiles > 1)
-                release(&b->v_free[(first + tiles + F::STAGES - 2) % F::STAGES]);
         pack<F::TYPE>(x.s, x.p);
         rescale<F>(x);
-        barrier_wait(&b->v_full[(first + tiles - 1) % F::STAGES], (first + tiles - 1) / F::STAGES % 2);
+        barrier_wait(&b->v_full[(tiles - 1) % F::STAGES], (tiles - 1) / F::STAGES % 2);
         products_begin();
-        values<F>(x.o, x.p, v + (first + tiles - 1) % F::STAGES * F::KEY_TILE);
+        values<F>(x.o, x.p, v + (tiles - 1) % F::STAGES * F::KEY_TILE);
         products_wait<0>();
         weights_read<F>(x.p);
-        if (F::STAYS)
-                release(&b->v_free[(first + tiles - 1) % F::STAGES]);
-        store<F>(a, x.o, x.sum, t.head, row, t.sequence);
+        store<F>(a, x.o, x.sum, head, row, sequence);
 }
 
-template <LkType TYPE, int DIM, int KEYS, int GROUPS, int STAGES, bool MANY, int SOFT, bool STAYS>
+template <LkType TYPE, int DIM, int KEYS, int GROUPS, int STAGES, bool MANY>
 static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__((GROUPS + 1) * 128, 1)
         attention_wgmma(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
                 const __grid_constant__ CUtensorMap v, const Args a) {
-        typedef Form<TYPE, DIM, KEYS, GROUPS, STAGES, MANY, SOFT, STAYS> F;
+        typedef Form<TYPE, DIM, KEYS, GROUPS, STAGES, MANY> F;
         typedef typename F::Barriers Barriers;
         extern __shared__ uint8_t raw[];
         uint8_t *shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
         Barriers *b = (Barriers *) (shared + F::BARRIERS_AT);
         int group = (int) threadIdx.x / 128 - 1;
-        uint32_t tiles = (uint32_t) ((a.n_k + KEYS - 1) / KEYS);
-        Task t = {blockIdx.y, blockIdx.x * GROUPS * ROWS, MANY ? blockIdx.z : 0, tiles, 0, 0};
+        uint32_t head = blockIdx.y, row = blockIdx.x * GROUPS * ROWS, sequence = MANY ? blockIdx.z : 0, tiles = (uint32_t) ((a.n_k + KEYS - 1) / KEYS);
 
         if (threadIdx.x == 0) {
                 barrier_init(&b->q, 1);
-                if (STAYS)
-                        barrier_init(&b->q_free, GROUPS);
                 for (int i = 0; i < STAGES; i++) {
                         barrier_init(&b->k_full[i], 1);
                         barrier_init(&b->v_full[i], 1);
@@ -433,20 +365,11 @@ static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__((GROUPS
 
         if (group < 0) {
                 asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(F::PRODUCER_REGISTERS));
-                if (threadIdx.x == 0) {
-                        if (!STAYS)
-                                produce<F>(shared, b, &q, &k, &v, t, t.head / a.group);
-                        for (uint32_t i = blockIdx.x / CLUSTER, n = 0; STAYS && i < a.all; i += gridDim.x / CLUSTER, n++) {
-                                t = task_of(a, i, GROUPS * ROWS, tiles, n);
-                                produce<F>(shared, b, &q, &k, &v, t, t.head / a.group);
-                        }
-                }
+                if (threadIdx.x == 0)
+                        produce<F>(shared, b, &q, &k, &v, head, head / a.group, row, sequence, tiles);
         } else {
                 asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(F::REGISTERS));
-                if (!STAYS)
-                        consume<F>(a, shared, b, group, t);
-                for (uint32_t i = blockIdx.x / CLUSTER, n = 0; STAYS && i < a.all; i += gridDim.x / CLUSTER, n++)
-                        consume<F>(a, shared, b, group, task_of(a, i, GROUPS * ROWS, tiles, n));
+                consume<F>(a, shared, b, group, head, row + (uint32_t) group * ROWS, sequence, tiles);
         }
         cluster_sync(); /* a block stays as long as the other may write or arrive here */
 }
@@ -470,26 +393,23 @@ static inline bool is_aligned(const void *p, uint64_t rows, uint64_t ld) {
 }
 
 /* -EOPNOTSUPP: it does not serve the arguments, nothing was done. */
-template <LkType TYPE, int DIM, int KEYS, int GROUPS, int STAGES, bool MANY, int SOFT, bool STAYS>
+template <LkType TYPE, int DIM, int KEYS, int GROUPS, int STAGES, bool MANY>
 static int attention_launch(LkContext *c, const Attention *b) {
-        typedef Form<TYPE, DIM, KEYS, GROUPS, STAGES, MANY, SOFT, STAYS> F;
+        typedef Form<TYPE, DIM, KEYS, GROUPS, STAGES, MANY> F;
         static const EncodeFunction encode_tiled = encode_function();
-        const auto kernel = attention_wgmma<TYPE, DIM, KEYS, GROUPS, STAGES, MANY, SOFT, STAYS>;
+        const auto kernel = attention_wgmma<TYPE, DIM, KEYS, GROUPS, STAGES, MANY>;
         const LkAttention *a = &b->a;
-        Args args = {
+        const Args args = {
                 .n_q = a->n_q,
                 .n_k = a->n_k,
                 .o_ld = a->o_ld,
                 .group = b->group,
                 .scale = b->unit,
                 .o = (uint16_t *) a->o,
-                .heads = a->heads,
-                .pairs = (uint32_t) ((a->n_q + CLUSTER * GROUPS * ROWS - 1) / (CLUSTER * GROUPS * ROWS)),
         };
-        uint64_t all = (uint64_t) args.pairs * a->heads * b->sequences, width = (uint64_t) a->heads * DIM;
-        dim3 grid(args.pairs * CLUSTER, a->heads, b->sequences);
+        uint64_t pairs = (a->n_q + CLUSTER * GROUPS * ROWS - 1) / (CLUSTER * GROUPS * ROWS), width = (uint64_t) a->heads * DIM;
         CUtensorMap q, k, v;
-        int processors, r;
+        int r;
 
         if (a->type != TYPE || a->head_dim != DIM || a->causal || (!MANY && b->sequences > 1) || b->negative || !(b->unit > 0) ||
                 !is_aligned(a->q, a->n_q, a->q_ld) || !is_aligned(a->k, a->n_k, a->k_ld) || !is_aligned(a->v, a->n_k, a->v_ld) ||
@@ -503,13 +423,6 @@ static int attention_launch(LkContext *c, const Attention *b) {
         r = cuda_result(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, F::SHARED));
         if (r < 0)
                 return r;
-        if (STAYS) {
-                r = cuda_result(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, c->device));
-                if (r < 0)
-                        return r;
-                args.all = (uint32_t) all;
-                grid = dim3((unsigned) (all < (unsigned) processors / CLUSTER ? all : (unsigned) processors / CLUSTER) * CLUSTER);
-        }
-        kernel<<<grid, F::THREADS, F::SHARED, c->stream>>>(q, k, v, args);
+        kernel<<<dim3((unsigned) pairs * CLUSTER, a->heads, b->sequences), F::THREADS, F::SHARED, c->stream>>>(q, k, v, args);
         return cuda_result(cudaGetLastError());
 }
