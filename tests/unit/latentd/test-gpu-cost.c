@@ -172,6 +172,20 @@ static void plan_of_wishes_leaves_nobody_out(void **state) {
                 -ENODEV);
 }
 
+/* WorkerRanks= below the number of GPUs: those behind have none, and are no choice. */
+static void plan_of_fewer_ranks_than_devices_keeps_one(void **state) {
+        const WireHello h = hello_of(3, (uint32_t[]){65000, 65000, 65000}, 1);
+        const GpuSet s = set_of(&h);
+        Answer a = {};
+
+        assert_int_equal(gpu_cost_plan(&s, &h, 1, 128, &work, &(PlanWishes){}, &a.plan, &a.out, a.why, sizeof(a.why)), 0);
+        assert_int_equal(a.out, 0);
+        assert_int_equal(rows_of(&a, 0), work.rows);
+        assert_int_equal(gpu_cost_plan(&s, &h, 2, 128, &work, &(PlanWishes){}, &a.plan, &a.out, a.why, sizeof(a.why)), 0);
+        assert_int_equal(__builtin_popcountll(a.out), 1);
+        assert_int_equal(plan_ranks_used(&a.plan), 1);
+}
+
 static void plan_of_one_device_is_its_own(void **state) {
         const WireHello h = hello_of(1, (uint32_t[]){65000}, 0);
         const Answer a = plan_for(&h, &work, &(PlanWishes){});
@@ -190,6 +204,7 @@ int main(void) {
                 cmocka_unit_test(plan_leaves_out_a_card_behind_a_slow_way),
                 cmocka_unit_test(plan_leaves_out_all_but_one),
                 cmocka_unit_test(plan_of_wishes_leaves_nobody_out),
+                cmocka_unit_test(plan_of_fewer_ranks_than_devices_keeps_one),
                 cmocka_unit_test(plan_of_one_device_is_its_own),
         };
 
