@@ -413,6 +413,8 @@ static void welcome(WorkerLink *w) {
         /* Only devices have ways to themselves. Each new worker would take time for it before its first step. */
         w->tries_links = w->hello.n_devices > 1 && w->hello.peer_mbs[0][0] != 0 && !gpu_set_recall(&w->links, &w->set, &w->hello);
         m.welcome.try_links = w->tries_links;
+        if (w->tries_links) /* pairs that hang take some seconds each, and it may have started slowly */
+                arm(w, clock_usec() + w->hello_usec);
         worker_send(w, &m, -EBADF);
 }
 
