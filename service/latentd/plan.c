@@ -80,7 +80,7 @@ static bool wishes_are_possible(const PlanWishes *w) {
         return true;
 }
 
-/* The shares of the ranks that have a part, 0 for those between them that have none; returns how many that are. */
+/* The shares of the ranks that have a part, 0 for those between them that have none; returns how many there are with these. */
 static uint32_t take_part(uint32_t ranks, const PlanWishes *w, uint64_t *shares) {
         uint32_t n = 0, end = 0;
 
