@@ -26,7 +26,7 @@ bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number) {
 
 void gpu_set_note(WireHello *h, const char *format, ...) {
         size_t used = strlen(h->notes), left = sizeof(h->notes) - used;
-        char line[300];
+        char line[500]; /* of Job.left_out, the longest */
         va_list ap;
         int n;
 

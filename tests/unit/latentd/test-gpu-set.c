@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "service/latentd/job.h"
 #include "service/shared/cleanup.h"
 
 #define TEST(name) cmocka_unit_test(name)
@@ -69,6 +70,18 @@ static void set_of_each_key(void **state) {
         expect_set(&c, NULL, 0, 3, "02", "0000:42:00.0) is left out: GpusMax=");
         c = (Config){.gpu_min_free = 2 * GIB};
         expect_set(&c, NULL, 0, 3, "12", "1073741824 bytes of its memory are free, GpuMinFree= is 2147483648");
+}
+
+/* What a plan says of all the GPUs that it leaves out. */
+static void note_of_the_longest_is_kept(void **state) {
+        char text[sizeof(((Job *) NULL)->left_out)];
+        WireHello h = hello_of(2);
+
+        memset(text, 'x', sizeof(text));
+        text[sizeof(text) - 1] = '\0';
+        gpu_set_note(&h, "%s (GpuShares= keeps it in).", text);
+        assert_int_equal(strncmp(h.notes, text, strlen(text)), 0);
+        assert_string_equal(h.notes + strlen(text), " (GpuShares= keeps it in).\n");
 }
 
 static void set_of_udev(void **state) {
@@ -273,6 +286,7 @@ static void exchange_is_the_faster_proven_way(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 TEST(set_of_each_key),
+                TEST(note_of_the_longest_is_kept),
                 TEST(set_of_udev),
                 TEST(set_without_any_is_refused),
                 TEST(links_are_kept_for_the_same_devices),
