@@ -10,9 +10,26 @@
 #define INT8_RATE 1.8
 /* Ways through the host are measured one half behind the other; a step's copies do both at a time. */
 #define HOST_OVERLAP 2.0
+/* A number of 4 bits, and a scale of 8 for 16 of them, become 16 bits. */
+#define NVFP4_EXPANDED (16 / 4.5)
+
+/* Its types are in a fixed order, quantised ones behind those of norms and biases. */
+GpuWork gpu_work_of(const WireModelReady *m, uint64_t rows) {
+        double expanded = strstr(m->types, "NVFP4") ? NVFP4_EXPANDED : strstr(m->types, "F8_") ? 2 : 1;
+
+        return (GpuWork){
+                .rows = rows,
+                .weight_bytes = (double) m->weight_bytes * expanded,
+                .layers = m->layers,
+                .heads = m->heads,
+                .head_dim = m->head_dim,
+                .hidden = m->hidden,
+                .int8 = strstr(m->types, "I8") != NULL,
+        };
+}
 
 static double compute_sec(const WireHello *h, const GpuWork *x, const WirePlan *p, uint32_t rank) {
-        double rate = h->rates[rank % h->n_devices] * 1e9, weights = (double) x->weight_bytes / (x->int8 ? 1 : 2);
+        double rate = h->rates[rank % h->n_devices] * 1e9, weights = x->weight_bytes / (x->int8 ? 1 : 2);
         double rows = (double) (p->rows[rank].end - p->rows[rank].begin), heads = p->heads[rank].end - p->heads[rank].begin;
         double all = (double) x->rows, products = 2 * weights * rows, attention = 4.0 * x->layers * heads * x->head_dim * all * all;
 

@@ -11,10 +11,13 @@
 
 typedef struct GpuWork {
         uint64_t rows;
-        uint64_t weight_bytes; /* that each row goes through */
+        double weight_bytes; /* that each row goes through */
         uint32_t layers, heads, head_dim, hidden;
         bool int8; /* its products are */
 } GpuWork;
+
+/* What a denoiser's step has to do. Weights in fp8 and nvfp4 count as in bf16, which they are expanded to. */
+GpuWork gpu_work_of(const WireModelReady *m, uint64_t rows);
 
 /* About how long the rank that has most to do or to receive takes, in seconds; 0: a rate or a way in use is not known. Work: two operations
  * for each weight and row, four for each head, number of it and pair of rows. Between ranks, in each layer: rows of `hidden` to everybody,

@@ -322,16 +322,7 @@ static uint32_t coding_ranks(const WorkerLink *w, const Job *j) {
 
 /* Fills p behind its header, which stays. */
 static int fill_plan(WorkerLink *w, Job *j, WirePlan *p) {
-        const WireModelReady *m = &j->model->info;
-        const GpuWork work = {
-                .rows = j->ready.rows,
-                .weight_bytes = m->weight_bytes,
-                .layers = m->layers,
-                .heads = m->heads,
-                .head_dim = m->head_dim,
-                .hidden = m->hidden,
-                .int8 = strncmp(m->types, "I8", 2) == 0,
-        };
+        const GpuWork work = gpu_work_of(&j->model->info, j->ready.rows);
         uint64_t out;
         int r;
 

@@ -208,7 +208,7 @@ typedef struct WireModelReady {
         char layout[24];     /* as H3Model: "diffusers", "original", "comfy", each also with "-sharded"; "lora" */
         char qkv_order[16];  /* "split", "interleaved", "stacked" */
         char partition[16];  /* "", "fl2va", "ref2va" */
-        char types[64];      /* "BF16 F32", by bytes, largest first */
+        char types[64];      /* "BF16, F32, I8 (rotated)": those of plain tensors, then of quantised matrices */
         uint64_t weight_bytes; /* tensors the model uses */
         uint64_t private_bytes; /* memory the worker holds for this model outside the regions */
         char support[160]; /* what the backend does with each type of weights, in words */

@@ -14,7 +14,7 @@
 
 /* The released model in int8 at the length that speeds are told for. */
 static const GpuWork work = {
-        .rows = 75794, .weight_bytes = UINT64_C(19270000000), .layers = 50, .heads = 56, .head_dim = 128, .hidden = 5376, .int8 = true};
+        .rows = 75794, .weight_bytes = 19270000000.0, .layers = 50, .heads = 56, .head_dim = 128, .hidden = 5376, .int8 = true};
 
 /* n GPUs of 10^9 operations a second each, and ways of so many MB/s between all of them. */
 static WireHello hello_of(uint32_t n, const uint32_t *rates, uint32_t mbs) {
@@ -86,6 +86,33 @@ static void cost_is_that_of_the_slowest(void **state) {
         assert_true(gpu_cost(&h, &small, &p) == 0);
         p = (WirePlan){.ranks = 1, .rows = {{0, 2}}, .heads = {{0, 2}}}; /* alone: nothing travels */
         assert_true(gpu_cost(&h, &small, &p) > 0);
+}
+
+/* As a worker lists types: those of norms first. */
+static void work_of_each_type(void **state) {
+        static const struct {
+                const char *types;
+                double bytes; /* of 9000 in the file */
+                bool int8;
+        } cases[] = {
+                {"BF16", 9000, false},
+                {"BF16, F32, I8", 9000, true},
+                {"BF16, F32, I8 (rotated), AdaLN curve", 9000, true},
+                {"BF16, F32, F8_E4M3", 18000, false},
+                {"BF16, F32, NVFP4", 32000, false},
+        };
+
+        for (size_t i = 0; i < ELEMENTSOF(cases); i++) {
+                WireModelReady m = {.layers = 50, .heads = 56, .head_dim = 128, .hidden = 5376, .weight_bytes = 9000};
+                GpuWork x;
+
+                (void) snprintf(m.types, sizeof(m.types), "%s", cases[i].types);
+                x = gpu_work_of(&m, 7);
+                assert_int_equal(x.rows, 7);
+                assert_true(fabs(x.weight_bytes - cases[i].bytes) < 1e-6);
+                assert_int_equal(x.int8, cases[i].int8);
+                assert_true(x.layers == 50 && x.heads == 56 && x.head_dim == 128 && x.hidden == 5376);
+        }
 }
 
 static void plan_of_equal_cards_is_equal(void **state) {
@@ -199,6 +226,7 @@ static void plan_of_one_device_is_its_own(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(cost_is_that_of_the_slowest),
+                cmocka_unit_test(work_of_each_type),
                 cmocka_unit_test(plan_of_equal_cards_is_equal),
                 cmocka_unit_test(plan_of_unequal_cards_follows_rates),
                 cmocka_unit_test(plan_leaves_out_a_card_behind_a_slow_way),
