@@ -410,6 +410,8 @@ static void welcome(WorkerLink *w) {
         m.welcome.vram_idle_usec = (uint64_t) c->vram_idle_sec * SECOND;
         for (uint32_t i = 0; i < w->ranks; i++)
                 m.welcome.device_of[i] = w->set.place[i % w->hello.n_devices];
+        if (w->ranks < w->hello.n_devices) /* it lets go of a device without a rank, and of NCCL, which has all or none */
+                w->hello.nccl = 0;
         /* Only devices have ways to themselves. Each new worker would take time for it before its first step. */
         w->tries_links = w->hello.n_devices > 1 && w->hello.peer_mbs[0][0] != 0 && !gpu_set_recall(&w->links, &w->set, &w->hello);
         m.welcome.try_links = w->tries_links;
