@@ -144,7 +144,7 @@ static void keep(WireHello *h, uint64_t devices, const double *shares, GpuSet *r
 
 int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, WireHello *h, GpuSet *ret, Fault *f) {
         Naming list = {.hello = h, .key = "Gpus"}, exclude = {.hello = h, .key = "GpusExclude"}, shares = {.hello = h, .key = "GpuShares"};
-        uint64_t devices = 0;
+        uint64_t devices = 0, said = 0;
 
         *ret = (GpuSet){};
         if (h->n_devices > 0 && h->devices[0].pci_address[0] != '\0') { /* what is said of GPUs */
@@ -155,7 +155,8 @@ int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, Wire
         for (uint32_t i = 0; i < h->n_devices; i++) {
                 const DeviceInfo *info = info_of(infos, n_infos, h->devices + i);
 
-                ret->given = ret->given || shares.shares[i] > 0 || (info && (info->share < 1 || info->share > 1));
+                if (shares.shares[i] > 0 || (info && (info->share < 1 || info->share > 1)))
+                        said |= UINT64_C(1) << i;
                 if (!(shares.shares[i] > 0))
                         shares.shares[i] = info ? info->share : 1;
                 if (is_allowed(c, &list, &exclude, info, h, i))
@@ -168,6 +169,7 @@ int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, Wire
                         "latentd.conf, and LATENTD_IGNORE.",
                         h->n_devices);
         keep(h, devices, shares.shares, ret);
+        ret->given = said & devices;
         return 0;
 }
 

@@ -102,6 +102,12 @@ static void set_of_udev(void **state) {
         c.gpu_shares = (char *) "0000:43:00.0=4"; /* goes before it */
         assert_int_equal(gpu_set_apply(&c, infos, 2, &h, &s, &f), 0);
         assert_int_equal(s.shares[1], 4000);
+        assert_true(s.given);
+        h = hello_of(3);
+        c.gpus_exclude = (char *) "2"; /* what is said of one that has no part counts for nothing */
+        assert_int_equal(gpu_set_apply(&c, infos, 2, &h, &s, &f), 0);
+        assert_int_equal(h.n_devices, 1);
+        assert_false(s.given);
 }
 
 static void set_without_any_is_refused(void **state) {
