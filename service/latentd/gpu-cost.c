@@ -109,8 +109,8 @@ static int plan_on(const Choice *c, uint64_t devices, WirePlan *ret, double *ret
         return 0;
 }
 
-static bool is_ours_to_choose(const GpuSet *s, const PlanWishes *w) {
-        return !s->given && w->n_gpus == 0 && w->ranks == 0 && w->n_shares == 0;
+static bool is_ours_to_choose(const GpuSet *s, const WireHello *h, const PlanWishes *w) {
+        return !s->given && h->n_devices > 1 && w->n_gpus == 0 && w->ranks == 0 && w->n_shares == 0;
 }
 
 /* The device without which it is quickest; n_devices: none. */
@@ -150,7 +150,7 @@ int gpu_cost_plan(const GpuSet *s, const WireHello *h, uint32_t ranks, uint32_t 
         *ret_out = 0;
         why[0] = '\0';
         r = plan_on(&c, UINT64_MAX, ret, &sec);
-        if (r < 0 || sec <= 0 || !is_ours_to_choose(s, wishes))
+        if (r < 0 || sec <= 0 || !is_ours_to_choose(s, h, wishes))
                 return r;
         while (__builtin_popcountll(devices) > 1) {
                 double before = sec;
