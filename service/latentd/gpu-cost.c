@@ -142,7 +142,8 @@ static int find_slower(const Choice *c, uint64_t devices, const WirePlan *now, d
 int gpu_cost_plan(const GpuSet *s, const WireHello *h, uint32_t ranks, uint32_t row_tile, const GpuWork *x, const PlanWishes *wishes,
         WirePlan *ret, uint64_t *ret_out, char *why, size_t size) {
         const Choice c = {s, h, x, wishes, ranks, row_tile};
-        uint64_t devices = UINT64_MAX >> (64 - (ranks < h->n_devices ? ranks : h->n_devices)); /* that have ranks */
+        const uint32_t n_with_ranks = ranks < h->n_devices ? ranks : h->n_devices;
+        uint64_t devices = UINT64_MAX >> (64 - n_with_ranks);
         size_t used = 0;
         double sec;
         int r;
