@@ -96,7 +96,8 @@ static int set_memory(Job *j, MediaWork *x) {
         uint32_t tiles = h3_video_encode_tiles(&x->clip);
         uint64_t clip = m->chunk + x->film.clip_frames * x->frame_bytes;
 
-        if (x->n_raw == 1 && ranks > tiles)
+        /* where devices have memory of their own each rank takes its part of that, whoever gets a tile */
+        if (x->n_raw == 1 && ranks > tiles && j->model->ops->host_weights)
                 ranks = tiles;
         if (__builtin_add_overflow(m->device, m->host, &own) || __builtin_mul_overflow(own, ranks, &own) ||
                 __builtin_mul_overflow(clip, (uint64_t) x->n_raw, &all) ||

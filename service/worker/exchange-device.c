@@ -186,12 +186,8 @@ static int awaits_open(const Exchange *e, const void *what) {
 
 int device_exchange_wait_open(Exchange *e, uint32_t rank, uint32_t other) {
         const DeviceExchange *x = e->own;
-        bool is_open;
 
-        (void) pthread_mutex_lock(&e->lock);
-        is_open = x->peers[other].open;
-        (void) pthread_mutex_unlock(&e->lock);
-        return is_open ? 0 : exchange_wait(e, rank, awaits_open, &other);
+        return x->peers[other].open ? 0 : exchange_wait(e, rank, awaits_open, &other);
 }
 
 uint8_t *device_exchange_reader_place(const Exchange *e, const Place *p, uint32_t reader) {

@@ -18,7 +18,7 @@ typedef struct DevicePeer {
         LkContext *context;
         uint8_t *memory;
         uint64_t size;
-        bool open; /* under the lock */
+        atomic_bool open; /* the others may use the rest; waiters look at it without the lock */
 } DevicePeer;
 
 typedef struct DeviceExchange {

@@ -281,6 +281,7 @@ static void try_links(WireHello *ret) {
                 .deadline_usec = PATTERN_USEC,
         };
 
+        lk_cuda_warm_await(); /* beside it a device has another rate */
         for (uint32_t i = 0; i < cuda.n; i++) {
                 contexts[i] = cuda.gpus[i].first;
                 describe(devices + i, cuda.gpus + i);

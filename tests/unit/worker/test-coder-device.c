@@ -271,6 +271,31 @@ static void code_device_memory_is_not_the_hosts(void **state) {
         bench_end(b);
 }
 
+/* Whoever gets a tile: each rank takes as much of its device as a rank alone. (The conditioner's ranks share its rows.) */
+static void code_is_planned_with_memory_for_every_rank(void **state) {
+        for (size_t i = 0; i < CODER_KINDS; i++) {
+                const CoderKind *k = coder_kinds + i;
+                uint64_t one = 0;
+
+                for (uint32_t ranks = 1; k->model != CODER_CONDITIONER && ranks <= 3; ranks += 2) {
+                        CoderBench *b = bench_on_device(PLENTY);
+                        WireJobOpen w;
+                        Job *j;
+
+                        bench_set_ranks(b, ranks);
+                        bench_load(b, k->model, coder_files(k->model));
+                        w = k->job(b);
+                        j = bench_open(b, &w);
+                        one = ranks == 1 ? j->coder->device_bytes : one;
+                        if (j->coder->device_bytes != ranks * one || j->coder->device_bytes > j->coder->memory_bytes)
+                                fail_msg("%s: %u ranks are planned with %llu bytes, one with %llu", k->name, ranks,
+                                        (unsigned long long) j->coder->device_bytes, (unsigned long long) one);
+                        (void) job_unref(j);
+                        bench_end(b);
+                }
+        }
+}
+
 /* A backend that lacks an operation is told from what is wrong with a job; it runs the rest. */
 static void code_without_convolutions_is_not_supported(void **state) {
         CoderBench *b = bench_on_device(PLENTY);
@@ -301,6 +326,7 @@ int main(void) {
                 cmocka_unit_test(code_less_memory_than_said_goes_on),
                 cmocka_unit_test(code_device_error_job_goes_on),
                 cmocka_unit_test(code_device_memory_is_not_the_hosts),
+                cmocka_unit_test(code_is_planned_with_memory_for_every_rank),
                 cmocka_unit_test(code_without_convolutions_is_not_supported),
         };
 

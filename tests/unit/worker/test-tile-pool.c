@@ -108,9 +108,13 @@ static void await_made(const Scene *x, uint32_t chunk) {
                 (void) usleep(1000);
 }
 
+/* Until the pool knows of it: the tile that breaks is not yet its end. */
 static void await_failure(Scene *x) {
-        while (!x->failed)
-                (void) usleep(1000);
+        for (int error = 0; error == 0; (void) usleep(1000)) {
+                (void) pthread_mutex_lock(&x->pool.lock);
+                error = x->pool.error;
+                (void) pthread_mutex_unlock(&x->pool.lock);
+        }
 }
 
 static uint32_t sum_of_ranks(const Scene *x) {
