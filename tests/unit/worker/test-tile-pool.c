@@ -302,7 +302,7 @@ static void run_cancelled_behind_the_step_ends(void **state) {
         Scene *x = *state;
         Fault f = {};
 
-        x->usec = 1000;
+        x->usec = 10000;
         assert_int_equal(run_on(x, 0, 3, &f), 0);
         x->job.cancelled = true;
         for (uint64_t active = 1; active != 0; (void) usleep(1000)) {
@@ -310,6 +310,8 @@ static void run_cancelled_behind_the_step_ends(void **state) {
                 active = x->pool.active;
                 (void) pthread_mutex_unlock(&x->pool.lock);
         }
+        if (made_of(x, 1) == TILES) /* all of it was there before this thread came to cancel */
+                return;
         assert_int_equal(run_on(x, 1, 3, &f), -ECANCELED);
         assert_int_equal(x->job.n_ref, 1);
 }
