@@ -217,12 +217,7 @@ static uint32_t threads_of_rank(uint32_t ranks, uint32_t threads) {
         return threads >= ranks ? threads / ranks : 1;
 }
 
-int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc func, void *userdata,
-        RankGroup **ret, Fault *f) {
-        return rank_group_new_at(ops, ranks, threads, &(RankPlaces){}, func, userdata, ret, f);
-}
-
-int rank_group_new_at(const LkOps *ops, uint32_t ranks, uint32_t threads, const RankPlaces *places, RankFunc func, void *userdata,
+int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, const RankPlaces *places, RankFunc func, void *userdata,
         RankGroup **ret, Fault *f) {
         RankGroup *g;
         int r;
@@ -239,7 +234,7 @@ int rank_group_new_at(const LkOps *ops, uint32_t ranks, uint32_t threads, const 
         g->func = func;
         g->userdata = userdata;
         g->n_ranks = ranks;
-        g->places = *places;
+        g->places = places ? *places : (RankPlaces){};
         g->idle_usec = UINT64_MAX;
         g->threads_per_rank = threads_of_rank(ranks, threads);
         r = init_locks(g);

@@ -19,19 +19,15 @@ typedef struct RankGroup RankGroup;
 /* Called on the steps' thread. */
 typedef void (*RankFunc)(void *userdata, RankGroup *g, Job *j, uint32_t step);
 
-/* Starts the threads; threads: CPU threads over all ranks, 0 = all. -EINVAL: no ranks, or more than
- * RANKS_MAX; what context_new() or pthread_create() returned; with f. */
-int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, RankFunc func, void *userdata,
-        RankGroup **ret, Fault *f);
-
 /* Where ranks compute. */
 typedef struct RankPlaces {
-        int (*bind)(uint32_t device); /* Backend.bind */
+        int (*bind)(uint32_t device); /* Backend.bind; NULL: there is one */
         const uint8_t *device_of;     /* [ranks], devices; looked at when the ranks start */
 } RankPlaces;
 
-/* The same with the ranks on several devices. */
-int rank_group_new_at(const LkOps *ops, uint32_t ranks, uint32_t threads, const RankPlaces *places, RankFunc func, void *userdata,
+/* Starts the threads; threads: CPU threads over all ranks, 0 = all; places: NULL: all of them on one device. -EINVAL: no ranks, or more
+ * than RANKS_MAX; what context_new() or pthread_create() returned; with f. */
+int rank_group_new(const LkOps *ops, uint32_t ranks, uint32_t threads, const RankPlaces *places, RankFunc func, void *userdata,
         RankGroup **ret, Fault *f);
 
 /* Called on the steps' thread when it has nothing to do: after the last queued step, after a poke, and at the time

@@ -221,7 +221,7 @@ static int on_welcome(Worker *w, const WireMessage *m, Fault *f) {
                 return r;
         if (m->welcome.try_links && w->backend->try_links)
                 say_links(w);
-        r = rank_group_new_at(w->backend->ops, m->welcome.ranks, m->welcome.threads,
+        r = rank_group_new(w->backend->ops, m->welcome.ranks, m->welcome.threads,
                 &(RankPlaces){w->backend->bind, w->steps.residency.device_of}, on_step, w, &w->ranks, f);
         if (r >= 0 && !w->backend->ops->host_weights) {
                 rank_group_set_idle(w->ranks, on_idle);

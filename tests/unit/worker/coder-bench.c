@@ -105,7 +105,7 @@ void bench_set_ranks(CoderBench *b, uint32_t ranks) {
         Fault f = {};
 
         (void) rank_group_free(b->ranks);
-        if (rank_group_new(&b->ops, ranks, ranks, no_step, NULL, &b->ranks, &f) < 0)
+        if (rank_group_new(&b->ops, ranks, ranks, NULL, no_step, NULL, &b->ranks, &f) < 0)
                 fail_msg("%s", f.text);
 }
 

@@ -34,7 +34,7 @@ int exchange_bench_setup(ExchangeKind kind, const uint8_t *devices, void (*start
         device_sim.keeps = true;
         if (start)
                 start();
-        return rank_group_new_at(&exchange_bench.ops, RANKS, RANKS, &(RankPlaces){exchange_bench_bind, devices}, no_step, NULL,
+        return rank_group_new(&exchange_bench.ops, RANKS, RANKS, &(RankPlaces){exchange_bench_bind, devices}, no_step, NULL,
                 &exchange_bench.group, &f);
 }
 

@@ -64,7 +64,7 @@ static int setup(void **state) {
         real = lk_cpu_ops(LK_CPU_AUTO);
         ops = *real;
         ops.memory_new = poisoned_memory_new;
-        return rank_group_new(&ops, RANKS, RANKS, no_step, NULL, &group, &f);
+        return rank_group_new(&ops, RANKS, RANKS, NULL, no_step, NULL, &group, &f);
 }
 
 static int teardown(void **state) {

@@ -58,7 +58,7 @@ static void start(Bench *b, const LkOps *ops) {
 
         b->ops = *ops;
         b->backend = (Backend){.program = "test", .ops = &b->ops, .memory_available = memory_available, .device_memory = device_memory};
-        assert_int_equal(rank_group_new(&b->ops, b->n_ranks > 0 ? b->n_ranks : 1, b->n_ranks, no_step, NULL, &b->ranks, &f), 0);
+        assert_int_equal(rank_group_new(&b->ops, b->n_ranks > 0 ? b->n_ranks : 1, b->n_ranks, NULL, no_step, NULL, &b->ranks, &f), 0);
         b->runner = (StepRunner){.backend = &b->backend, .link = b->link, .merged = MERGED_CACHE_INIT, .tables = MOD_CACHE_INIT};
 }
 

@@ -89,7 +89,7 @@ static int setup(void **state) {
         b->ops.attention = counting_attention;
         b->ops.memory_new = failing_memory_new;
         b->backend = (Backend){.program = "test", .ops = &b->ops, .memory_available = memory_available};
-        assert_int_equal(rank_group_new(&b->ops, 3, 3, no_step, NULL, &b->ranks, &f), 0);
+        assert_int_equal(rank_group_new(&b->ops, 3, 3, NULL, no_step, NULL, &b->ranks, &f), 0);
         b->runner = (StepRunner){.backend = &b->backend,
                 .link = b->link,
                 .merged = MERGED_CACHE_INIT,

@@ -82,7 +82,7 @@ static int setup(void **state) {
         b->ops.gemm = counting_gemm;
         available = 0;
         b->backend = (Backend){.program = "test", .ops = &b->ops, .memory_available = memory_available};
-        assert_int_equal(rank_group_new(&b->ops, 3, 3, no_step, NULL, &b->ranks, &f), 0);
+        assert_int_equal(rank_group_new(&b->ops, 3, 3, NULL, no_step, NULL, &b->ranks, &f), 0);
         b->runner = (StepRunner){.backend = &b->backend, .link = b->link, .merged = MERGED_CACHE_INIT};
 
         b->job = fixture_job(b->x, 5);
@@ -317,7 +317,7 @@ static void step_queued_cancelled_inside_of_a_block_stops_there(void **state) {
         RankGroup *g = NULL;
         Fault f = {};
 
-        assert_int_equal(rank_group_new(&b->ops, 1, 2, run_queued, &q, &g, &f), 0);
+        assert_int_equal(rank_group_new(&b->ops, 1, 2, NULL, run_queued, &q, &g, &f), 0);
         b->ops.gemm = cancelling_gemm_in_a_while;
         for (int at = 1, r = -ECANCELED; r < 0; at += 3) {
                 Job *j = cancelled_by_gemm = fixture_job(b->x, 7);
@@ -351,7 +351,7 @@ static void step_queued_cancelled_merge_stops_and_is_made_anew(void **state) {
         RankGroup *g = NULL;
         Fault f = {};
 
-        assert_int_equal(rank_group_new(&b->ops, 1, 2, run_queued, &q, &g, &f), 0);
+        assert_int_equal(rank_group_new(&b->ops, 1, 2, NULL, run_queued, &q, &g, &f), 0);
         b->ops.gemm = cancelling_gemm_in_a_while;
         cancelled_by_gemm = j;
         gemms_left = 1;
@@ -437,10 +437,10 @@ static void rank_group_runs_in_order_and_lets_go(void **state) {
         RankGroup *g = NULL;
         Fault f = {};
 
-        assert_int_equal(rank_group_new(&b->ops, 0, 1, count_step, &n_run, &g, &f), -EINVAL);
-        assert_int_equal(rank_group_new(&b->ops, 65, 1, count_step, &n_run, &g, &f), -EINVAL);
+        assert_int_equal(rank_group_new(&b->ops, 0, 1, NULL, count_step, &n_run, &g, &f), -EINVAL);
+        assert_int_equal(rank_group_new(&b->ops, 65, 1, NULL, count_step, &n_run, &g, &f), -EINVAL);
         f = (Fault){};
-        assert_int_equal(rank_group_new(&b->ops, 1, 1, count_step, &n_run, &g, &f), 0);
+        assert_int_equal(rank_group_new(&b->ops, 1, 1, NULL, count_step, &n_run, &g, &f), 0);
         assert_int_equal(rank_group_size(g), 1);
         for (uint32_t i = 0; i < 20; i++)
                 assert_int_equal(rank_group_queue(g, b->job, i), 0);
@@ -472,7 +472,7 @@ static void rank_group_free_lets_the_last_step_end(void **state) {
         RankGroup *g = NULL;
         Fault f = {};
 
-        assert_int_equal(rank_group_new(&b->ops, 2, 2, late_step, NULL, &g, &f), 0);
+        assert_int_equal(rank_group_new(&b->ops, 2, 2, NULL, late_step, NULL, &g, &f), 0);
         assert_int_equal(rank_group_queue(g, b->job, 0), 0);
         while (!late_began)
                 (void) usleep(1000);

@@ -72,7 +72,7 @@ static int setup(void **state) {
         ops = *real;
         ops.memory_new = poisoned_memory_new;
         ops.gemm = counted_gemm;
-        return rank_group_new(&ops, RANKS, RANKS, no_step, NULL, &group, &f);
+        return rank_group_new(&ops, RANKS, RANKS, NULL, no_step, NULL, &group, &f);
 }
 
 static int teardown(void **state) {

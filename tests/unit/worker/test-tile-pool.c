@@ -337,7 +337,7 @@ static void run_behind_the_last_step_lets_go_of_the_job(void **state) {
                 x->job.cancelled = false;
                 behind_result = 0;
                 x->pool.current = UINT32_MAX;
-                assert_int_equal(rank_group_new(&x->b->ops, 2, 2, first_chunk, x, &g, &f), 0);
+                assert_int_equal(rank_group_new(&x->b->ops, 2, 2, NULL, first_chunk, x, &g, &f), 0);
                 assert_int_equal(rank_group_queue(g, &x->job, 0), 0);
                 while (behind_result == 0)
                         (void) usleep(1000);
