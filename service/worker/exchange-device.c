@@ -21,12 +21,10 @@ uint64_t exchange_peer_memory(const H3Plan *p, ExchangeSize size, uint32_t rank)
 
         for (size_t i = 0; i < exchange_places(p); i++) {
                 const H3Message m = exchange_message_of(p, i);
-                uint64_t readers = exchange_readers(p, &m), bytes;
+                uint64_t readers = exchange_readers(p, &m);
 
-                if (readers == 0 || (m.from != rank && !(readers >> rank & 1)))
-                        continue;
-                bytes = size.func(size.userdata, &m);
-                sum += place_bytes(bytes);
+                if (readers != 0 && (m.from == rank || readers >> rank & 1))
+                        sum += place_bytes(size.func(size.userdata, &m));
         }
         return sum;
 }

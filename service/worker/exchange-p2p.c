@@ -52,13 +52,9 @@ static int put(Exchange *e, const H3Rank *rank, const Place *p, const H3Message 
         uint8_t **ret_bytes) {
         const DeviceExchange *x = e->own;
         uint8_t *from = x->peers[rank->index].memory + p->offset;
-        uint64_t size = 0;
         int r = 0;
 
         *ret_bytes = NULL;
-        for (uint32_t i = 0; i < n; i++)
-                size += views[i].rows * views[i].width;
-
         if (m->sequence > 1)
                 r = device_exchange_wait_done(e, rank, sent_event(e, m), e->deadline_usec, false);
         if (r >= 0)
@@ -69,7 +65,7 @@ static int put(Exchange *e, const H3Rank *rank, const Place *p, const H3Message 
                 r = rank->ops->wait(rank->context, LK_PEER, DEVICE_EVENT_ORDER);
         for (uint32_t to = 0; r >= 0 && to < e->plan->ranks; to++)
                 if (p->readers >> to & 1)
-                        r = copy_to(e, rank, p, m, to, from, size);
+                        r = copy_to(e, rank, p, m, to, from, exchange_bytes_of(views, n));
         return r < 0 ? r : rank->ops->mark(rank->context, LK_PEER, sent_event(e, m));
 }
 

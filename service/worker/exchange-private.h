@@ -63,6 +63,7 @@ size_t exchange_places(const H3Plan *p);
 size_t exchange_place(const H3Plan *p, const H3Message *m);
 H3Message exchange_message_of(const H3Plan *p, size_t place); /* without a sequence */
 uint64_t exchange_readers(const H3Plan *p, const H3Message *m);
+uint64_t exchange_bytes_of(const H3View *views, uint32_t n);
 
 /* Which rank is waited for, -1: none any more. Under the lock, or where what it looks at is atomic. */
 typedef int (*ExchangeAwaited)(const Exchange *e, const void *what);

@@ -45,6 +45,14 @@ uint64_t exchange_readers(const H3Plan *p, const H3Message *m) {
         return readers;
 }
 
+uint64_t exchange_bytes_of(const H3View *views, uint32_t n) {
+        uint64_t size = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                size += views[i].rows * views[i].width;
+        return size;
+}
+
 uint64_t exchange_step_message(const void *step, const H3Message *m) {
         const ExchangeStep *s = step;
 
@@ -136,14 +144,6 @@ static int call_hook(Exchange *e, uint32_t rank, const H3Message *m, uint8_t *by
         return e->hook.func ? e->hook.func(e->hook.userdata, rank, m, bytes, size) : 0;
 }
 
-static uint64_t total(const H3View *views, uint32_t n) {
-        uint64_t size = 0;
-
-        for (uint32_t i = 0; i < n; i++)
-                size += views[i].rows * views[i].width;
-        return size;
-}
-
 /* A message is slow where its transport cannot hold a queue. */
 static int make_link(Exchange *e, const H3Rank *rank) {
         int r = 0;
@@ -187,7 +187,7 @@ static int lap(Exchange *e, const H3Rank *rank, bool begins) {
 
 static int put_message(Exchange *e, const H3Rank *rank, const H3Message *m, const H3View *views, uint32_t n) {
         Place *p = e->places + exchange_place(e->plan, m);
-        uint64_t size = total(views, n);
+        uint64_t size = exchange_bytes_of(views, n);
         uint8_t *bytes;
         int r;
 
@@ -226,7 +226,7 @@ static int send(H3Exchange *interface, const H3Rank *rank, const H3Message *m, c
 
 static int get_message(Exchange *e, const H3Rank *rank, const H3Message *m, const H3View *views, uint32_t n) {
         Place *p = e->places + exchange_place(e->plan, m);
-        uint64_t size = total(views, n);
+        uint64_t size = exchange_bytes_of(views, n);
         int r;
 
         if (size > p->size)
