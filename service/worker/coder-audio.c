@@ -63,15 +63,13 @@ static int take_input(Job *j, const WireJobOpen *w, AudioWork *x, const TensorRu
 /* Pieces of both channels, beside `more` things to do. */
 static int set_numbers(Job *j, AudioWork *x, uint32_t more, Fault *f) {
         Coder *c = j->coder;
-        /* where devices have memory of their own each rank takes its part of that, whoever gets a piece */
-        const bool all = !j->model->ops->host_weights;
-        uint64_t at_once = x->plan.jobs < c->ranks && !all ? x->plan.jobs : c->ranks, bytes, finish;
+        uint64_t finishers = j->model->ops->host_weights ? CHANNELS : c->ranks, bytes, finish;
 
         if (x->plan.jobs > UINT32_MAX - more)
                 return fault_set(f, -EINVAL, FAULT_INVALID_TENSOR,
                         "The sound is too long: %" PRIu64 " samples.", x->plan.samples);
-        if (__builtin_mul_overflow(x->plan.job_memory, at_once, &bytes) ||
-                __builtin_mul_overflow(x->plan.finish_memory, all ? c->ranks : (uint64_t) CHANNELS, &finish))
+        if (__builtin_mul_overflow(x->plan.job_memory, coder_takers(j, x->plan.jobs), &bytes) ||
+                __builtin_mul_overflow(x->plan.finish_memory, finishers, &finish))
                 return -EOVERFLOW;
         if (bytes < finish)
                 bytes = finish;

@@ -92,13 +92,10 @@ static uint64_t plane(const MediaWork *x) {
 
 static int set_memory(Job *j, MediaWork *x) {
         const H3VideoMemory *m = &x->clip.memory;
-        uint64_t channels = h3_video_vae_config(x->vae)->latent_channels, ranks = j->coder->ranks, own, all;
-        uint32_t tiles = h3_video_encode_tiles(&x->clip);
+        uint64_t ranks = x->n_raw == 1 ? coder_takers(j, h3_video_encode_tiles(&x->clip)) : j->coder->ranks, own, all;
+        uint64_t channels = h3_video_vae_config(x->vae)->latent_channels;
         uint64_t clip = m->chunk + x->film.clip_frames * x->frame_bytes;
 
-        /* where devices have memory of their own each rank takes its part of that, whoever gets a tile */
-        if (x->n_raw == 1 && ranks > tiles && j->model->ops->host_weights)
-                ranks = tiles;
         if (__builtin_add_overflow(m->device, m->host, &own) || __builtin_mul_overflow(own, ranks, &own) ||
                 __builtin_mul_overflow(clip, (uint64_t) x->n_raw, &all) ||
                 __builtin_add_overflow(all, own, &all))

@@ -111,12 +111,8 @@ static int set_frames(Job *j, const WireJobOpen *w, const VideoWork *x, Fault *f
 
 static int set_memory(Job *j, const VideoWork *x) {
         const H3VideoMemory *m = &x->plan.memory;
-        uint32_t tiles = h3_video_decode_tiles(&x->plan);
-        uint64_t ranks = j->coder->ranks, own, all;
+        uint64_t ranks = x->n_raw == 1 ? coder_takers(j, h3_video_decode_tiles(&x->plan)) : j->coder->ranks, own, all;
 
-        /* where devices have memory of their own each rank takes its part of that, whoever gets a tile */
-        if (x->n_raw == 1 && ranks > tiles && x->ops->host_weights)
-                ranks = tiles;
         if (__builtin_add_overflow(m->device, m->host, &own) || __builtin_mul_overflow(own, ranks, &own) ||
                 __builtin_mul_overflow(m->chunk, (uint64_t) x->n_raw, &all) ||
                 __builtin_add_overflow(all, own, &all) ||

@@ -245,6 +245,12 @@ void coder_describe(const Job *j, WireJobReady *ret) {
         ret->memory_bytes = c->memory_bytes;
 }
 
+uint64_t coder_takers(const Job *j, uint64_t pieces) {
+        uint64_t ranks = j->coder->ranks;
+
+        return j->model->ops->host_weights && pieces < ranks ? pieces : ranks;
+}
+
 int coder_hold(Job *j) {
         (void) pthread_mutex_lock(&j->lock);
         if (!j->closed)

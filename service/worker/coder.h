@@ -77,5 +77,9 @@ int coder_hold(Job *j);
 /* Lets it go; committed: one more step counts from now on. */
 void coder_release(Job *j, bool committed);
 
+/* How many ranks take memory at a time where so many pieces can be made at once: with memory of their own devices all of them, since
+ * each takes its part of that whoever gets a piece. */
+uint64_t coder_takers(const Job *j, uint64_t pieces);
+
 /* One step of a coding job: asks for memory, makes it. As step_run(). */
 int coder_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f);
