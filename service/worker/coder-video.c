@@ -313,7 +313,7 @@ static int blend(VideoWork *x, uint32_t chunk, Fault *f) {
         };
         x->error = 0;
         x->fault = (Fault){};
-        crew_begin(&x->crew, blend_band, x);
+        crew_begin(&x->crew, CREW_MAX, blend_band, x);
         crew_end(&x->crew);
         if (x->error < 0 && x->fault.text[0])
                 *f = x->fault;
@@ -351,7 +351,7 @@ static int publish(Job *j, VideoWork *x) {
         r = coder_hold(j);
         if (r < 0)
                 return r;
-        crew_begin(&x->crew, publish_part, x);
+        crew_begin(&x->crew, CREW_MAX, publish_part, x);
         crew_end(&x->crew);
         coder_release(j, true);
         return 0;
@@ -368,7 +368,7 @@ static int decode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         if (r < 0)
                 return r;
         if (touches)
-                crew_begin(&x->crew, touch_part, x);
+                crew_begin(&x->crew, CREW_MAX, touch_part, x);
         r = tile_pool_run(&x->pool, s, g, j, step, step + (uint32_t) x->n_raw, j->coder->ranks, f);
         if (touches)
                 crew_end(&x->crew);

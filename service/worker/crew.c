@@ -10,15 +10,15 @@ static void *part_main(void *userdata) {
         return NULL;
 }
 
-static uint32_t processors(void) {
+static uint32_t processors(uint32_t most) {
         cpu_set_t set;
         int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 
-        return n < 1 ? 1 : n > (int) CREW_MAX ? CREW_MAX : (uint32_t) n;
+        return n < 1 ? 1 : n > (int) most ? most : (uint32_t) n;
 }
 
-void crew_begin(Crew *c, CrewFunc func, void *userdata) {
-        *c = (Crew){.func = func, .userdata = userdata, .n = processors()};
+void crew_begin(Crew *c, uint32_t most, CrewFunc func, void *userdata) {
+        *c = (Crew){.func = func, .userdata = userdata, .n = processors(most < CREW_MAX ? most : CREW_MAX)};
         for (; c->started < c->n; c->started++) {
                 struct CrewPart *p = c->parts + c->started;
 

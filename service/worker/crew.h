@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Helpers for work on the host's memory while the ranks' threads are busy with their devices: threads for one piece of work
+/* Helpers for work on the host's memory, e.g. while the ranks' threads are busy with their devices: threads for one piece of work
  * that end with it. */
 
 #include <pthread.h>
@@ -23,8 +23,9 @@ typedef struct Crew {
         } parts[CREW_MAX];
 } Crew;
 
-/* Begins as many parts as there are processors for the calling thread, at most CREW_MAX. c stays where it is until crew_end(). */
-void crew_begin(Crew *c, CrewFunc func, void *userdata);
+/* Begins as many parts as there are processors for the calling thread, at most `most` and CREW_MAX. c stays where it is until
+ * crew_end(). */
+void crew_begin(Crew *c, uint32_t most, CrewFunc func, void *userdata);
 
 /* Does what no thread could be had for, and waits for all. */
 void crew_end(Crew *c);

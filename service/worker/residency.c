@@ -6,13 +6,13 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
 #include "service/worker/coder.h"
+#include "service/worker/crew.h"
 
 /* Rows that an MLP is made for at a time, where there is memory: more read weights less often. With int8 products
  * what is between them stays in the cache with fewer. */
@@ -78,33 +78,29 @@ static int protect(const void *host, uint64_t size, int protection_bits) {
         return mprotect((void *) begin, end - begin, protection_bits) < 0 ? -errno : 0;
 }
 
-/* Registering a page that this process has not touched takes three times as long, and is one thread's work; touching is not. */
-static void *touch(void *userdata) {
-        const struct iovec *x = userdata;
+typedef struct Pages {
+        uintptr_t begin, n, size;
+} Pages;
 
-        (void) madvise(x->iov_base, x->iov_len, MADV_POPULATE_WRITE); /* a kernel that cannot does it later */
-        return NULL;
+static void touch_part(void *userdata, uint32_t i, uint32_t n) {
+        const Pages *p = userdata;
+        uintptr_t first = p->n * i / n, last = p->n * (i + 1) / n;
+
+        /* a kernel that cannot does it later */
+        (void) madvise((void *) (p->begin + first * p->size), (last - first) * p->size, MADV_POPULATE_WRITE);
 }
 
-/* The whole pages of memory of a region that may be written. */
+/* The whole pages of memory of a region that may be written. Registering one that this process has not touched takes three times as
+ * long, and is one thread's work; touching is not. */
 static void touch_all(const void *host, uint64_t size) {
         uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE), begin = ((uintptr_t) host + page - 1) & ~(page - 1);
         uintptr_t end = ((uintptr_t) host + size) & ~(page - 1);
-        struct iovec parts[TOUCH_THREADS];
-        pthread_t threads[TOUCH_THREADS];
-        bool runs[TOUCH_THREADS] = {};
+        Crew crew;
 
         if (size < TOUCH_FROM)
                 return;
-        for (uintptr_t i = 0, pages = (end - begin) / page; i < TOUCH_THREADS; i++) {
-                uintptr_t first = pages * i / TOUCH_THREADS, last = pages * (i + 1) / TOUCH_THREADS;
-
-                parts[i] = (struct iovec){(void *) (begin + first * page), (last - first) * page};
-                runs[i] = pthread_create(threads + i, NULL, touch, parts + i) == 0;
-        }
-        for (unsigned i = 0; i < TOUCH_THREADS; i++)
-                if (runs[i])
-                        (void) pthread_join(threads[i], NULL);
+        crew_begin(&crew, TOUCH_THREADS, touch_part, &(Pages){begin, (end - begin) / page, page});
+        crew_end(&crew);
 }
 
 /* On the rank's thread. Regions are mapped to be read, and written only by a driver that registers them. */

@@ -20,8 +20,8 @@ static void note(void *userdata, uint32_t i, uint32_t n) {
         x->all = n;
 }
 
-static void every_part_once(Scene *x) {
-        assert_true(x->all >= 1 && x->all <= CREW_MAX);
+static void every_part_once(Scene *x, uint32_t most) {
+        assert_true(x->all >= 1 && x->all <= most);
         for (uint32_t i = 0; i < CREW_MAX; i++)
                 assert_int_equal(x->done[i], i < x->all);
 }
@@ -31,9 +31,20 @@ static void crew_every_part_is_done_once(void **state) {
                 Scene x = {};
                 Crew c;
 
-                crew_begin(&c, note, &x);
+                crew_begin(&c, CREW_MAX, note, &x);
                 crew_end(&c);
-                every_part_once(&x);
+                every_part_once(&x, CREW_MAX);
+        }
+}
+
+static void crew_has_no_more_parts_than_asked(void **state) {
+        for (uint32_t most = 1; most <= CREW_MAX + 1; most++) {
+                Scene x = {};
+                Crew c;
+
+                crew_begin(&c, most, note, &x);
+                crew_end(&c);
+                every_part_once(&x, most < CREW_MAX ? most : CREW_MAX);
         }
 }
 
@@ -43,13 +54,14 @@ static void crew_without_threads_is_done_too(void **state) {
         Crew c = {.func = note, .userdata = &x, .n = 3};
 
         crew_end(&c);
-        every_part_once(&x);
+        every_part_once(&x, CREW_MAX);
         assert_int_equal(x.all, 3);
 }
 
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(crew_every_part_is_done_once),
+                cmocka_unit_test(crew_has_no_more_parts_than_asked),
                 cmocka_unit_test(crew_without_threads_is_done_too),
         };
 
