@@ -30,7 +30,7 @@ typedef struct ResidencyRank {
         struct Residency *all;
         uint32_t index;
         ModelWeights *weights; /* NULL: none */
-        uint64_t pinned; /* bytes that were registered for them, or found registered */
+        _Atomic uint64_t pinned; /* bytes that were registered for them, or found registered; asked for while the rank works */
         uint64_t least;        /* bytes of a ring for all of them */
 } ResidencyRank;
 
