@@ -67,23 +67,23 @@ static void exchange_without_such_a_device_is_refused(void **state) {
 /* What residency counts is what a rank takes. */
 static void exchange_memory_of_a_rank_is_counted(void **state) {
         ExchangeBench b = exchange_bench_new(TOY_INT8);
-        const ExchangeStep sizes = {&b.toy->model, NULL, b.toy->compute};
-        ExchangeStep own = sizes;
+        ExchangeStep step = {.model = &b.toy->model, .compute = b.toy->compute};
+        const ExchangeSize size = {exchange_step_message, &step};
+        const H3Plan *p;
         uint64_t sum = 0;
 
         exchange_bench_plan(&b, 3, WIRE_PLAN_HIDDEN_GATHER, 2);
-        own.plan = &b.plan->h3;
+        p = step.plan = &b.plan->h3;
         for (uint32_t i = 0; i < 3; i++) {
-                uint64_t bytes = exchange_device_memory(exchange_bench.kind, own.plan, (ExchangeSize){exchange_step_message, &own}, i);
+                uint64_t bytes = exchange_device_memory(exchange_bench.kind, p, size, i);
 
                 assert_true(bytes > 0 && bytes % 256 == 0);
-                assert_int_equal(exchange_device_memory(EXCHANGE_HOST, own.plan, (ExchangeSize){exchange_step_message, &own}, i), 0);
+                assert_int_equal(exchange_device_memory(EXCHANGE_HOST, p, size, i), 0);
                 sum += bytes;
         }
         /* Each message once at its sender and once at each of two readers, or one. */
-        assert_true(sum > exchange_memory(EXCHANGE_HOST, own.plan, (ExchangeSize){exchange_step_message, &own}));
-        assert_true(exchange_memory(exchange_bench.kind, own.plan, (ExchangeSize){exchange_step_message, &own}) <
-                    exchange_memory(EXCHANGE_HOST, own.plan, (ExchangeSize){exchange_step_message, &own}));
+        assert_true(sum > exchange_memory(EXCHANGE_HOST, p, size));
+        assert_true(exchange_memory(exchange_bench.kind, p, size) < exchange_memory(EXCHANGE_HOST, p, size));
         exchange_bench_done(&b);
 }
 
