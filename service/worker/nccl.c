@@ -12,6 +12,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/shared/wire.h"
+#include "service/worker/trial.h"
 
 #define POLL_USEC 20
 #define LIBRARY "libnccl.so.2"
@@ -46,11 +47,6 @@ typedef struct CommConfig {
         F(ncclGroupEnd, (void))                                                             \
         F(ncclSend, (const void *, size_t, int, int, void *, void *))                       \
         F(ncclRecv, (void *, size_t, int, int, void *, void *))
-
-enum { /* of the contexts: nothing else uses them yet */
-        EVENT_READY,
-        EVENT_DONE,
-};
 
 typedef struct Member {
         int device; /* as the library under LkOps counts */
@@ -184,15 +180,6 @@ static Result add_message(const Member *own, void *stream, int peer, void *data,
 
 /* ---- the trial ---- */
 
-/* Another pair's bytes, or those of another place, differ. */
-static void fill(uint8_t *bytes, uint64_t size, uint32_t from, uint32_t to) {
-        for (uint64_t i = 0; i < size / 4; i++) {
-                uint32_t x = (uint32_t) i * 2654435761u + (from * WIRE_DEVICES_MAX + to + 1) * 0x9e3779b9u;
-
-                memcpy(bytes + 4 * i, &x, sizeof(x));
-        }
-}
-
 /* Of each device: what it sends to each, then what it gets. */
 typedef struct Trial {
         const NcclDevices *d;
@@ -213,12 +200,12 @@ static int prepare(Trial *t, uint32_t i) {
                 return r;
         t->memory[i] = memory;
         for (uint32_t to = 0; r >= 0 && to < d->n; to++) {
-                fill(t->bytes, d->size, i, to);
+                trial_fill(t->bytes, d->size, i, to);
                 r = d->ops->upload(c, t->memory[i] + to * d->size, t->bytes, d->size);
         }
         if (r >= 0)
-                r = d->ops->mark(c, LK_COMPUTE, EVENT_READY);
-        return r < 0 ? r : d->ops->wait(c, LK_PEER, EVENT_READY);
+                r = d->ops->mark(c, LK_COMPUTE, TRIAL_READY);
+        return r < 0 ? r : d->ops->wait(c, LK_PEER, TRIAL_READY);
 }
 
 static int exchange(const Trial *t, Fault *f) {
@@ -239,19 +226,16 @@ static int exchange(const Trial *t, Fault *f) {
 }
 
 static int join(const NcclDevices *d, uint32_t i, Fault *f) {
-        const struct timespec pause = {.tv_nsec = POLL_USEC * 1000};
-        uint64_t until = clock_usec() + d->deadline_usec;
         int r;
 
         r = d->bind(i);
         if (r >= 0)
-                r = d->ops->mark(d->contexts[i], LK_PEER, EVENT_DONE);
-        while (r >= 0 && (r = d->ops->is_done(d->contexts[i], EVENT_DONE)) == 0) {
-                if (clock_usec() >= until)
-                        return fault_set(f, -EIO, FAULT_INTERNAL, "NCCL: messages between GPUs did not arrive in time.");
-                (void) nanosleep(&pause, NULL);
-        }
-        return r < 0 ? r : d->ops->wait(d->contexts[i], LK_COMPUTE, EVENT_DONE);
+                r = d->ops->mark(d->contexts[i], LK_PEER, TRIAL_DONE);
+        if (r >= 0)
+                r = trial_wait(d->ops, d->contexts[i], d->deadline_usec);
+        if (r == -ETIMEDOUT)
+                return fault_set(f, -EIO, FAULT_INTERNAL, "NCCL: messages between GPUs did not arrive in time.");
+        return r < 0 ? r : d->ops->wait(d->contexts[i], LK_COMPUTE, TRIAL_DONE);
 }
 
 static int verify(const Trial *t, uint32_t i, uint8_t *arrived, Fault *f) {
@@ -263,7 +247,7 @@ static int verify(const Trial *t, uint32_t i, uint8_t *arrived, Fault *f) {
                 if (from == i)
                         continue;
                 r = d->ops->download(d->contexts[i], arrived, t->memory[i] + (d->n + from) * d->size, d->size);
-                fill(t->bytes, d->size, from, i);
+                trial_fill(t->bytes, d->size, from, i);
                 if (r >= 0 && memcmp(arrived, t->bytes, d->size) != 0)
                         return fault_set(f, -EBADMSG, FAULT_INTERNAL,
                                 "NCCL: bytes from GPU %" PRIu32 " to GPU %" PRIu32 " arrive wrong.", from, i);

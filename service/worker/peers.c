@@ -8,21 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
+#include "service/worker/trial.h"
 
-#define POLL_USEC 20
 #define TIMED_COPIES 4u
 #define TIMED_PRODUCTS 8u
 #define TIMED_ROUNDS 6u
-
-enum { /* of the contexts: nothing else uses them yet */
-        EVENT_READY,
-        EVENT_DONE,
-};
 
 typedef struct Pair {
         const PeersTrial *trial;
@@ -46,15 +40,6 @@ void peers_note(WireHello *hello, const char *format, ...) {
                 (void) snprintf(hello->notes + used, left, "%s\n", line);
 }
 
-/* A counter: another pair's bytes, or those of another place, differ. */
-static void fill(uint8_t *bytes, uint64_t size, uint32_t seed) {
-        for (uint64_t i = 0; i < size / 4; i++) {
-                uint32_t x = (uint32_t) i * 2654435761u + seed * 0x9e3779b9u;
-
-                memcpy(bytes + 4 * i, &x, sizeof(x));
-        }
-}
-
 static uint32_t mega(uint64_t bytes, uint64_t usec) {
         uint64_t rate = bytes / (usec > 0 ? usec : 1);
 
@@ -62,17 +47,7 @@ static uint32_t mega(uint64_t bytes, uint64_t usec) {
 }
 
 static int wait_for(const PeersTrial *t, uint32_t device) {
-        const struct timespec pause = {.tv_nsec = POLL_USEC * 1000};
-        uint64_t until = clock_usec() + t->deadline_usec;
-        int r;
-
-        do {
-                r = t->ops->is_done(t->contexts[device], EVENT_DONE);
-                if (r != 0)
-                        return r < 0 ? r : 0;
-                (void) nanosleep(&pause, NULL);
-        } while (clock_usec() < until);
-        return -ETIMEDOUT;
+        return trial_wait(t->ops, t->contexts[device], t->deadline_usec);
 }
 
 static int wait_done(Pair *p) {
@@ -91,7 +66,7 @@ static int copy(Pair *p, unsigned times) {
         for (unsigned i = 0; r >= 0 && i < times; i++)
                 r = t->ops->copy(from, LK_PEER, &a);
         if (r >= 0)
-                r = t->ops->mark(from, LK_PEER, EVENT_DONE);
+                r = t->ops->mark(from, LK_PEER, TRIAL_DONE);
         return r < 0 ? r : wait_done(p);
 }
 
@@ -104,14 +79,14 @@ static int order(Pair *p) {
         for (size_t i = 0; r >= 0 && i < ELEMENTSOF(ends); i++) {
                 r = t->bind(ends[i]);
                 if (r >= 0)
-                        r = t->ops->mark(t->contexts[ends[i]], LK_COMPUTE, EVENT_READY);
+                        r = t->ops->mark(t->contexts[ends[i]], LK_COMPUTE, TRIAL_READY);
                 if (r >= 0)
-                        r = t->ops->join(t->contexts[ends[i]], EVENT_READY);
+                        r = t->ops->join(t->contexts[ends[i]], TRIAL_READY);
         }
         if (r >= 0)
                 r = t->bind(p->from);
         for (size_t i = 0; r >= 0 && i < ELEMENTSOF(ends); i++)
-                r = t->ops->wait_for(t->contexts[p->from], LK_PEER, t->contexts[ends[i]], EVENT_READY);
+                r = t->ops->wait_for(t->contexts[p->from], LK_PEER, t->contexts[ends[i]], TRIAL_READY);
         return r;
 }
 
@@ -130,7 +105,7 @@ static int prepare(Pair *p) {
                 r = t->ops->memory_new(t->contexts[p->from], t->size, &p->source);
         if (r < 0)
                 return r;
-        fill(p->pattern, t->size, p->from * WIRE_DEVICES_MAX + p->to + 1);
+        trial_fill(p->pattern, t->size, p->from, p->to);
         r = t->ops->upload(t->contexts[p->from], p->source, p->pattern, t->size);
         return r < 0 ? r : order(p);
 }
@@ -144,7 +119,7 @@ static int verify(Pair *p, uint64_t *ret_at) {
         if (r >= 0)
                 r = t->bind(p->to);
         if (r >= 0) /* on LK_COMPUTE of the other one, which the wait orders it behind */
-                r = t->ops->wait_for(t->contexts[p->to], LK_COMPUTE, t->contexts[p->from], EVENT_DONE);
+                r = t->ops->wait_for(t->contexts[p->to], LK_COMPUTE, t->contexts[p->from], TRIAL_DONE);
         if (r >= 0)
                 r = t->ops->download(t->contexts[p->to], p->arrived, p->target, t->size);
         if (r < 0)
@@ -185,9 +160,9 @@ static int measure_host(Pair *p, WireHello *hello) {
         if (r >= 0)
                 r = t->ops->upload(t->contexts[p->to], p->target, p->arrived, t->size);
         if (r >= 0)
-                r = t->ops->mark(t->contexts[p->to], LK_COMPUTE, EVENT_READY);
+                r = t->ops->mark(t->contexts[p->to], LK_COMPUTE, TRIAL_READY);
         if (r >= 0)
-                r = t->ops->join(t->contexts[p->to], EVENT_READY);
+                r = t->ops->join(t->contexts[p->to], TRIAL_READY);
         if (r >= 0)
                 hello->host_mbs[p->from][p->to] = mega(t->size, clock_usec() - begin);
         return r;
@@ -258,7 +233,7 @@ static int time_products(const PeersTrial *t, uint32_t device, const LkGemm *a, 
         for (unsigned i = 0; r >= 0 && i < TIMED_PRODUCTS; i++)
                 r = t->ops->gemm(c, a);
         if (r >= 0)
-                r = t->ops->mark(c, LK_COMPUTE, EVENT_DONE);
+                r = t->ops->mark(c, LK_COMPUTE, TRIAL_DONE);
         if (r >= 0)
                 r = wait_for(t, device);
         *ret_usec = clock_usec() - begin;
