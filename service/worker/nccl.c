@@ -12,41 +12,11 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/shared/wire.h"
+#include "service/worker/nccl-library.h"
 #include "service/worker/trial.h"
 
 #define POLL_USEC 20
 #define LIBRARY "libnccl.so.2"
-
-/* Of nccl.h of 2.14, which newer ones take as it is: a program built without NCCL finds it all the same. */
-typedef enum Result {
-        NCCL_SUCCESS = 0,
-        NCCL_IN_PROGRESS = 7,
-} Result;
-
-typedef struct UniqueId {
-        char bytes[128];
-} UniqueId;
-
-typedef struct CommConfig {
-        size_t size;
-        unsigned magic, version;
-        int blocking;
-} CommConfig;
-
-#define CONFIG_MAGIC 0xcafebeefu
-#define CONFIG_VERSION 21400u
-#define TYPE_INT8 0
-
-#define FUNCTIONS(F)                                                                        \
-        F(ncclGetVersion, (int *))                                                          \
-        F(ncclGetUniqueId, (UniqueId *))                                                    \
-        F(ncclCommInitRankConfig, (void **, int, UniqueId, int, CommConfig *))              \
-        F(ncclCommGetAsyncError, (void *, Result *))                                        \
-        F(ncclCommAbort, (void *))                                                          \
-        F(ncclGroupStart, (void))                                                           \
-        F(ncclGroupEnd, (void))                                                             \
-        F(ncclSend, (const void *, size_t, int, int, void *, void *))                       \
-        F(ncclRecv, (void *, size_t, int, int, void *, void *))
 
 typedef struct Member {
         int device; /* as the library under LkOps counts */
@@ -55,10 +25,10 @@ typedef struct Member {
 
 /* Written by nccl_start(), on the main thread, but for what is atomic. */
 static struct {
-#define DECLARE(name, arguments) Result(*name) arguments;
-        FUNCTIONS(DECLARE)
+#define DECLARE(name, arguments) NcclResult(*name) arguments;
+        NCCL_FUNCTIONS(DECLARE)
 #undef DECLARE
-        const char *(*ncclGetErrorString)(Result);
+        const char *(*ncclGetErrorString)(NcclResult);
         const char *(*ncclGetLastError)(void *);
         uint32_t n;
         Member members[WIRE_DEVICES_MAX];
@@ -97,7 +67,7 @@ static int load(Fault *f) {
         p = dlsym(library, #name);                                                                     \
         memcpy(&nccl.name, &p, sizeof(p)); /* C has no cast from data to a function */                 \
         missing = p ? missing : #name;
-        FUNCTIONS(FIND)
+        NCCL_FUNCTIONS(FIND)
         FIND(ncclGetErrorString, )
 #undef FIND
         p = dlsym(library, "ncclGetLastError"); /* may be missing */
@@ -107,21 +77,21 @@ static int load(Fault *f) {
         return 0;
 }
 
-static int failed(const char *call, Result result, void *comm, Fault *f) {
+static int failed(const char *call, NcclResult result, void *comm, Fault *f) {
         const char *more = nccl.ncclGetLastError ? nccl.ncclGetLastError(comm) : NULL;
 
         return fault_set(f, -EIO, FAULT_INTERNAL, "NCCL: %s failed: %s%s%.200s.", call, nccl.ncclGetErrorString(result),
                 more && *more ? ": " : "", more ? more : "");
 }
 
-static bool is_bad(Result r) {
+static bool is_bad(NcclResult r) {
         return r != NCCL_SUCCESS && r != NCCL_IN_PROGRESS;
 }
 
 /* What the communicator was told is done: its queue has it. */
 static int settle(void *comm, const char *call, uint64_t until, const NcclGroup *g, Fault *f) {
         const struct timespec pause = {.tv_nsec = POLL_USEC * 1000};
-        Result state, r;
+        NcclResult state, r;
 
         for (;;) {
                 r = nccl.ncclCommGetAsyncError(comm, &state);
@@ -147,10 +117,10 @@ static int settle_all(const char *call, const NcclDevices *d, Fault *f) {
 }
 
 static int make_comms(const NcclDevices *d, Fault *f) {
-        CommConfig config = {sizeof(config), CONFIG_MAGIC, CONFIG_VERSION, 0};
+        NcclCommConfig config = {sizeof(config), NCCL_CONFIG_MAGIC, NCCL_CONFIG_VERSION, 0};
         void *comms[WIRE_DEVICES_MAX] = {};
-        Result bad = NCCL_SUCCESS, r;
-        UniqueId id;
+        NcclResult bad = NCCL_SUCCESS, r;
+        NcclUniqueId id;
 
         r = nccl.ncclGetUniqueId(&id);
         if (r != NCCL_SUCCESS)
@@ -158,7 +128,7 @@ static int make_comms(const NcclDevices *d, Fault *f) {
         (void) nccl.ncclGroupStart();
         for (uint32_t i = 0; i < d->n && !is_bad(bad); i++) {
                 if (d->bind(i) < 0)
-                        bad = (Result) 1;
+                        bad = NCCL_UNHANDLED_CUDA_ERROR;
                 else
                         bad = nccl.ncclCommInitRankConfig(&comms[i], (int) d->n, id, (int) i, &config);
         }
@@ -169,13 +139,13 @@ static int make_comms(const NcclDevices *d, Fault *f) {
                 return failed("ncclCommInitRankConfig", is_bad(bad) ? bad : r, NULL, f);
         for (uint32_t i = 0; i < d->n; i++)
                 if (!comms[i])
-                        return failed("ncclCommInitRankConfig", (Result) 3, NULL, f);
+                        return failed("ncclCommInitRankConfig", NCCL_INTERNAL_ERROR, NULL, f);
         return settle_all("ncclCommInitRankConfig", d, f);
 }
 
-static Result add_message(const Member *own, void *stream, int peer, void *data, uint64_t size, bool is_sent) {
-        return is_sent ? nccl.ncclSend(data, size, TYPE_INT8, peer, own->comm, stream)
-                       : nccl.ncclRecv(data, size, TYPE_INT8, peer, own->comm, stream);
+static NcclResult add_message(const Member *own, void *stream, int peer, void *data, uint64_t size, bool is_sent) {
+        return is_sent ? nccl.ncclSend(data, size, NCCL_INT8, peer, own->comm, stream)
+                       : nccl.ncclRecv(data, size, NCCL_INT8, peer, own->comm, stream);
 }
 
 /* ---- the trial ---- */
@@ -210,7 +180,7 @@ static int prepare(Trial *t, uint32_t i) {
 
 static int exchange(const Trial *t, Fault *f) {
         const NcclDevices *d = t->d;
-        Result r = NCCL_SUCCESS, end;
+        NcclResult r = NCCL_SUCCESS, end;
         int device;
 
         (void) nccl.ncclGroupStart();
@@ -286,7 +256,7 @@ int nccl_start(const NcclDevices *d, Fault *f) {
         r = load(f);
         if (r < 0)
                 return r;
-        if (nccl.ncclGetVersion(&version) != NCCL_SUCCESS || version < (int) CONFIG_VERSION)
+        if (nccl.ncclGetVersion(&version) != NCCL_SUCCESS || version < (int) NCCL_CONFIG_VERSION)
                 return fault_set(f, -ELIBBAD, FAULT_NOT_SUPPORTED, LIBRARY " is of version %d, expected 2.14 or newer.", version);
         nccl.n = d->n;
         for (uint32_t i = 0; i < d->n; i++)
@@ -333,7 +303,7 @@ int nccl_send(const LkOps *ops, LkContext *c, LkQueue queue, const NcclGroup *g,
         uint64_t until = clock_usec() + g->deadline_usec;
         void *stream, *unused;
         int own = member_of(ops, c, queue, &stream), peer = 0;
-        Result r = NCCL_SUCCESS, end;
+        NcclResult r = NCCL_SUCCESS, end;
 
         if (own < 0 || nccl_version() == 0)
                 return over(f);

@@ -8,28 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "service/worker/nccl-library.h"
 #include "tests/unit/worker/device-ops.h"
 
 #define MESSAGES_MAX 128
 #define EVENT_TO 254u /* of the contexts, beyond the exchange's */
 #define EVENT_DONE 255u
-
-typedef enum Result {
-        SUCCESS = 0,
-        INTERNAL_ERROR = 3,
-        INVALID_USAGE = 5,
-        IN_PROGRESS = 7,
-} Result;
-
-typedef struct Id {
-        char bytes[128];
-} Id;
-
-typedef struct Config {
-        size_t size;
-        unsigned magic, version;
-        int blocking;
-} Config;
 
 typedef struct Comm Comm;
 
@@ -51,7 +35,7 @@ struct Group {
 
 struct Comm {
         Comm *next; /* of all */
-        Id id;
+        NcclUniqueId id;
         int rank, n;
         Group *first;
 };
@@ -66,16 +50,10 @@ static _Thread_local size_t n_waiting;
 
 #define EXPORT __attribute__((__visibility__("default")))
 FakeNccl *fake_nccl(void);
-Result ncclGetVersion(int *ret);
-Result ncclGetUniqueId(Id *ret);
-Result ncclCommInitRankConfig(Comm **ret, int n, Id id, int rank, const Config *config);
-Result ncclCommGetAsyncError(Comm *c, Result *ret);
-Result ncclCommAbort(Comm *c);
-Result ncclGroupStart(void);
-Result ncclGroupEnd(void);
-Result ncclSend(const void *data, size_t size, int type, int peer, Comm *c, DeviceQueue *queue);
-Result ncclRecv(void *data, size_t size, int type, int peer, Comm *c, DeviceQueue *queue);
-const char *ncclGetErrorString(Result r);
+#define DECLARE(name, arguments) NcclResult name arguments;
+NCCL_FUNCTIONS(DECLARE)
+#undef DECLARE
+const char *ncclGetErrorString(NcclResult r);
 
 static _Noreturn void die(const char *text) {
         (void) fprintf(stderr, "NCCL: %s\n", text);
@@ -86,35 +64,35 @@ EXPORT FakeNccl *fake_nccl(void) {
         return &fake;
 }
 
-EXPORT Result ncclGetVersion(int *ret) {
+EXPORT NcclResult ncclGetVersion(int *ret) {
         *ret = 22803;
-        return SUCCESS;
+        return NCCL_SUCCESS;
 }
 
-EXPORT Result ncclGetUniqueId(Id *ret) {
+EXPORT NcclResult ncclGetUniqueId(NcclUniqueId *ret) {
         static unsigned n;
 
-        *ret = (Id){};
+        *ret = (NcclUniqueId){};
         (void) snprintf(ret->bytes, sizeof(ret->bytes), "%u", ++n);
-        return SUCCESS;
+        return NCCL_SUCCESS;
 }
 
-EXPORT const char *ncclGetErrorString(Result r) {
-        return r == INTERNAL_ERROR ? "internal error" : "unknown result code";
+EXPORT const char *ncclGetErrorString(NcclResult r) {
+        return r == NCCL_INTERNAL_ERROR ? "internal error" : "unknown result code";
 }
 
-static Comm *find(const Id *id, int rank) {
+static Comm *find(const NcclUniqueId *id, int rank) {
         for (Comm *c = comms; c; c = c->next)
                 if (memcmp(&c->id, id, sizeof(*id)) == 0 && c->rank == rank)
                         return c;
         return NULL;
 }
 
-EXPORT Result ncclCommInitRankConfig(Comm **ret, int n, Id id, int rank, const Config *config) {
+EXPORT NcclResult ncclCommInitRankConfig(void **ret, int n, NcclUniqueId id, int rank, NcclCommConfig *config) {
         Comm *c = calloc(1, sizeof(*c));
         const char *multicast = getenv("NCCL_NVLS_ENABLE");
 
-        if (!c || config->size < sizeof(*config) || config->magic != 0xcafebeef || config->blocking != 0 || rank >= n || find(&id, rank))
+        if (!c || config->size < 24 || config->magic != 0xcafebeef || config->blocking != 0 || rank >= n || find(&id, rank))
                 die("a communicator is made wrongly");
         if (!multicast || strcmp(multicast, "0") != 0)
                 die("multicast is on");
@@ -123,7 +101,7 @@ EXPORT Result ncclCommInitRankConfig(Comm **ret, int n, Id id, int rank, const C
         comms = c;
         (void) pthread_mutex_unlock(&lock);
         *ret = c;
-        return IN_PROGRESS;
+        return NCCL_IN_PROGRESS;
 }
 
 static Message *find_in_first(const Comm *c, int peer, bool is_sent) {
@@ -185,7 +163,8 @@ static void go_on(void) {
         } while (again);
 }
 
-EXPORT Result ncclCommGetAsyncError(Comm *c, Result *ret) {
+EXPORT NcclResult ncclCommGetAsyncError(void *comm, NcclResult *ret) {
+        const Comm *c = comm;
         bool busy;
 
         (void) pthread_mutex_lock(&lock);
@@ -193,11 +172,13 @@ EXPORT Result ncclCommGetAsyncError(Comm *c, Result *ret) {
         for (int i = 0; i < c->n; i++)
                 busy |= !find(&c->id, i);
         (void) pthread_mutex_unlock(&lock);
-        *ret = busy ? IN_PROGRESS : SUCCESS;
-        return SUCCESS;
+        *ret = busy ? NCCL_IN_PROGRESS : NCCL_SUCCESS;
+        return NCCL_SUCCESS;
 }
 
-EXPORT Result ncclCommAbort(Comm *c) {
+EXPORT NcclResult ncclCommAbort(void *comm) {
+        Comm *c = comm;
+
         (void) pthread_mutex_lock(&lock);
         for (Comm **p = &comms; *p; p = &(*p)->next)
                 if (*p == c) {
@@ -211,12 +192,12 @@ EXPORT Result ncclCommAbort(Comm *c) {
         free(c);
         fake.aborts++;
         (void) pthread_mutex_unlock(&lock);
-        return SUCCESS;
+        return NCCL_SUCCESS;
 }
 
-EXPORT Result ncclGroupStart(void) {
+EXPORT NcclResult ncclGroupStart(void) {
         depth++;
-        return SUCCESS;
+        return NCCL_SUCCESS;
 }
 
 /* Of one communicator, behind those it has. */
@@ -236,11 +217,11 @@ static void queue_group(Comm *c) {
         fake.groups++;
 }
 
-EXPORT Result ncclGroupEnd(void) {
+EXPORT NcclResult ncclGroupEnd(void) {
         if (depth == 0)
-                return INVALID_USAGE;
+                return NCCL_INVALID_USAGE;
         if (--depth > 0)
-                return SUCCESS;
+                return NCCL_SUCCESS;
         (void) pthread_mutex_lock(&lock);
         if (!asked && getenv("LATENT_FAKE_NCCL_FAILS_IN"))
                 fake.fails_in = (unsigned) atoi(getenv("LATENT_FAKE_NCCL_FAILS_IN"));
@@ -248,7 +229,7 @@ EXPORT Result ncclGroupEnd(void) {
         if (fake.fails_in > 0 && --fake.fails_in == 0) {
                 n_waiting = 0;
                 (void) pthread_mutex_unlock(&lock);
-                return INTERNAL_ERROR;
+                return NCCL_INTERNAL_ERROR;
         }
         for (size_t i = 0; i < n_waiting; i++)
                 if (!waiting[i].done)
@@ -256,20 +237,20 @@ EXPORT Result ncclGroupEnd(void) {
         n_waiting = 0;
         go_on();
         (void) pthread_mutex_unlock(&lock);
-        return IN_PROGRESS;
+        return NCCL_IN_PROGRESS;
 }
 
-static Result add(Message m) {
+static NcclResult add(Message m) {
         if (depth == 0 || n_waiting == MESSAGES_MAX || m.peer < 0 || m.peer >= m.comm->n || m.peer == m.comm->rank)
-                return INVALID_USAGE;
+                return NCCL_INVALID_USAGE;
         waiting[n_waiting++] = m;
-        return SUCCESS;
+        return NCCL_SUCCESS;
 }
 
-EXPORT Result ncclSend(const void *data, size_t size, int type, int peer, Comm *c, DeviceQueue *queue) {
-        return add((Message){.comm = c, .data = (void *) data, .size = size, .peer = peer, .is_sent = true, .queue = queue});
+EXPORT NcclResult ncclSend(const void *data, size_t size, int type, int peer, void *comm, void *stream) {
+        return add((Message){.comm = comm, .data = (void *) data, .size = size, .peer = peer, .is_sent = true, .queue = stream});
 }
 
-EXPORT Result ncclRecv(void *data, size_t size, int type, int peer, Comm *c, DeviceQueue *queue) {
-        return add((Message){.comm = c, .data = data, .size = size, .peer = peer, .queue = queue});
+EXPORT NcclResult ncclRecv(void *data, size_t size, int type, int peer, void *comm, void *stream) {
+        return add((Message){.comm = comm, .data = data, .size = size, .peer = peer, .queue = stream});
 }
