@@ -34,7 +34,7 @@ typedef struct Backend {
         /* Behind it, likewise: tries the ways between those that have ranks, and how fast these are; peer_mbs, host_mbs, rates and notes of
          * ret say what it found, and begin as zeros. */
         void (*try_links)(WireHello *ret);
-        /* Of a device. Any thread. */
+        /* Of a device. Any thread but those of the ranks: it may be bound to the device then. */
         int (*device_memory)(uint32_t device, uint64_t *ret_free, uint64_t *ret_total);
         /* In words what is wrong with one of them, after an operation failed. Whether it is gone from the bus: then with its
          * PCI address. Any thread. */

@@ -366,8 +366,7 @@ static void print_uuid(const cudaUUID_t *uuid, char *ret, size_t size) {
 static int device_memory(uint32_t device, uint64_t *ret_free, uint64_t *ret_total) {
         size_t n_free, n_total;
 
-        if (!cuda.started || device >= cuda.n || cuda.gpus[device].is_out || cudaSetDevice(cuda.gpus[device].number) != cudaSuccess ||
-                cudaMemGetInfo(&n_free, &n_total) != cudaSuccess)
+        if (!cuda.started || bind_device(device) < 0 || cudaMemGetInfo(&n_free, &n_total) != cudaSuccess)
                 return -ENODEV;
         *ret_free = n_free;
         *ret_total = n_total;
