@@ -262,8 +262,6 @@ int gpu_set_wishes(const GpuSet *s, const WireHello *h, uint32_t ranks, PlanWish
                 for (uint32_t i = 0; i < ranks; i++)
                         if (!(w->without >> i & 1))
                                 w->shares[w->n_shares++] = s->shares[i % h->n_devices];
-        if (w->ranks > 0 && w->ranks < w->n_shares)
-                w->n_shares = w->ranks;
         return 0;
 }
 
