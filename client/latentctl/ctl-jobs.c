@@ -22,7 +22,7 @@ static void print_jobs(const latent_value *jobs) {
         table_add(&t, (const char *const[]){"JOB", "KIND", "STATE", "DONE", "COMPUTED", "QUEUE", "ERROR"});
         for (size_t i = 0; i < latent_value_count(jobs); i++) {
                 const latent_value *v = latent_value_at(jobs, i);
-                const char *error = latent_value_as_string(latent_value_at(latent_value_get(v, "Error"), 0));
+                const char *error = string_at(latent_value_get(v, "Error"), 0);
                 char id[FORMAT_MAX], done[FORMAT_MAX], computed[FORMAT_MAX], position[FORMAT_MAX];
                 double fraction = 0;
 
@@ -32,7 +32,7 @@ static void print_jobs(const latent_value *jobs) {
                 table_add(&t, (const char *const[]){format_id(get_string(v, "path"), id),
                                       get_string(v, "Kind"), get_string(v, "State"), done,
                                       format_usec(get_uint(v, "ComputeUsec"), computed), position,
-                                      error ? error : ""});
+                                      error});
         }
         table_print(&t);
 }

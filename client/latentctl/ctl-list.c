@@ -104,10 +104,10 @@ static const char *format_way(const latent_value *from, const char *to, char *re
         (void) snprintf(ret, size, "-");
         for (size_t i = 0; i < latent_value_count(ways); i++) {
                 const latent_value *way = latent_value_at(ways, i);
-                const char *name = latent_value_as_string(latent_value_at(way, 1));
+                const char *name = string_at(way, 1);
                 uint64_t bytes = 0;
 
-                if (strcmp(latent_value_as_string(latent_value_at(way, 0)), to) != 0)
+                if (strcmp(string_at(way, 0), to) != 0)
                         continue;
                 (void) latent_value_as_uint(latent_value_at(way, strcmp(name, "p2p") == 0 ? 2 : 3), &bytes);
                 if (bytes > 0)

@@ -333,7 +333,7 @@ void check_links(Findings *f, const char *root, const latent_value *devices) {
         for (size_t i = 0; i < latent_value_count(devices); i++)
                 for (size_t k = 0; way_at(devices, i, k); k++) {
                         const latent_value *from = latent_value_at(devices, i), *way = way_at(devices, i, k);
-                        const latent_value *to = device_at(devices, latent_value_as_string(latent_value_at(way, 0)));
+                        const latent_value *to = device_at(devices, string_at(way, 0));
 
                         if (!to || rate_of(way) * 2 >= best)
                                 continue;

@@ -130,6 +130,12 @@ const char *get_string(const latent_value *v, const char *key) {
         return s ? s : "";
 }
 
+const char *string_at(const latent_value *list, size_t index) {
+        const char *s = latent_value_as_string(latent_value_at(list, index));
+
+        return s ? s : "";
+}
+
 const char *format_id(const char *path, char buf[static FORMAT_MAX]) {
         const char *slash = strrchr(path, '/'), *p = slash ? slash + 1 : path;
 

@@ -29,6 +29,9 @@ const char *format_usec(uint64_t usec, char buf[static FORMAT_MAX]);
 uint64_t get_uint(const latent_value *v, const char *key);
 const char *get_string(const latent_value *v, const char *key);
 
+/* The text at that place of a list, "" where there is none. */
+const char *string_at(const latent_value *list, size_t index);
+
 /* The last part of an object path, unescaped: "12" of /org/latentd/Latent1/job/_312. Returns buf. */
 const char *format_id(const char *path, char buf[static FORMAT_MAX]);
 

@@ -241,6 +241,21 @@ int bus_read_dictionary(sd_bus_message *m, const BusKey *keys, size_t n_keys, Fa
         return r < 0 ? r : 0;
 }
 
+int bus_append_numbers(sd_bus_message *m, const char *key, const uint64_t *values, size_t n) {
+        int r;
+
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", key);
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "at");
+        if (r >= 0)
+                r = sd_bus_message_append_array(m, 't', values, n * sizeof(*values));
+        for (int i = 0; i < 2 && r >= 0; i++)
+                r = sd_bus_message_close_container(m);
+        return r;
+}
+
 void bus_text(char *s) {
         size_t n = strlen(s);
         uint32_t c;

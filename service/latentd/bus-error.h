@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* From a Fault to a D-Bus error, and reading a{sv} dictionaries strictly. */
+/* From a Fault to a D-Bus error, reading a{sv} dictionaries strictly, and what messages hold in more than one place. */
 
 #include <stdbool.h>
 
@@ -37,6 +37,9 @@ struct BusKey {
  * For "(tsat)": offset, type name, shape; size is computed with overflow checks, at most WIRE_DIMS_MAX dimensions, none of them 0
  * (InvalidTensor). At most 64 keys. Values read before an error stay written: look at them on success only. */
 int bus_read_dictionary(sd_bus_message *m, const BusKey *keys, size_t n_keys, Fault *f);
+
+/* One entry of an a{sv} that is open: an array of numbers, "at". */
+int bus_append_numbers(sd_bus_message *m, const char *key, const uint64_t *values, size_t n);
 
 /* Replaces by '?' what a D-Bus string cannot carry: s comes from a worker. */
 void bus_text(char *s);

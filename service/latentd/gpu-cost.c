@@ -43,10 +43,6 @@ static double bytes_between(const GpuWork *x, const WirePlan *p, uint32_t from, 
                                    (double) (p->rows[to].end - p->rows[to].begin) * (p->heads[from].end - p->heads[from].begin) * output);
 }
 
-static bool has_part(const WirePlan *p, uint32_t rank) {
-        return p->rows[rank].end > p->rows[rank].begin || p->heads[rank].end > p->heads[rank].begin;
-}
-
 /* What reaches the rank, one sender after the other; < 0: a way is not known. */
 static double receive_sec(const WireHello *h, const GpuWork *x, const WirePlan *p, uint32_t rank) {
         double sec = 0;
@@ -55,7 +51,7 @@ static double receive_sec(const WireHello *h, const GpuWork *x, const WirePlan *
                 uint32_t from = i % h->n_devices, to = rank % h->n_devices;
                 double mbs = p->exchange != WIRE_EXCHANGE_HOST ? h->peer_mbs[from][to] : HOST_OVERLAP * h->host_mbs[from][to];
 
-                if (from == to || !has_part(p, i))
+                if (from == to || !plan_has_part(p, i))
                         continue;
                 if (!(mbs > 0))
                         return -1;
@@ -70,7 +66,7 @@ double gpu_cost(const WireHello *h, const GpuWork *x, const WirePlan *p) {
         for (uint32_t i = 0; i < p->ranks; i++) {
                 double receive, compute;
 
-                if (!has_part(p, i))
+                if (!plan_has_part(p, i))
                         continue;
                 receive = receive_sec(h, x, p, i);
                 if (h->rates[i % h->n_devices] == 0 || receive < 0)

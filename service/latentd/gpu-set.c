@@ -262,13 +262,7 @@ int gpu_set_wishes(const GpuSet *s, const WireHello *h, uint32_t ranks, PlanWish
                 for (uint32_t i = 0; i < ranks; i++)
                         if (!(w->without >> i & 1))
                                 w->shares[w->n_shares++] = s->shares[i % h->n_devices];
-        if (w->ranks > 0 && w->ranks < w->n_shares)
-                w->n_shares = w->ranks;
         return 0;
-}
-
-static bool has_part(const WirePlan *p, uint32_t rank) {
-        return p->rows[rank].end > p->rows[rank].begin || p->heads[rank].end > p->heads[rank].begin;
 }
 
 /* AUTO is never NCCL: on one machine it goes the way of p2p, but with kernels that take part of each device from the step's own,
@@ -282,7 +276,7 @@ WireExchange gpu_set_exchange(const WireHello *h, const WirePlan *p, WireExchang
                 for (uint32_t k = 0; k < p->ranks; k++) {
                         uint32_t from = i % h->n_devices, to = k % h->n_devices;
 
-                        if (i == k || !has_part(p, i) || !has_part(p, k))
+                        if (i == k || !plan_has_part(p, i) || !plan_has_part(p, k))
                                 continue;
                         peer = h->peer_mbs[from][to] < peer ? h->peer_mbs[from][to] : peer;
                         if (from != to)

@@ -110,23 +110,11 @@ static int append_plan(sd_bus_message *m, const Job *j) {
 /* "rank-tiles": up to the last rank that made one; of what is made of no tiles, nothing. */
 static int append_tiles(sd_bus_message *m, const Job *j) {
         uint32_t n = WIRE_RANKS_MAX;
-        int r;
 
         while (n > 0 && j->tiles[n - 1] == 0)
                 n--;
-        if (n == 0)
-                return 0;
 
-        r = sd_bus_message_open_container(m, 'e', "sv");
-        if (r >= 0)
-                r = sd_bus_message_append(m, "s", "rank-tiles");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'v', "at");
-        if (r >= 0)
-                r = sd_bus_message_append_array(m, 't', j->tiles, n * sizeof(j->tiles[0]));
-        for (int i = 0; i < 2 && r >= 0; i++)
-                r = sd_bus_message_close_container(m);
-        return r;
+        return n > 0 ? bus_append_numbers(m, "rank-tiles", j->tiles, n) : 0;
 }
 
 static int append_coding(sd_bus_message *m, const Job *j) {

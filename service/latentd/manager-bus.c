@@ -205,24 +205,11 @@ static int append_error(sd_bus_message *reply, const char *key, int error) {
 
 static int append_node_bytes(sd_bus_message *reply, const Region *region) {
         size_t n = numa_node_count();
-        int r;
 
         if (n > ELEMENTSOF(region->node_bytes))
                 n = ELEMENTSOF(region->node_bytes);
 
-        r = sd_bus_message_open_container(reply, 'e', "sv");
-        if (r >= 0)
-                r = sd_bus_message_append(reply, "s", "node-bytes");
-        if (r >= 0)
-                r = sd_bus_message_open_container(reply, 'v', "at");
-        if (r >= 0)
-                r = sd_bus_message_append_array(reply, 't', region->node_bytes, n * sizeof(*region->node_bytes));
-        if (r >= 0)
-                r = sd_bus_message_close_container(reply);
-        if (r >= 0)
-                r = sd_bus_message_close_container(reply);
-
-        return r;
+        return bus_append_numbers(reply, "node-bytes", region->node_bytes, n);
 }
 
 static int append_numbers(sd_bus_message *reply, const Region *region) {

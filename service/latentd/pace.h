@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* How fast parts of a Render were when they last ran: what later ones are foretold by. Lives as long as the service. */
+/* How fast parts of a Render, and steps, were when they last ran: what later ones are foretold by. Lives as long as the service. */
 
 #include <stdint.h>
 
 #define PACE_ENTRIES 64
 
 typedef struct PaceKey {
-        uint64_t files;   /* a hash over names and sizes of a model's files; 0: no model's */
+        uint64_t files;   /* a hash of a model's files: of a phase over names and sizes, of a step model_identity(); 0: no model's */
         uint32_t phase;   /* RenderPhase, or one of the caller's own */
         uint32_t compute; /* WireCompute */
-        uint32_t ranks;   /* as asked for; 0: all */
+        uint32_t ranks;   /* of a phase as asked for, 0: all; of a step those that it was cut over */
         uint32_t sparse;  /* SparseMethod */
 } PaceKey;
 

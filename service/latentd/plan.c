@@ -2,7 +2,6 @@
 #include "service/latentd/plan.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "service/shared/cleanup.h"
@@ -131,6 +130,10 @@ int plan_make(uint64_t rows, uint32_t heads, uint32_t ranks, uint32_t row_tile, 
         }
         ret->chunks = choose_chunks(w, ranks, most, row_tile);
         return 0;
+}
+
+bool plan_has_part(const WirePlan *p, uint32_t rank) {
+        return p->rows[rank].end > p->rows[rank].begin || p->heads[rank].end > p->heads[rank].begin;
 }
 
 uint32_t plan_ranks_used(const WirePlan *p) {

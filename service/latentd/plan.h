@@ -4,6 +4,7 @@
 /* The split of a step over ranks: contiguous rows cut at multiples of the row tile, contiguous heads
  * (DESIGN.md "The split"). */
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "service/shared/wire.h"
@@ -31,15 +32,17 @@ typedef struct PlanWishes {
  * shares; the others get empty ranges, of heads too. A rank with a small share may have rows and no heads, or
  * neither. Wishes for more ranks than there are (the worker was started anew with fewer) are planned down,
  * then shares count for the ranks that are left (without those that shall have no part; -EINVAL: all of them). More
- * chunks than the largest part has tiles are planned
- * down. -EINVAL: a number is 0 or out of range. */
+ * chunks than the largest part has tiles are planned down. -EINVAL: a number is 0 or out of range. */
 int plan_make(uint64_t rows, uint32_t heads, uint32_t ranks, uint32_t row_tile, const PlanWishes *wishes,
         WirePlan *ret);
 
-/* Ranks with rows or heads. */
+/* Whether the rank has rows or heads. */
+bool plan_has_part(const WirePlan *p, uint32_t rank);
+
+/* Ranks with rows or heads; with KV_GATHER those with rows, a rank has all heads of these there. */
 uint32_t plan_ranks_used(const WirePlan *p);
 
-/* "auto", "hidden-gather", ...; "auto", "host". From a string: -EINVAL for an unknown one. */
+/* "auto", "hidden-gather", ...; "auto", "host", ... From a string: -EINVAL for an unknown one. */
 const char *plan_kind_to_string(WirePlanKind k);
 int plan_kind_from_string(const char *s, WirePlanKind *ret);
 const char *plan_exchange_to_string(WireExchange e);

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "service/latentd/bus-error.h"
 #include "service/latentd/model.h"
 #include "service/latentd/plan.h"
 #include "service/latentd/worker-link.h"
@@ -67,7 +68,6 @@ static int append_leaving(sd_bus_message *m, Residence *x, const Model *needed) 
 static int append_nodes(sd_bus_message *m, const Model *model) {
         uint64_t bytes[REGION_NODES_MAX] = {};
         size_t n = 0;
-        int error;
 
         for (size_t i = 0; i < model->n_parts; i++)
                 for (size_t k = 0; model->parts[i].region && k < ELEMENTSOF(bytes); k++)
@@ -75,16 +75,7 @@ static int append_nodes(sd_bus_message *m, const Model *model) {
         for (size_t k = 0; k < ELEMENTSOF(bytes); k++)
                 n = bytes[k] > 0 ? k + 1 : n;
 
-        error = sd_bus_message_open_container(m, 'e', "sv");
-        if (error >= 0)
-                error = sd_bus_message_append(m, "s", "node-bytes");
-        if (error >= 0)
-                error = sd_bus_message_open_container(m, 'v', "at");
-        if (error >= 0)
-                error = sd_bus_message_append_array(m, 't', bytes, n * sizeof(bytes[0]));
-        for (int i = 0; i < 2 && error >= 0; i++)
-                error = sd_bus_message_close_container(m);
-        return error;
+        return bus_append_numbers(m, "node-bytes", bytes, n);
 }
 
 /* How its steps are cut, as Session.Plan says it of a step. */

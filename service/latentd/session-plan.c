@@ -18,20 +18,11 @@
 /* What each rank has: "rank-rows", 0 of one without a part. */
 static int append_rows(sd_bus_message *m, const WirePlan *p) {
         uint64_t rows[WIRE_RANKS_MAX];
-        int r;
 
         for (uint32_t i = 0; i < p->ranks; i++)
                 rows[i] = p->rows[i].end - p->rows[i].begin;
-        r = sd_bus_message_open_container(m, 'e', "sv");
-        if (r >= 0)
-                r = sd_bus_message_append(m, "s", "rank-rows");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'v', "at");
-        if (r >= 0)
-                r = sd_bus_message_append_array(m, 't', rows, p->ranks * sizeof(rows[0]));
-        for (int i = 0; i < 2 && r >= 0; i++)
-                r = sd_bus_message_close_container(m);
-        return r;
+
+        return bus_append_numbers(m, "rank-rows", rows, p->ranks);
 }
 
 /* Of a step: how it would be split, and what is known of its time and of the model's place. */

@@ -233,28 +233,29 @@ static int read_shares(const Manager *m, const Split *s, PlanWishes *w, Fault *f
         return 0;
 }
 
-static int read_split(const Manager *m, const Split *s, PlanWishes *ret, Fault *f) {
-        PlanWishes w = { .ranks = s->ranks, .chunks = s->chunks };
+/* What w says of devices stays. */
+static int read_split(const Manager *m, const Split *s, PlanWishes *w, Fault *f) {
         int r;
 
         r = check_ranks(m, "ranks", s->ranks, f);
         if (r >= 0)
-                r = read_shares(m, s, &w, f);
+                r = read_shares(m, s, w, f);
         if (r < 0)
                 return r;
 
-        if (plan_kind_from_string(s->plan, &w.kind) < 0)
+        if (plan_kind_from_string(s->plan, &w->kind) < 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"plan\" is \"%.32s\", expected auto, hidden-gather, kv-gather or qkv-all-to-all.",
                         s->plan);
-        if (plan_exchange_from_string(s->exchange, &w.exchange) < 0)
+        if (plan_exchange_from_string(s->exchange, &w->exchange) < 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"exchange\" is \"%.32s\", expected auto, host, p2p or nccl.", s->exchange);
         if (s->chunks > WIRE_CHUNKS_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "\"chunks\" is %" PRIu32 ", expected 1 to %d, or 0 for as many as fit.", s->chunks,
                         WIRE_CHUNKS_MAX);
-        *ret = w;
+        w->ranks = s->ranks;
+        w->chunks = s->chunks;
         return 0;
 }
 
@@ -293,7 +294,6 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
         uint32_t compute_index;
         Split split = { .plan = "auto", .exchange = "auto" };
         RequestGpus gpus = {};
-        PlanWishes wished = {};
         const BusKey keys[] = {
                 { "model", "o", &model },
                 { "conditioner", "o", &conditioner },
@@ -318,7 +318,7 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
         if (r < 0)
                 return r;
 
-        r = request_check_gpus(m, &gpus, &wished, f);
+        r = request_check_gpus(m, &gpus, &o.split, f);
         if (r < 0)
                 return r;
 
@@ -343,8 +343,6 @@ int session_request_open(sd_bus_message *message, Manager *m, uid_t uid, Session
                 r = request_check_exchange(m, &o.split, f);
         if (r < 0)
                 return r;
-        o.split.n_gpus = wished.n_gpus;
-        memcpy(o.split.gpus, wished.gpus, sizeof(o.split.gpus));
 
         r = check_class(job_class, f);
         if (r < 0)

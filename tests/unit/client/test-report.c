@@ -54,6 +54,18 @@ static void json_value_nested(void **state) {
         latent_value_free(v);
 }
 
+static void string_at_without_text_is_empty(void **state) {
+        latent_value *list = value_new(LATENT_VALUE_LIST);
+
+        assert_int_equal(value_add_string(list, NULL, "x"), 0);
+        assert_int_equal(value_add(list, NULL, value_new(LATENT_VALUE_LIST)), 0);
+        assert_string_equal(string_at(list, 0), "x");
+        assert_string_equal(string_at(list, 1), "");
+        assert_string_equal(string_at(list, 2), "");
+        assert_string_equal(string_at(NULL, 0), "");
+        latent_value_free(list);
+}
+
 static void format_numbers_for_people(void **state) {
         char buf[FORMAT_MAX];
 
@@ -122,6 +134,7 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(json_strings_escaped),
                 cmocka_unit_test(json_value_nested),
+                cmocka_unit_test(string_at_without_text_is_empty),
                 cmocka_unit_test(format_numbers_for_people),
                 cmocka_unit_test(status_of_errors),
                 cmocka_unit_test(progress_line_fits_the_terminal),
