@@ -182,6 +182,7 @@ typedef struct LkAttention {
         uint32_t heads, head_dim;
         uint32_t kv_heads; /* 0: `heads`; else a divisor of it */
         bool causal;
+        bool aside; /* on LK_SIDE, beside what LK_COMPUTE is given: two that end one after the other leave a device half idle twice */
         uint64_t first_row; /* of the whole sequence, that q[0] is; looked at if causal */
         float scale;
         const void *q, *k, *v;
@@ -583,11 +584,12 @@ typedef struct LkUnpatch {
 } LkUnpatch;
 
 /* The queues of a context run beside each other, the work of one in the order it was given. Every operation
- * goes to LK_COMPUTE but fetch() and copies between contexts. */
+ * goes to LK_COMPUTE but fetch(), copies between contexts, and attention that says LK_SIDE. */
 typedef enum LkQueue {
         LK_COMPUTE,
         LK_COPY,
         LK_PEER,
+        LK_SIDE,
         _LK_QUEUE_MAX,
 } LkQueue;
 

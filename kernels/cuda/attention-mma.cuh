@@ -427,7 +427,7 @@ template <LkType TYPE, int DIM, int HIGH, int STAGES> static int launch(LkContex
                 attention_kernel<TYPE, DIM, HIGH, STAGES>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
         if (r < 0)
                 return r;
-        attention_kernel<TYPE, DIM, HIGH, STAGES><<<dim3((unsigned) blocks, a->a.heads, a->sequences), THREADS, shared, c->stream>>>(*a);
+        attention_kernel<TYPE, DIM, HIGH, STAGES><<<dim3((unsigned) blocks, a->a.heads, a->sequences), THREADS, shared, attention_stream(c, &a->a)>>>(*a);
         return cuda_result(cudaGetLastError());
 }
 

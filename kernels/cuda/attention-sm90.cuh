@@ -423,6 +423,6 @@ static int attention_launch(LkContext *c, const Attention *b) {
         r = cuda_result(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, F::SHARED));
         if (r < 0)
                 return r;
-        kernel<<<dim3((unsigned) pairs * CLUSTER, a->heads, b->sequences), F::THREADS, F::SHARED, c->stream>>>(q, k, v, args);
+        kernel<<<dim3((unsigned) pairs * CLUSTER, a->heads, b->sequences), F::THREADS, F::SHARED, attention_stream(c, a)>>>(q, k, v, args);
         return cuda_result(cudaGetLastError());
 }

@@ -76,7 +76,7 @@ extern "C" int lk_cuda_attention(LkContext *c, const LkAttention *a) {
         if (attention_has_pieces(a))
                 return a->type == LK_BF16 ? attention_bf16(c, &b) : attention_f16(c, &b);
 
-        attention_plain<<<dim3((unsigned) a->n_q, a->heads, b.sequences), PLAIN_THREADS, 0, c->stream>>>(b);
+        attention_plain<<<dim3((unsigned) a->n_q, a->heads, b.sequences), PLAIN_THREADS, 0, attention_stream(c, a)>>>(b);
         return cuda_result(cudaGetLastError());
 }
 

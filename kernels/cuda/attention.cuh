@@ -13,6 +13,11 @@ typedef struct Attention {
         unsigned sequences; /* at least 1 */
 } Attention;
 
+static inline cudaStream_t attention_stream(LkContext *c, const LkAttention *a) {
+        c->aside |= a->aside;
+        return a->aside ? c->side : c->stream;
+}
+
 /* Whether the arguments hold what ops.h says; whether rows and heads start at multiples of 16 bytes, which the kernels of mma.sync want. */
 bool attention_valid(const LkAttention *a);
 bool attention_has_pieces(const LkAttention *a);

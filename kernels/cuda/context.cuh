@@ -21,6 +21,8 @@ struct LkContext {
         cudaStream_t stream; /* LK_COMPUTE */
         cudaStream_t copy;   /* LK_COPY, of lower priority */
         cudaStream_t peer;   /* LK_PEER */
+        cudaStream_t side;   /* LK_SIDE */
+        bool aside;          /* it was given work since memory was taken */
         cudaEvent_t events[LK_EVENTS_MAX]; /* NULL: never marked */
         cudaEvent_t stamp, now; /* they measure time; NULL: none taken yet */
         cudaEvent_t order; /* between the two queues, for our own use */
@@ -65,7 +67,16 @@ static inline unsigned row_blocks(uint64_t m) {
 }
 
 static inline cudaStream_t cuda_stream_of(const LkContext *c, LkQueue queue) {
-        return queue == LK_COPY ? c->copy : queue == LK_PEER ? c->peer : c->stream;
+        switch (queue) {
+        case LK_COPY:
+                return c->copy;
+        case LK_PEER:
+                return c->peer;
+        case LK_SIDE:
+                return c->side;
+        default:
+                return c->stream;
+        }
 }
 
 /* cuda.cu: an event that does not measure time and whose waiters sleep. */

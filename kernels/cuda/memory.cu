@@ -26,12 +26,28 @@ static CudaBlock *find_kept(LkContext *c, uint64_t size) {
         return best;
 }
 
+/* What LK_SIDE was given is done before what LK_COMPUTE is given next. */
+static int wait_for_side(LkContext *c) {
+        int r;
+
+        if (!c->aside)
+                return 0;
+        r = cuda_result(cudaEventRecord(c->order, c->side));
+        if (r >= 0)
+                r = cuda_result(cudaStreamWaitEvent(c->stream, c->order, 0));
+        if (r >= 0)
+                c->aside = false;
+        return r;
+}
+
 /* What was started before it was freed may still use it: on LK_COMPUTE the order of work sees to that, LK_COPY
  * must wait. */
 static int take_kept(LkContext *c, CudaBlock *b, void **ret) {
         int r;
 
-        r = cuda_result(cudaEventRecord(c->order, c->stream));
+        r = wait_for_side(c);
+        if (r >= 0)
+                r = cuda_result(cudaEventRecord(c->order, c->stream));
         if (r >= 0)
                 r = cuda_result(cudaStreamWaitEvent(c->copy, c->order, 0));
         if (r < 0)
@@ -84,6 +100,7 @@ static void give_back(LkContext *c, bool used) {
 
         (void) cuda_result(cudaStreamSynchronize(c->peer));
         (void) cuda_result(cudaStreamSynchronize(c->copy));
+        (void) cuda_result(cudaStreamSynchronize(c->side));
         (void) cuda_result(cudaStreamSynchronize(c->stream));
         while (*at) {
                 CudaBlock *b = *at;

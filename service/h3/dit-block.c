@@ -354,6 +354,12 @@ static int take_all(const DitRun *run, const H3Block *block, uint32_t layer) {
         return r;
 }
 
+/* Whether O of own rows is made on LK_SIDE, while LK_COMPUTE makes that of the others: what is short ends with most of a device
+ * idle. Those of a sparse step share memory and stay in order. */
+static bool is_aside(const DitRun *run, uint32_t layer) {
+        return run->plan->ranks > 1 && run->plan->kind != H3_PLAN_KV_GATHER && !dit_is_sparse(run, layer);
+}
+
 /* n queries from row `query` of q. */
 static LkAttention attention_of(const DitRun *run, uint64_t query, uint64_t n, void *o, uint64_t o_ld) {
         uint64_t own = dit_heads_width(run, run->heads);
@@ -400,6 +406,19 @@ static int attend_ranks(const DitRun *run, uint32_t layer, uint32_t chunk, uint3
         return r;
 }
 
+/* O of n own rows of the plan from `begin` on. */
+static int attend_own(const DitRun *run, uint32_t layer, uint64_t query, uint64_t begin, uint64_t n) {
+        uint64_t inner = run->c->inner;
+        uint8_t *o = dit_own_at(run, run->o, begin, inner) + run->heads.begin * run->c->head_dim * run->element;
+        LkAttention args;
+
+        if (!is_aside(run, layer))
+                return attend(run, layer, query, n, o, inner);
+        args = attention_of(run, query, n, o, inner);
+        args.aside = true;
+        return n == 0 ? 0 : run->ops->attention(run->context, &args);
+}
+
 /* O of other ranks' rows, then to them. */
 static int attend_others(const DitRun *run, uint32_t layer, uint32_t chunk) {
         uint32_t ranks = run->plan->ranks, self = run->self;
@@ -425,17 +444,33 @@ static int attend_others(const DitRun *run, uint32_t layer, uint32_t chunk) {
 }
 
 static int attend_chunk(const DitRun *run, uint32_t layer, uint32_t chunk) {
-        uint64_t inner = run->c->inner;
         H3Range rows = h3_plan_chunk(run->plan, run->self, chunk);
-        uint8_t *o = dit_own_at(run, run->o, rows.begin, inner) +
-                     run->heads.begin * run->c->head_dim * run->element;
         int r = 0;
 
         if (h3_range_size(run->heads) == 0)
                 return 0;
         if (run->plan->ranks > 1 && run->plan->kind != H3_PLAN_KV_GATHER)
                 r = attend_others(run, layer, chunk);
-        return r < 0 ? r : attend(run, layer, query_row(run, run->self, chunk), h3_range_size(rows), o, inner);
+        if (r >= 0)
+                r = attend_own(run, layer, query_row(run, run->self, chunk), rows.begin, h3_range_size(rows));
+        if (r < 0 || !is_aside(run, layer))
+                return r;
+        r = run->ops->mark(run->context, LK_SIDE, H3_EVENT_CHUNK + chunk % H3_CHUNK_EVENTS);
+        return r < 0 ? r : run->ops->mark(run->context, LK_SIDE, H3_EVENT_ATTENDED);
+}
+
+static int attend_chunks(const DitRun *run, uint32_t layer) {
+        int r = 0;
+
+        if (is_aside(run, layer)) {
+                r = run->ops->mark(run->context, LK_COMPUTE, H3_EVENT_QKV);
+                if (r >= 0)
+                        r = run->ops->wait(run->context, LK_SIDE, H3_EVENT_QKV);
+        } else if (!run->sparse && (run->plan->ranks == 1 || run->plan->kind == H3_PLAN_KV_GATHER)) /* nobody waits for a chunk */
+                return h3_range_size(run->heads) == 0 ? 0 : attend_own(run, layer, 0, run->rows.begin, h3_range_size(run->rows));
+        for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
+                r = attend_chunk(run, layer, chunk);
+        return r;
 }
 
 /* O of own rows from the ranks that have the other heads. */
@@ -523,15 +558,20 @@ static int finish_chunk(
         const DitRun *run, const H3Block *block, const H3Block *next, uint32_t layer, uint32_t chunk) {
         H3Range rows = h3_plan_chunk(run->plan, run->self, chunk);
         uint64_t n = h3_range_size(rows);
+        bool aside = is_aside(run, layer);
         int r;
 
         if (n == 0)
                 return 0;
         r = take_o(run, layer, chunk, rows);
+        if (r >= 0 && aside)
+                r = run->ops->wait(run->context, LK_COMPUTE, H3_EVENT_CHUNK + chunk % H3_CHUNK_EVENTS);
         if (r >= 0)
                 r = attention_end(run, block, layer, rows);
         if (r >= 0)
                 r = mlp_branch(run, block, layer, rows);
+        if (r >= 0 && aside) /* no chunk needs K and V any more, nor Q */
+                r = run->ops->wait(run->context, LK_COMPUTE, H3_EVENT_ATTENDED);
         if (r >= 0 && next)
                 r = dit_feed(run, next, layer + 1, chunk, &(DitPending){block, layer, DIT_MLP});
         else if (r >= 0) {
@@ -565,9 +605,7 @@ int dit_attend(const DitRun *run, const H3Block *block, uint32_t layer) {
                 r = tap_qkv(run, layer);
         if (r >= 0 && dit_is_sparse(run, layer))
                 r = dit_sparse_begin(run);
-        for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
-                r = attend_chunk(run, layer, chunk);
-        return r;
+        return r < 0 ? r : attend_chunks(run, layer);
 }
 
 int dit_finish(const DitRun *run, const H3Block *block, const H3Block *next, uint32_t layer) {

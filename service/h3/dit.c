@@ -466,7 +466,7 @@ static int pace(const DitRun *run, uint32_t i) {
         if (r < 0 || !run->weights || i + 1 < layers)
                 return r;
 
-        r = run->ops->join(run->context, i % H3_EVENTS);
+        r = run->ops->join(run->context, h3_pace_event(i));
         if (r >= 0 && run->hooks && run->hooks->on_block)
                 r = run->hooks->on_block(run->hooks->userdata, layers, layers);
         return r;

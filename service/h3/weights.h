@@ -126,7 +126,14 @@ static inline void h3_visit_linear(H3Visit *v, LkMatrix *m, LkVector *bias) {
 H3Model *h3_model_copy(const H3Model *base);
 
 /* Events of a context (LkOps.mark) that the code of service/h3 marks itself; a holder has the others. */
-#define H3_EVENTS 2u
+enum {
+        H3_EVENT_PACE,                            /* [2] */
+        H3_EVENT_QKV = 2,                         /* Q, K and V of a block are there */
+        H3_EVENT_ATTENDED,                        /* all that LK_SIDE was given is done */
+        H3_EVENT_CHUNK,                           /* [H3_CHUNK_EVENTS]: a chunk of it; several may have one */
+        H3_CHUNK_EVENTS = 8,
+        H3_EVENTS = H3_EVENT_CHUNK + H3_CHUNK_EVENTS,
+};
 
 /* Of one rank; called on its thread. */
 struct H3Weights {
@@ -149,12 +156,16 @@ static inline void h3_part_give(H3Weights *weights, H3PartKind kind, uint32_t la
                 weights->give(weights, (H3Part){kind, layer});
 }
 
+static inline uint32_t h3_pace_event(uint32_t part) {
+        return H3_EVENT_PACE + part % 2;
+}
+
 /* Part `i` of a run was given out: the host stays about one ahead of the device, so that a cancel is seen in time. */
 static inline int h3_part_pace(const H3Rank *rank, uint32_t i) {
         int r;
 
         if (!rank->weights)
                 return 0;
-        r = rank->ops->mark(rank->context, LK_COMPUTE, i % H3_EVENTS);
-        return r < 0 || i == 0 ? r : rank->ops->join(rank->context, (i - 1) % H3_EVENTS);
+        r = rank->ops->mark(rank->context, LK_COMPUTE, h3_pace_event(i));
+        return r < 0 || i == 0 ? r : rank->ops->join(rank->context, h3_pace_event(i - 1));
 }

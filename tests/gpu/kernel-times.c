@@ -5,8 +5,8 @@
  *
  *     CUDA_INJECTION64_PATH=libkernel-times.so LATENT_KERNEL_TIMES=FILE LATENT_CUPTI=libcupti.so.13 PROGRAM...
  *
- * FILE.PID takes lines: "clock MONOTONIC CUPTI" (nanoseconds, of one moment), "name ID NAME", "kernel ID BEGIN END",
- * "copy KIND BYTES BEGIN END" (KIND: up, down, in, other), "set BYTES BEGIN END"; "lost N": so many records. They are there a moment after
+ * FILE.PID takes lines: "clock MONOTONIC CUPTI" (nanoseconds, of one moment), "name ID NAME", "kernel ID BEGIN END DEVICE STREAM",
+ * "copy KIND BYTES BEGIN END DEVICE STREAM" (KIND: up, down, in, peer, other), "set BYTES BEGIN END"; "lost N": so many records. They are there a moment after
  * the work is done: the process may be killed then. Its calls of the driver take a microsecond longer. */
 
 #include <dlfcn.h>
@@ -62,13 +62,18 @@ static void print_record(const CUpti_Activity *record) {
         if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
                 const CUpti_ActivityKernel10 *k = (const void *) record;
 
-                (void) fprintf(out, "kernel %u %" PRIu64 " %" PRIu64 "\n", id_of(k->name), (uint64_t) k->start,
-                        (uint64_t) k->end);
+                (void) fprintf(out, "kernel %u %" PRIu64 " %" PRIu64 " %u %u\n", id_of(k->name), (uint64_t) k->start,
+                        (uint64_t) k->end, (unsigned) k->deviceId, (unsigned) k->streamId);
         } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
                 const CUpti_ActivityMemcpy6 *c = (const void *) record;
 
-                (void) fprintf(out, "copy %s %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", kind_of(c->copyKind), (uint64_t) c->bytes,
-                        (uint64_t) c->start, (uint64_t) c->end);
+                (void) fprintf(out, "copy %s %" PRIu64 " %" PRIu64 " %" PRIu64 " %u %u\n", kind_of(c->copyKind), (uint64_t) c->bytes,
+                        (uint64_t) c->start, (uint64_t) c->end, (unsigned) c->deviceId, (unsigned) c->streamId);
+        } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY2) {
+                const CUpti_ActivityMemcpyPtoP4 *c = (const void *) record;
+
+                (void) fprintf(out, "copy peer %" PRIu64 " %" PRIu64 " %" PRIu64 " %u %u\n", (uint64_t) c->bytes, (uint64_t) c->start,
+                        (uint64_t) c->end, (unsigned) c->deviceId, (unsigned) c->streamId);
         } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) {
                 const CUpti_ActivityMemset4 *s = (const void *) record;
 
@@ -138,7 +143,7 @@ __attribute__((visibility("default"))) int InitializeInjection(void);
 
 int InitializeInjection(void) {
         static const CUpti_ActivityKind kinds[] = {
-                CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET};
+                CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMCPY2, CUPTI_ACTIVITY_KIND_MEMSET};
         const char *path = getenv("LATENT_KERNEL_TIMES");
         char own[4096];
         pthread_t thread;
