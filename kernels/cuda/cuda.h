@@ -30,7 +30,7 @@ void lk_cuda_warm_await(void);
 int lk_cuda_describe(LkContext *c, char *ret, size_t size);
 int lk_cuda_numerics_id(LkContext *c, char *ret, size_t size);
 
-/* For tests and measurements: products by own kernels only; rows of int32 sums at a time (0: as before). */
+/* For tests and measurements: products by mma.sync only; int8 by a library's int32 sums of so many rows at a time (0: the usual way). */
 void lk_cuda_product_set(LkContext *c, bool own_only, uint64_t i8_rows);
 /* Likewise: which kernels attention uses. */
 typedef enum LkCudaAttention {

@@ -15,7 +15,8 @@ struct CudaProduct {
         uint8_t *scratch;
         uint64_t scratch_size;
         uint64_t i8_rows;   /* of int32 at a time, at most */
-        bool own_only;      /* no library: for tests and measurements */
+        bool own_only;      /* mma.sync only: for tests and measurements */
+        bool i8_sums;       /* int8 not by Hopper's kernel: likewise */
         const char *refused; /* what the self-tests of this context found wrong; NULL: nothing */
 };
 
@@ -132,6 +133,9 @@ typedef struct MmaProduct {
         uint64_t y_ld;
 } MmaProduct;
 int product_mma(cudaStream_t stream, const MmaProduct *a);
+/* The same of int8 by Hopper's kernel: the same bits. -EOPNOTSUPP: it does not take this product (y is bf16; whatever the copy engine reads or
+ * writes is aligned to 16 bytes, w is dense, its rows are even); nothing was launched. */
+int product_i8_sm90(LkContext *c, const MmaProduct *a);
 
 /* y = (sum * x_scale[row]) * scale[column] + bias[column], rounded once; without x_scale and scale: of the sum itself. */
 typedef enum EmitType {
@@ -178,6 +182,8 @@ typedef struct LayerPin {
 int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, bool biased, const LayerPin **ret);
 /* The same for int8 as a whole: false if the library is not to be used. */
 bool library_i8(LkContext *c);
+/* And for int8 products by Hopper's kernel; `refused` says so if it has other bits than product_mma. */
+bool hopper_i8(LkContext *c);
 /* And for attention over int8 by Hopper's kernel; `refused` says so if it has other bits than the portable one. */
 bool hopper_attention_i8(LkContext *c);
 /* Both kernels on a few numbers in the scratch memory. Whether they have the same bits, or a negative errno. */

@@ -17,6 +17,7 @@
 #define REFERENCE_FEW UINT64_C(1408)   /* of a prompt */
 #define TEST_ROWS UINT64_C(384)
 #define TEST_COLUMNS UINT64_C(1536)
+#define I8_ROWS UINT64_C(8192)
 #define TEST_ERROR 0.01 /* relative distance to the own kernel: another rounding, not another number */
 
 #ifdef LK_CUDA_SM90
@@ -35,11 +36,11 @@ struct Layer {
         LayerPin pin;
 };
 
-/* A device class's int8 products by the library, and attention over int8 by Hopper's kernel: 0 untried, 1 good, -1 bad. */
+/* A device class's int8 products by the library and by Hopper's kernel, and attention over int8 by another of those: 0 untried, 1 good, -1 bad. */
 typedef struct Class Class;
 struct Class {
         Class *next;
-        int arch, i8, attention_i8;
+        int arch, i8, hopper_i8, attention_i8;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -390,6 +391,66 @@ bool library_i8(LkContext *c) {
         return good;
 }
 
+#ifdef LK_CUDA_SM90
+/* An int8 product by Hopper's kernel and by that of every card, with more tiles than processors, none of them whole at the ends: the same bytes. */
+static int try_hopper_i8(LkContext *c) {
+        const uint64_t m = 2309, n = 2072, k = 1040;
+        Scratch s = scratch_begin(c->product);
+        uint8_t *x = (uint8_t *) scratch_take(&s, m * k), *w = (uint8_t *) scratch_take(&s, n * k);
+        uint16_t *y = (uint16_t *) scratch_take(&s, m * n * 2), *right = (uint16_t *) scratch_take(&s, m * n * 2);
+        float *x_scale = (float *) scratch_take(&s, m * 4), *scale = (float *) scratch_take(&s, n * 4), *bias = (float *) scratch_take(&s, n * 4);
+        Verdict *verdict = (Verdict *) scratch_take(&s, sizeof(*verdict)), seen;
+        MmaProduct product = { m, x, k, dense_matrix(w, LK_I8, n, k), x_scale, { scale, bias }, y, LK_BF16, n };
+        int r;
+
+        if (!verdict)
+                return -ENOMEM;
+        r = fill(c, x, m * k, 3, LK_I8);
+        if (r >= 0)
+                r = fill(c, w, n * k, 4, LK_I8);
+        if (r >= 0)
+                r = fill(c, x_scale, m, 5, LK_F32);
+        if (r >= 0)
+                r = fill(c, scale, n, 6, LK_F32);
+        if (r >= 0)
+                r = fill(c, bias, n, 7, LK_F32);
+        if (r >= 0)
+                r = cuda_result(cudaMemsetAsync(y, 0xff, m * n * 2, c->stream)); /* numbers that are none, where nobody writes */
+        if (r >= 0)
+                r = cuda_result(cudaMemsetAsync(verdict, 0, sizeof(*verdict), c->stream));
+        if (r >= 0)
+                r = product_i8_sm90(c, &product);
+        product.y = right;
+        if (r >= 0)
+                r = product_mma(c->stream, &product);
+        if (r < 0)
+                return r;
+        compare_kernel<<<256, 256, 0, c->stream>>>(y, right, m, n, n, verdict);
+        r = cuda_result(cudaGetLastError());
+        if (r >= 0)
+                r = to_host(c, &seen, verdict, sizeof(seen));
+        return r < 0 ? r : seen.differ == 0;
+}
+
+bool hopper_i8(LkContext *c) {
+        CudaProduct *p = c->product;
+        Class *k;
+        bool good;
+
+        if (c->arch != 90 || p->own_only || p->i8_sums)
+                return false;
+        (void) pthread_mutex_lock(&lock);
+        k = class_of(c->arch);
+        if (k && k->hopper_i8 == 0)
+                k->hopper_i8 = try_hopper_i8(c) > 0 ? 1 : -1;
+        good = k && k->hopper_i8 > 0;
+        if (!good)
+                p->refused = "Hopper's int8 products have not the bits of the portable kernel";
+        (void) pthread_mutex_unlock(&lock);
+        return good;
+}
+#endif
+
 bool hopper_attention_i8(LkContext *c) {
         Class *k;
         bool good;
@@ -415,7 +476,7 @@ int product_new(LkContext *c) {
         c->product = p;
         r = cuda_result(cudaMemGetInfo(&free_memory, &memory));
         if (r >= 0) {
-                p->i8_rows = 8192;
+                p->i8_rows = I8_ROWS;
                 p->scratch_size = memory >= SCRATCH_LARGE_FROM ? SCRATCH_LARGE : SCRATCH_SMALL;
                 r = cuda_result(cudaMalloc((void **) &p->scratch, p->scratch_size));
         }
@@ -444,8 +505,22 @@ void product_free(LkContext *c) {
 
 extern "C" void lk_cuda_product_set(LkContext *c, bool own_only, uint64_t i8_rows) {
         c->product->own_only = own_only;
-        if (i8_rows > 0)
-                c->product->i8_rows = i8_rows;
+        c->product->i8_sums = i8_rows > 0;
+        c->product->i8_rows = i8_rows > 0 ? i8_rows : I8_ROWS;
+}
+
+/* Has Hopper's kernel, and nothing against it. */
+static bool is_hopper_i8(int arch) {
+        const Class *k;
+        bool bad;
+
+        (void) pthread_mutex_lock(&lock);
+        for (k = classes; k; k = k->next)
+                if (k->arch == arch)
+                        break;
+        bad = k && k->hopper_i8 < 0;
+        (void) pthread_mutex_unlock(&lock);
+        return HOPPER_KERNELS && arch == 90 && !bad;
 }
 
 /* How many layers of a class are known, and how many of them are made by the own kernel. */
@@ -475,13 +550,13 @@ extern "C" int lk_cuda_describe(LkContext *c, char *ret, size_t size) {
                 "sm_%d\n"
                 "linears, bf16 and f16: %s, one algorithm for each layer (%u known, %u of them own mma.sync)\n"
                 "linears, fp8 and fp4: their numbers as bf16, then as bf16\n"
-                "linears, int8: %s, int32 sums, own last pass\n"
+                "linears, int8: %s%s, int32 sums, own last pass\n"
                 "linears, others: own fma, the CPU's bits\n"
                 "attention, bf16, head 128, and f16, head 64: %s\n"
                 "attention, others: own mma.sync; f32 the CPU's bits\n"
                 "attention, sparse: own mma.sync, heads up to 128; others the CPU's bits\n"
                 "refused by the self-test: %s\n",
-                c->arch, library, all, own, library, HOPPER_KERNELS && c->arch == 90 ? "own wgmma" : "own mma.sync", p->refused ? p->refused : "nothing");
+                c->arch, library, all, own, is_hopper_i8(c->arch) ? "own wgmma; others " : "", library, HOPPER_KERNELS && c->arch == 90 ? "own wgmma" : "own mma.sync", p->refused ? p->refused : "nothing");
 }
 
 extern "C" int lk_cuda_numerics_id(LkContext *c, char *ret, size_t size) {

@@ -2,8 +2,10 @@
 /* Rates of the CUDA backend's products, everything included (scales, rounding, cutting), beside the library's own choice for the bare
  * product in the same run.
  *
- *     bench-product [bf16|int8|own|f32|formats]...
+ *     bench-product [bf16|int8|int8-pieces|own|f32|formats]...
  *
+ * int8: the backend's choice beside the library's bare sums, and beside its sums with a last pass; fails if a word differs from those.
+ * int8-pieces: fewer rows at a time.
  * formats: fp8 and nvfp4, expanded in each product, beside the same products of bf16; and what expanding takes, which fails if it is
  * more than EXPAND_MOST times as long as a copy that moves as many bytes. */
 
@@ -22,6 +24,7 @@
 #define WORKSPACE (UINT64_C(64) << 20)
 #define SECONDS 0.15
 #define EXPAND_MOST 2.0
+#define SUMS_ROWS 8192 /* of int32 at a time */
 
 /* `parts` products of the layer's columns, as the denoiser makes them. */
 typedef struct Layer {
@@ -175,7 +178,8 @@ static double bench(const char *what, const Layer *l, uint64_t rows, LkType type
         return ours.usec;
 }
 
-static void bench_layers(const char *what, uint64_t rows, LkType type, bool with_peer) {
+/* Returns ours in usec. */
+static double bench_layers(const char *what, uint64_t rows, LkType type, bool with_peer) {
         double ours = 0, peer = 0;
 
         for (size_t i = 0; i < sizeof(layers) / sizeof(*layers); i++)
@@ -184,6 +188,7 @@ static void bench_layers(const char *what, uint64_t rows, LkType type, bool with
         if (with_peer)
                 printf(", library bare %.2f ms, ratio %.3f", peer / 1000, peer / ours);
         printf("\n");
+        return ours;
 }
 
 static void bench_bf16(void) {
@@ -195,17 +200,54 @@ static void bench_bf16(void) {
         bench_layers("bf16", 8192, LK_BF16, true);
 }
 
+static bool failed;
+
+/* The backend's choice and the library's sums with a last pass, to both halves of y. */
+static void same_words(const Layer *l, uint64_t rows) {
+        uint8_t *first = y;
+        Job j = {.layer = l, .rows = rows, .type = LK_I8};
+        uint64_t n;
+
+        launch(&j);
+        y += ROWS_MAX * N_MAX * 2;
+        lk_cuda_product_set(gpu, false, SUMS_ROWS);
+        launch(&j);
+        lk_cuda_product_set(gpu, false, 0);
+        must(cudaDeviceSynchronize(), "both ways");
+        n = differing(first, l->n * 2, y, l->n * 2, l->n * 2, rows);
+        y = first;
+        printf("int8 %s %lu rows: status %d, %lu words differ from the library's sums with a last pass\n", l->name, rows, j.r, n);
+        failed = failed || j.r < 0 || n > 0;
+}
+
 static void bench_int8(void) {
-        static const uint64_t heights[] = {73686, 38010, 1408}, pieces[] = {1024, 2048, 4096, 8192};
+        static const uint64_t heights[] = {73686, 38010, 1408};
 
         fill(LK_I8);
-        for (size_t i = 0; i < 3; i++)
-                bench_layers("int8", heights[i], LK_I8, true);
+        for (size_t i = 0; i < sizeof(layers) / sizeof(*layers); i++)
+                same_words(layers + i, ROWS_MAX);
+        for (size_t i = 0; i < 3; i++) {
+                double ours = bench_layers("int8", heights[i], LK_I8, true), sums;
+
+                lk_cuda_product_set(gpu, false, SUMS_ROWS);
+                sums = bench_layers("int8 by sums", heights[i], LK_I8, false);
+                lk_cuda_product_set(gpu, false, 0);
+                printf("int8 %lu rows, the four: time by the library's sums with a last pass/ours %.3f\n", heights[i], sums / ours);
+        }
+}
+
+static void bench_int8_pieces(void) {
+        static const uint64_t heights[] = {24576, 16896, 8192, 4096}, pieces[] = {1024, 2048, 4096, 8192};
+
+        fill(LK_I8);
+        for (size_t i = 0; i < 4; i++)
+                bench_layers("int8", heights[i], LK_I8, false);
         for (size_t i = 0; i < 4; i++) {
                 lk_cuda_product_set(gpu, false, pieces[i]);
                 printf("sums of %lu rows at a time:\n", pieces[i]);
-                bench_layers("int8", 73686, LK_I8, false);
+                bench_layers("int8 by sums", 73686, LK_I8, false);
         }
+        lk_cuda_product_set(gpu, false, 0);
 }
 
 static void bench_own(void) {
@@ -294,8 +336,6 @@ static bool expand_is_fast(const char *what, LkType type) {
         return ours <= EXPAND_MOST * copies;
 }
 
-static bool failed;
-
 static void bench_formats(void) {
         static const uint64_t heights[] = {38010, 4096};
 
@@ -325,7 +365,8 @@ int main(int argc, char **argv) {
         static const struct {
                 const char *name;
                 void (*run)(void);
-        } all[] = {{"bf16", bench_bf16}, {"int8", bench_int8}, {"own", bench_own}, {"f32", bench_f32}, {"formats", bench_formats}};
+        } all[] = {{"bf16", bench_bf16}, {"int8", bench_int8}, {"int8-pieces", bench_int8_pieces}, {"own", bench_own}, {"f32", bench_f32},
+                {"formats", bench_formats}};
         float *ones = malloc(ROWS_MAX * sizeof(*ones));
         double begin;
         int r;

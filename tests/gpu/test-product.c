@@ -313,8 +313,15 @@ static void gemm_bf16_of_expanded_same_bits(void **state) {
                 }
 }
 
-static void gemm_i8_one(uint64_t m, WeightsForm f, LkType y_type, bool odd) {
-        uint64_t x_ld = f.cols + (odd ? 3 : 0), y_ld = f.rows + (odd ? 5 : 0);
+/* By whom int8 products are made. */
+static const struct {
+        const char *name;
+        bool own;
+        uint64_t rows; /* lk_cuda_product_set() */
+} i8_ways[] = {{"gemm_i8", false, 0}, {"gemm_i8, library's sums", false, 128}, {"gemm_i8, own", true, 0}};
+#define I8_WAYS (sizeof(i8_ways) / sizeof(*i8_ways))
+
+static void gemm_i8_strided(uint64_t m, WeightsForm f, LkType y_type, uint64_t x_ld, uint64_t y_ld) {
         Weights w = weights_new(f);
         Pair x = pair_filled(LK_I8, m * x_ld, 0), y = pair_new(m * y_ld * lk_type_size(y_type)), bias = pair_filled(LK_BF16, f.rows, 1),
              scale = pair_filled(LK_F32, m, 0);
@@ -328,6 +335,7 @@ static void gemm_i8_one(uint64_t m, WeightsForm f, LkType y_type, bool odd) {
                 .y_ld = y_ld};
         bool biased = next() % 2;
         void *zeros = calloc(1, y.size);
+        char what[160];
 
         assert_non_null(zeros);
         if (biased)
@@ -339,19 +347,25 @@ static void gemm_i8_one(uint64_t m, WeightsForm f, LkType y_type, bool odd) {
         a.w = w.device;
         if (biased)
                 a.bias.data = bias.device + 1;
-        for (int own = 0; own < 2; own++) {
+        for (size_t i = 0; i < I8_WAYS; i++) {
                 assert_int_equal(lk_cuda_ops()->upload(gpu, y.device, zeros, y.size), 0);
-                lk_cuda_product_set(gpu, own, 128);
+                lk_cuda_product_set(gpu, i8_ways[i].own, i8_ways[i].rows);
                 assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &a), 0);
-                assert_pair_same(&y, own ? "gemm_i8, own" : "gemm_i8, library");
+                (void) snprintf(what, sizeof(what), "%s, %llu x %llu x %llu", i8_ways[i].name, (unsigned long long) m,
+                        (unsigned long long) f.rows, (unsigned long long) f.cols);
+                assert_pair_same(&y, what);
         }
-        lk_cuda_product_set(gpu, false, 8192);
+        lk_cuda_product_set(gpu, false, 0);
         free(zeros);
         pair_free(&x);
         pair_free(&y);
         pair_free(&bias);
         pair_free(&scale);
         weights_free(&w);
+}
+
+static void gemm_i8_one(uint64_t m, WeightsForm f, LkType y_type, bool odd) {
+        gemm_i8_strided(m, f, y_type, f.cols + (odd ? 3 : 0), f.rows + (odd ? 5 : 0));
 }
 
 static void gemm_i8_same_bits_as_cpu(void **state) {
@@ -364,6 +378,111 @@ static void gemm_i8_same_bits_as_cpu(void **state) {
                 gemm_i8_one(301, (WeightsForm){.type = LK_I8, .rows = 384, .cols = 1040, .block_rows = 128}, y, false);
                 gemm_i8_one(1000, (WeightsForm){.type = LK_I8, .rows = 512, .cols = 5376}, y, false);
         }
+}
+
+/* Rows, columns and k around the tiles, stages and copies of the kernels that want everything aligned; gaps behind the rows. */
+static void gemm_i8_aligned_ends_same_bits_as_cpu(void **state) {
+        static const uint64_t m[] = {1, 15, 16, 63, 64, 65, 127, 128, 129, 255, 256, 257, 513, 2305};
+        static const uint64_t n[] = {2, 8, 16, 62, 64, 66, 128, 248, 256, 258, 264, 520};
+        static const uint64_t k[] = {16, 128, 144, 384, 512, 528, 640, 1040, 1424};
+
+        need_device();
+        for (int i = 0; i < 60; i++) {
+                const WeightsForm f = {.type = LK_I8, .rows = ANY(n), .cols = ANY(k)};
+
+                gemm_i8_strided(i < 14 ? m[i] : ANY(m), f, LK_BF16, f.cols + next() % 2 * 16, (f.rows + 7) / 8 * 8 + next() % 2 * 8);
+        }
+        if (!is_part()) /* several tiles a block */
+                gemm_i8_strided(2309, (WeightsForm){.type = LK_I8, .rows = 2072, .cols = 1040}, LK_BF16, 1040, 2080);
+}
+
+/* Scales and bias that are no finite numbers: ops.h has one NaN. */
+static void gemm_i8_odd_scales_same_bits_as_cpu(void **state) {
+        static const uint32_t odd[] = {0x7f800000, 0xff800000, 0x7fc00001, 0xffc00000, 0x7f7fffff, 0x00000001, 0x80000000, 0};
+        const uint64_t m = 200, n = 272, k = 272;
+        Weights w;
+        Pair x, y, bias, scale;
+        LkGemmI8 a;
+
+        need_device();
+        w = weights_new((WeightsForm){.type = LK_I8, .rows = n, .cols = k});
+        x = pair_filled(LK_I8, m * k, 0);
+        y = pair_new(m * n * 2);
+        bias = pair_filled(LK_F32, n, 0);
+        scale = pair_filled(LK_F32, m, 0);
+        for (size_t i = 0; i < sizeof(odd) / sizeof(*odd); i++) {
+                memcpy(scale.host + (i * 17 + 3) * 4, odd + i, 4);
+                memcpy(w.scale.host + (i * 19 + 5) * 4, odd + i, 4);
+                memcpy(bias.host + (i * 23 + 7) * 4, odd + i, 4);
+        }
+        pair_sync(&scale);
+        pair_sync(&w.scale);
+        pair_sync(&bias);
+        a = (LkGemmI8){.m = m, .x = (const int8_t *) x.host, .x_ld = k, .x_scale = (const float *) (void *) scale.host, .w = w.host,
+                .bias = {bias.host, LK_F32, n}, .y = y.host, .y_type = LK_BF16, .y_ld = n};
+        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->gemm_i8(cpu, &a), 0);
+        a.x = (const int8_t *) x.device;
+        a.x_scale = (const float *) (void *) scale.device;
+        a.w = w.device;
+        a.bias.data = bias.device;
+        a.y = y.device;
+        for (size_t i = 0; i < I8_WAYS; i++) {
+                lk_cuda_product_set(gpu, i8_ways[i].own, i8_ways[i].rows);
+                assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &a), 0);
+                assert_pair_same(&y, i8_ways[i].name);
+        }
+        lk_cuda_product_set(gpu, false, 0);
+        pair_free(&x);
+        pair_free(&y);
+        pair_free(&bias);
+        pair_free(&scale);
+        weights_free(&w);
+}
+
+/* Parts of a layer have the bits of the whole: rows at other places of their tiles, columns as ranks have them. */
+static void gemm_i8_parts_have_the_bits_of_the_whole(void **state) {
+        static const uint64_t rows[][2] = {{0, 1}, {1, 700}, {77, 200}, {128, 513}, {699, 2}};
+        static const uint64_t cols[][2] = {{0, 1536}, {0, 128}, {128, 896}, {8, 104}};
+        const uint64_t m = 701, n = 1536, k = 5376;
+        Weights w;
+        Pair x, y, part, scale;
+        uint8_t *whole;
+        LkGemmI8 a;
+
+        need_device();
+        w = weights_new((WeightsForm){.type = LK_I8, .rows = n, .cols = k});
+        x = pair_filled(LK_I8, m * k, 0);
+        y = pair_new(m * n * 2);
+        part = pair_new(m * n * 2);
+        scale = pair_filled(LK_F32, m, 0);
+        a = (LkGemmI8){.m = m, .x = (const int8_t *) x.device, .x_ld = k, .x_scale = (const float *) (void *) scale.device, .w = w.device,
+                .y = y.device, .y_type = LK_BF16, .y_ld = n};
+        lk_cuda_product_set(gpu, true, 0);
+        assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &a), 0);
+        lk_cuda_product_set(gpu, false, 0);
+        whole = pair_downloaded(&y);
+        for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+                for (size_t j = 0; j < sizeof(cols) / sizeof(*cols); j++) {
+                        uint64_t c0 = cols[j][0], c = cols[j][1], r0 = rows[i][0], r = rows[i][1];
+
+                        a.m = r;
+                        a.x = (const int8_t *) x.device + r0 * k;
+                        a.x_scale = (const float *) (void *) scale.device + r0;
+                        a.w = lk_matrix_rows(&w.device, c0, c);
+                        a.y = part.device + c0 * 2; /* beside other columns, which stay */
+                        memset(part.host, 0, part.size);
+                        pair_sync(&part);
+                        for (uint64_t l = 0; l < r; l++)
+                                memcpy(part.host + (l * n + c0) * 2, whole + ((r0 + l) * n + c0) * 2, c * 2);
+                        assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &a), 0);
+                        assert_pair_same(&part, "part of int8");
+                }
+        free(whole);
+        pair_free(&x);
+        pair_free(&y);
+        pair_free(&part);
+        pair_free(&scale);
+        weights_free(&w);
 }
 
 /* The largest sums that int32 must hold, of one sign. */
@@ -388,20 +507,27 @@ static void gemm_i8_extreme_exact(void **state) {
         pair_sync(&y);
         pair_sync(&scale);
         w.device.quant.scale = scale.device;
-        for (int own = 0; own < 2; own++) {
+        for (size_t way = 0; way < 2 * I8_WAYS; way++) {
+                const LkType type = way % 2 ? LK_BF16 : LK_F32;
+                const float sum = (float) (k * 128 * 128);
                 const LkGemmI8 a = {.m = m,
                         .x = (const int8_t *) x.device,
                         .x_ld = k,
                         .x_scale = (const float *) (void *) scale.device,
                         .w = w.device,
                         .y = y.device,
-                        .y_type = LK_F32,
+                        .y_type = type,
                         .y_ld = n};
 
-                lk_cuda_product_set(gpu, own, 0);
+                memset(y.host, 0, y.size);
+                pair_sync(&y);
+                lk_cuda_product_set(gpu, i8_ways[way / 2].own, i8_ways[way / 2].rows);
                 assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &a), 0);
                 for (uint64_t i = 0; i < m * n; i++)
-                        ((float *) (void *) y.host)[i] = (float) (k * 128 * 128);
+                        if (type == LK_F32)
+                                ((float *) (void *) y.host)[i] = sum;
+                        else
+                                ((uint16_t *) (void *) y.host)[i] = bf16_of(sum);
                 assert_pair_same(&y, "extreme sums");
         }
         lk_cuda_product_set(gpu, false, 0);
@@ -629,6 +755,60 @@ static void gemm_huge_rows_right(void **state) {
         weights_free(&w);
 }
 
+/* More than 2^31 numbers of x and of y: rows at both ends and around where 31 bits end. */
+static void gemm_i8_huge_rows_right(void **state) {
+        const uint64_t m = 150000, n = 14592, k = 14336, few = 10;
+        const uint64_t tops[] = {0, 147160, 149790, 149990};
+        Weights w;
+        Pair rows, part, scale;
+        void *x, *y;
+        int r;
+
+        need_device();
+        if (is_part())
+                skip();
+        r = lk_cuda_ops()->memory_new(gpu, m * k, &x);
+        if (r == -ENOMEM)
+                skip();
+        assert_int_equal(r, 0);
+        r = lk_cuda_ops()->memory_new(gpu, m * n * 2, &y);
+        if (r == -ENOMEM) {
+                lk_cuda_ops()->memory_free(gpu, x);
+                skip();
+        }
+        assert_int_equal(r, 0);
+        w = weights_new((WeightsForm){.type = LK_I8, .rows = n, .cols = k});
+        rows = pair_filled(LK_I8, few * k, 0);
+        part = pair_new(few * n * 2);
+        scale = pair_filled(LK_F32, m, 0);
+        for (size_t i = 0; i < sizeof(tops) / sizeof(*tops); i++)
+                assert_int_equal(lk_cuda_ops()->upload(gpu, (uint8_t *) x + tops[i] * k, rows.host, few * k), 0);
+        for (size_t way = 0; way < I8_WAYS; way++) {
+                LkGemmI8 a = {.m = m, .x = x, .x_ld = k, .x_scale = (const float *) (void *) scale.device, .w = w.device, .y = y,
+                        .y_type = LK_BF16, .y_ld = n};
+
+                lk_cuda_product_set(gpu, i8_ways[way].own, i8_ways[way].rows ? 8192 : 0);
+                assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &a), 0);
+                lk_cuda_product_set(gpu, true, 0);
+                for (size_t i = 0; i < sizeof(tops) / sizeof(*tops); i++) {
+                        a.m = few;
+                        a.x = (const int8_t *) rows.device;
+                        a.x_scale = (const float *) (void *) scale.device + tops[i];
+                        a.y = part.device;
+                        assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, &a), 0);
+                        assert_int_equal(lk_cuda_ops()->download(gpu, part.host, (uint8_t *) y + tops[i] * n * 2, few * n * 2), 0);
+                        assert_pair_same(&part, i8_ways[way].name);
+                }
+        }
+        lk_cuda_product_set(gpu, false, 0);
+        lk_cuda_ops()->memory_free(gpu, x);
+        lk_cuda_ops()->memory_free(gpu, y);
+        pair_free(&rows);
+        pair_free(&part);
+        pair_free(&scale);
+        weights_free(&w);
+}
+
 static void gemm_bad_arguments_refused(void **state) {
         Weights w;
         Pair x;
@@ -680,11 +860,15 @@ int main(void) {
                 cmocka_unit_test(expand_same_bits_as_cpu),
                 cmocka_unit_test(gemm_bf16_of_expanded_same_bits),
                 cmocka_unit_test(gemm_i8_same_bits_as_cpu),
+                cmocka_unit_test(gemm_i8_aligned_ends_same_bits_as_cpu),
+                cmocka_unit_test(gemm_i8_odd_scales_same_bits_as_cpu),
+                cmocka_unit_test(gemm_i8_parts_have_the_bits_of_the_whole),
                 cmocka_unit_test(gemm_i8_extreme_exact),
                 cmocka_unit_test(gemm_bf16_error_of_one_rounding),
                 cmocka_unit_test(gemm_parts_have_the_bits_of_the_whole),
                 cmocka_unit_test(gemm_nan_stays_in_its_row),
                 cmocka_unit_test(gemm_huge_rows_right),
+                cmocka_unit_test(gemm_i8_huge_rows_right),
                 cmocka_unit_test(gemm_bad_arguments_refused),
                 cmocka_unit_test(describe_names_libraries),
         };
