@@ -10,10 +10,24 @@ import minibus
 from minibus import NAME, Variant
 
 DATA = harness.TESTS / "data/dit"
+ARENA = 8 << 20
+
+
+def make_gated(path):
+    """The tiny model with gates, which are of int8 beside other weights: it takes sparse attention of the kind vsa alone."""
+    tensors, _ = harness.read_safetensors(DATA / "comfy.safetensors")
+    numbers = bytes((i * 37 + i // 64 * 11) % 256 for i in range(1024 * 64))
+    marker = b'{"format": "int8_tensorwise"}'
+    for i in range(3):
+        gate = f"blocks.{i}.attn.to_gate_compress."
+        tensors[gate + "weight"] = ("I8", [1024, 64], numbers)
+        tensors[gate + "weight_scale"] = ("F32", [1024, 1], struct.pack("<f", 0.002) * 1024)
+        tensors[gate + "comfy_quant"] = ("U8", [len(marker)], marker)
+    harness.write_safetensors(path, tensors)
 
 
 class Client:
-    """A connection with a model and a golden case's inputs."""
+    """A connection with a model and a golden case's inputs (tensors: what a session has)."""
 
     def __init__(self, service, model=DATA / "comfy.safetensors", case="case_t2va_odd"):
         self.bus = minibus.Connection(service.bus.address)
@@ -31,7 +45,7 @@ class Client:
     def open(self, **options):
         types = {"ranks": "u", "chunks": "u", "shares": "au", "gpus": "as"}
         d = {k: Variant(types.get(k, "s"), v) for k, v in options.items()}
-        size = Variant("t", 8 << 20)
+        size = Variant("t", ARENA)
         session, i, o = self.bus.manager("OpenSession", "a{sv}", {"model": Variant("o", self.model), "input-bytes": size,
                                                                  "output-bytes": size, **d})
         return Session(self, session, i, o)
@@ -40,10 +54,10 @@ class Client:
 class Session:
     def __init__(self, client, path, i, o):
         self.client, self.path = client, path
-        self.request, self.used, self.input = {}, 0, mmap.mmap(i, 8 << 20)
+        self.request, self.used, self.input = {}, 0, mmap.mmap(i, ARENA)
         for name in ("text", "text_tags", "video", "audio"):
             self.put(name.replace("_", "-"), *client.tensors[name])
-        self.output = mmap.mmap(o, 8 << 20, mmap.MAP_SHARED, mmap.PROT_READ)
+        self.output = mmap.mmap(o, ARENA, mmap.MAP_SHARED, mmap.PROT_READ)
         os.close(i)
         os.close(o)
 
@@ -64,7 +78,7 @@ class Session:
         return self.call("Step", **{"sigma-video": Variant("d", 0.75), "sigma-audio": Variant("d", 0.5), "compute": Variant("s", compute)})
 
     def start_sample(self, steps):
-        return self.call("Sample", steps=Variant("u", steps), compute=Variant("s", "f32"))
+        return self.call("Sample", steps=Variant("u", steps), compute=Variant("s", harness.COMPUTE))
 
     def finish(self, job):
         """({tensor: bytes}, result) of a job that must succeed."""

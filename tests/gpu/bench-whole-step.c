@@ -2,13 +2,14 @@
 
 /* Whole steps through the service, one at a time, when told to: `pair` runs it beside a peer that works the same way.
  *
- *     bench-whole-step MODEL CASE... [--compute auto|f32|bf16] [--ranks N] [--exchange auto|host|p2p|nccl] [--chunks N]
+ *     bench-whole-step MODEL CASE... [--compute auto|f32|bf16] [--ranks N] [--exchange auto|host|p2p|nccl] [--chunks N] [--foretell]
  *                                            (the service: tests/with-latentd)
  *
  * Loads MODEL, opens a session with all cases in it and says {"ready": 1, ...}. A line FRAMES on stdin runs one step
  * of the case of so many frames and prints one line of JSON: n (rows), s (seconds of the step by the worker), wall_s
  * (from before the call until the result can be read), queued_s, crc (of the velocities: equal steps, equal bits), rms of
- * both, what the model has on the device, and every number of the job's result by its name. A line "release" ends the worker, so
+ * both, what the model has on the device, and every number of the job's result by its name. --foretell: and foretold-usec, what the
+ * service said just before that it would take (0: it did not know). A line "release" ends the worker, so
  * that the next step starts another (ReleaseGpus). */
 
 #include <errno.h>
@@ -42,6 +43,7 @@ typedef struct Bench {
         latent_client *client;
         latent_model *model;
         latent_session *session;
+        bool foretell;
 } Bench;
 
 /* Figures of a run in which something failed would mean nothing. */
@@ -151,12 +153,24 @@ static void release(Bench *b) {
         (void) fflush(stdout);
 }
 
+/* Microseconds, 0: nothing like it was run yet. */
+static uint64_t foretell(const Bench *b, const Case *c) {
+        latent_value *plan;
+        latent_error e;
+        uint64_t usec;
+
+        check(latent_session_plan_step(b->session, &c->step, &plan, &e), "The plan", &e);
+        usec = get_uint(plan, "step-usec");
+        latent_value_free(plan);
+        return usec;
+}
+
 static void run(Bench *b, const Case *c) {
         CLEANUP(latent_job_freep) latent_job *job = NULL;
         JsonWriter w = {.file = stdout};
         const latent_value *result;
         latent_error e;
-        uint64_t begin = clock_usec(), wall;
+        uint64_t foretold = b->foretell ? foretell(b, c) : 0, begin = clock_usec(), wall;
         uint32_t crc;
 
         check(latent_session_step(b->session, &c->step, &job, &e), "Starting a step", &e);
@@ -173,6 +187,8 @@ static void run(Bench *b, const Case *c) {
         crc = write_result(&w, job, "video_velocity", "video_rms", 0);
         crc = write_result(&w, job, "audio_velocity", "audio_rms", crc);
         json_writer_uint(&w, "crc", crc);
+        if (b->foretell)
+                json_writer_uint(&w, "foretold-usec", foretold);
         write_model(&w, b);
         for (size_t i = 0; i < latent_value_count(result); i++)
                 if (is_number(latent_value_at(result, i)))
@@ -202,13 +218,13 @@ static void serve(Bench *b) {
 int main(int argc, char *argv[]) {
         static const struct option options[] = {{"compute", required_argument, NULL, 'c'}, {"ranks", required_argument, NULL, 'r'},
                 {"exchange", required_argument, NULL, 'e'}, {"chunks", required_argument, NULL, 'n'},
-                {"sparse", required_argument, NULL, 's'}, {}};
+                {"sparse", required_argument, NULL, 's'}, {"foretell", no_argument, NULL, 'f'}, {}};
         static Bench b;
         JsonWriter w = {.file = stdout};
         latent_session_options so = {.struct_size = sizeof(so), .compute = "auto"};
         int o;
 
-        while ((o = getopt_long(argc, argv, "", options, NULL)) == 'c' || o == 'r' || o == 'e' || o == 'n' || o == 's')
+        while ((o = getopt_long(argc, argv, "", options, NULL)) != -1 && o != '?')
                 if (o == 'c')
                         so.compute = optarg;
                 else if (o == 'e')
@@ -217,11 +233,13 @@ int main(int argc, char *argv[]) {
                         so.chunks = (uint32_t) atoi(optarg);
                 else if (o == 's')
                         so.sparse = optarg;
+                else if (o == 'f')
+                        b.foretell = true;
                 else
                         so.ranks = (uint32_t) atoi(optarg);
         if (o != -1 || argc - optind < 2 || argc - optind - 1 > CASES_MAX) {
                 (void) fprintf(stderr, "usage: bench-whole-step MODEL CASE... [--compute auto|f32|bf16] [--ranks N] "
-                                       "[--exchange auto|host|p2p|nccl] [--chunks N] [--sparse METHOD[:KEY=VALUE,...]]\n");
+                                       "[--exchange auto|host|p2p|nccl] [--chunks N] [--sparse METHOD[:KEY=VALUE,...]] [--foretell]\n");
                 return 2;
         }
         for (int i = optind + 1; i < argc; i++)
