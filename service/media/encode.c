@@ -18,8 +18,7 @@
 #include "service/media/sheet.h"
 
 #define QUALITY_DEFAULT 75
-#define ENCODER_THREADS 4 /* fixed: with other numbers other bytes come out */
-#define KEY_FRAMES 48     /* every two seconds */
+#define KEY_FRAMES 48 /* every two seconds */
 #define SOUND_CHUNK 4096
 
 typedef struct Encode {
@@ -219,7 +218,7 @@ static int open_picture_codec(Encode *e, const AVCodec *codec, Fault *f) {
         c->framerate = (AVRational){MEDIA_FPS, 1};
         c->sample_aspect_ratio = (AVRational){1, 1};
         c->pix_fmt = png ? AV_PIX_FMT_RGB24 : AV_PIX_FMT_YUV420P;
-        c->thread_count = png ? 1 : ENCODER_THREADS;
+        c->thread_count = 1;
         if (!png) {
                 c->gop_size = KEY_FRAMES;
                 c->colorspace = AVCOL_SPC_BT709;
