@@ -153,21 +153,42 @@ template <LkType T> __device__ static float decoded(uint32_t code) {
         return T == LK_I8 ? (float) (int8_t) code : T == LK_F8_E4M3 ? f32_from_e4m3((uint8_t) code) : T == LK_F8_E5M2 ? f32_from_e5m2((uint8_t) code) : f32_from_e2m1(code);
 }
 
+/* What columns k to k + n of the input are multiplied with; behind them 1. All of it in one load where it lies that way. */
+__device__ static void eight_scales(const LkVector &s, uint64_t k, uint32_t n, float *ret) {
+        const uint8_t *p = (const uint8_t *) s.data + k * 2;
+
+        if (s.type == LK_BF16 && n == 8 && (uintptr_t) p % 16 == 0) {
+                const uint4 pairs = *(const uint4 *) p;
+                const uint32_t pair[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+
+#pragma unroll
+                for (uint32_t i = 0; i < 8; i++)
+                        ret[i] = __uint_as_float(i % 2 ? pair[i / 2] & 0xffff0000u : pair[i / 2] << 16);
+                return;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+                ret[i] = i < n ? weight_get(s.data, s.type, k + i) : 1.0f;
+}
+
 /* Eight numbers a thread of rows that are not rotated, to bf16: n of them from k on. */
 template <LkType T> __device__ static void eight_numbers(const LkMatrix &w, uint64_t r, uint64_t k, uint32_t n, uint16_t *v) {
         const bool four = T == LK_NVFP4; /* bits; then n is 8 */
         uint64_t codes = few_bytes(near_row(w, r) + (four ? k / 2 : k), four ? 4 : n);
-        float scale = row_scale(w, r);
+        const bool scaled = w.quant.in_scale.data;
+        float scale = row_scale(w, r), in_scale[8];
 
         if (four)
                 scale = __fmul_rn(scale, block_scale(w.quant, tensor_row(w, r), k / 16));
+        if (scaled)
+                eight_scales(w.quant.in_scale, k, n, in_scale);
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++) {
                 uint32_t code = four ? (uint32_t) (codes >> (i * 4 ^ 4)) & 15 : (uint32_t) (codes >> i * 8) & 255;
                 float f = __fmul_rn(decoded<T>(code), scale);
 
-                if (w.quant.in_scale.data && i < n)
-                        f = __fmul_rn(f, weight_get(w.quant.in_scale.data, w.quant.in_scale.type, k + i));
+                if (scaled)
+                        f = __fmul_rn(f, in_scale[i]);
                 v[i] = bf16_from_f32(f);
         }
 }

@@ -8,6 +8,10 @@
 
 #include <libavutil/opt.h>
 
+/* Fixed numbers: with others other bytes come out. Those of x264 are for a machine that decodes 30 frames of 1344x768 a second. */
+#define THREADS 4
+#define THREADS_X264 16
+
 typedef struct Format {
         const char *name, *muxer;
         const char *encoders[2][4]; /* by kind, the best first */
@@ -107,9 +111,12 @@ void codecs_set_quality(AVCodecContext *c, uint32_t quality) {
         const char *name = c->codec->name;
         double q = quality;
 
+        c->thread_count = THREADS;
         if (strcmp(name, "libx264") == 0) {
-                (void) av_opt_set_double(c->priv_data, "crf", 45.0 - 0.36 * q, 0);
-                (void) av_opt_set(c->priv_data, "preset", "medium", 0);
+                /* "medium" has the same SSIM and size with a higher crf by 1, and takes four times as long: a film would wait for it. */
+                c->thread_count = THREADS_X264;
+                (void) av_opt_set_double(c->priv_data, "crf", 44.0 - 0.36 * q, 0);
+                (void) av_opt_set(c->priv_data, "preset", "veryfast", 0);
         } else if (strcmp(name, "libvpx-vp9") == 0) {
                 (void) av_opt_set_double(c->priv_data, "crf", floor(60.0 - 0.48 * q), 0);
                 (void) av_opt_set(c->priv_data, "deadline", "good", 0);

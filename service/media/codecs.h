@@ -25,7 +25,7 @@ const AVCodec *codecs_find(MediaFormat format, CodecsKind kind, unsigned i);
 int codecs_check(MediaFormat format, Fault *f);
 /* "mp4 (libx264, aac), webm (...)": what can be written here. */
 void codecs_describe(char *ret, size_t size);
-/* Constant quality: what 1 to 100 mean to each encoder, and what makes its bytes the same on every machine. */
+/* Of films. Constant quality: what 1 to 100 mean to each encoder, and what makes its bytes the same on every machine: its threads, too. */
 void codecs_set_quality(AVCodecContext *c, uint32_t quality);
 /* For tests: as if the libraries had none of these, a NULL-terminated list, or NULL. */
 void codecs_hide(const char *const *names);

@@ -24,6 +24,7 @@
 #include "service/shared/log.h"
 #include "service/shared/memfd.h"
 #include "service/shared/reaper.h"
+#include "service/shared/slice.h"
 
 static int help(void) {
         printf("Usage: latent-media [OPTION]\n\n"
@@ -178,6 +179,7 @@ static int serve(Fault *f) {
                 return r;
         (void) syscall(SYS_close_range, LISTEN_FD + 1, ~0u, 0);
         (void) signal(SIGPIPE, SIG_IGN);
+        (void) slice_make_long(); /* of the codecs' threads too: a worker beside them gives work to devices that wait for it */
         libraries_init();
 
         r = say_hello(&c);

@@ -180,31 +180,42 @@ static int decode_resume(Job *j, Fault *f) {
                 (uint64_t[]){x->plan.memory.tail / sizeof(float)}, f);
 }
 
-static int on_block(void *userdata, uint32_t done, uint32_t total) {
-        const Job *j = userdata;
-
-        return j->cancelled ? -ECANCELED : 0;
-}
-
 static float *tile_place(const VideoWork *x, uint32_t chunk, uint32_t tile) {
         return x->raw[chunk % x->n_raw] + (uint64_t) tile * (x->plan.memory.tile / sizeof(float));
 }
 
+/* Tiles that are being made. */
+typedef struct Making {
+        const VideoWork *work;
+        const TilePlace *at;
+        float *out;
+} Making;
+
 /* Slow where the memory cannot be registered, and right. */
-static void pin_tiles(const VideoWork *x, LkContext *context, const float *tiles, uint32_t n) {
+static void pin_tiles(const Making *m) {
+        const VideoWork *x = m->work;
+
         if (x->overlaps)
-                (void) x->ops->pin(context, tiles, n * x->plan.memory.tile);
+                (void) x->ops->pin(m->at->context, m->out, m->at->n * x->plan.memory.tile);
+}
+
+/* Where the tiles go is registered while the device is at their first block. */
+static int on_block(void *userdata, uint32_t done, uint32_t total) {
+        const Making *m = userdata;
+
+        if (done == 1)
+                pin_tiles(m);
+        return m->work->job->cancelled ? -ECANCELED : 0;
 }
 
 static int make_tiles(void *userdata, const TilePlace *at, Fault *f) {
         VideoWork *x = userdata;
-        const H3StepHooks hooks = {.on_block = on_block, .userdata = x->job};
+        Making making = {x, at, tile_place(x, at->chunk, at->tile)};
+        const H3StepHooks hooks = {.on_block = on_block, .userdata = &making};
         const H3Rank rank = {.index = at->rank, .ops = x->runner->backend->ops, .context = at->context, .weights = at->weights};
-        float *out = tile_place(x, at->chunk, at->tile);
 
-        pin_tiles(x, at->context, out, at->n);
         return h3_video_decode_batch(
-                &rank, x->vae, &x->plan, x->z, at->chunk, at->tile, at->n, at->memory, &hooks, out, f);
+                &rank, x->vae, &x->plan, x->z, at->chunk, at->tile, at->n, at->memory, &hooks, making.out, f);
 }
 
 /* Memory for a chunk's tiles, in large pages if they are registered with devices: what is not yet there costs each film more than its

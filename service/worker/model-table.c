@@ -17,6 +17,7 @@ ModelEntry *model_entry_ref(ModelEntry *m) {
 static void region_done(Region *x) {
         if (x->map)
                 (void) munmap(x->map, (size_t) x->region_size);
+        ranges_done(&x->registered);
         cleanup_closep(&x->fd);
 }
 

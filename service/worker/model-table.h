@@ -16,6 +16,7 @@
 #include "service/h3/tokenizer.h"
 #include "service/h3/video-vae.h"
 #include "service/shared/wire.h"
+#include "service/worker/ranges.h"
 
 #define MODELS_MAX 64
 #define MODEL_FILES_MAX 256
@@ -25,6 +26,7 @@ typedef struct Region {
         void *map;            /* PROT_READ; file bytes at their own offsets from 0 */
         uint64_t size;        /* of the file */
         uint64_t region_size; /* of the map */
+        Ranges registered;    /* addresses, with the devices: residency.c's */
         char name[256];
 } Region;
 

@@ -134,7 +134,8 @@ static void *rank_thread(void *userdata) {
 
         (void) snprintf(name, sizeof(name), "rank-%" PRIu32, rank->index);
         (void) prctl(PR_SET_NAME, name);
-        (void) slice_make_long(); /* of the backend's threads too: they work, others pass on */
+        if (g->ops->host_weights) /* of the backend's threads too: they work, others pass on, as does a rank of a device */
+                (void) slice_make_long();
 
         r = g->places.bind ? g->places.bind(g->places.device_of[rank->index]) : 0;
         if (r >= 0)

@@ -61,9 +61,9 @@ void residency_note(Residency *x) {
 }
 
 /* The region that memory of the model lies in; NULL: it is a merged matrix, or a VAE's own copy. */
-static const Region *region_of(const ModelEntry *m, const void *host) {
+static Region *region_of(const ModelEntry *m, const void *host) {
         for (uint32_t i = 0; i < m->n_regions; i++) {
-                const Region *x = m->regions + i;
+                Region *x = m->regions + i;
 
                 if ((const uint8_t *) host >= (uint8_t *) x->map && (const uint8_t *) host < (uint8_t *) x->map + x->region_size)
                         return x;
@@ -103,24 +103,36 @@ static void touch_all(const void *host, uint64_t size) {
         crew_end(&crew);
 }
 
-/* On the rank's thread. Regions are mapped to be read, and written only by a driver that registers them. */
+/* Under the lock. Regions are mapped to be read, and written only by a driver that registers them. What it has registered already is left
+ * alone: changing the protection of mapped memory to and fro takes 50 ms a GB. */
+static int pin_region(const Residency *x, LkContext *c, Region *region, const void *host, uint64_t size) {
+        uint64_t begin = (uintptr_t) host, end = begin + size;
+        int r;
+
+        if (ranges_have(&region->registered, begin, end))
+                return 0;
+        r = protect(host, size, PROT_READ | PROT_WRITE);
+        if (r >= 0) {
+                touch_all(host, size);
+                r = x->ops->pin(c, host, size);
+        }
+        (void) protect(host, size, PROT_READ);
+        if (r >= 0)
+                (void) ranges_add(&region->registered, begin, end); /* else it is registered anew, which costs time */
+        return r;
+}
+
+/* On the rank's thread. */
 static int pin(void *userdata, LkContext *c, const void *host, uint64_t size) {
         ResidencyRank *rank = userdata;
         Residency *x = rank->all;
-        const Region *region = region_of(x->base, host);
-        int r = 0;
+        Region *region = region_of(x->base, host);
+        int r;
 
         if (!region && !x->merged) /* few bytes, of the heap: others' lie in the same pages */
                 return 0;
         (void) pthread_mutex_lock(&protection);
-        if (region)
-                r = protect(host, size, PROT_READ | PROT_WRITE);
-        if (r >= 0 && region)
-                touch_all(host, size);
-        if (r >= 0)
-                r = x->ops->pin(c, host, size);
-        if (region)
-                (void) protect(host, size, PROT_READ);
+        r = region ? pin_region(x, c, region, host, size) : x->ops->pin(c, host, size);
         if (r < 0 && !x->warned) {
                 x->warned = true;
                 log_warning("The weights cannot be registered with the device (%s): copies to it are slower. Is "

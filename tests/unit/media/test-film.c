@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,11 +118,7 @@ static void write_webm_ffprobe_says_so(void **state) {
         check_ffprobe(MEDIA_WEBM);
 }
 
-static void write_mp4_twice_same_bytes(void **state) {
-        CLEANUP_FREE uint8_t *frames = make_frames();
-        CLEANUP_FREE float *sound = make_sound(SAMPLES);
-        CLEANUP_CLOSE int a = write_file(MEDIA_MP4, WIDTH, HEIGHT, frames, FRAMES, sound, SAMPLES),
-                          b = write_file(MEDIA_MP4, WIDTH, HEIGHT, frames, FRAMES, sound, SAMPLES);
+static void expect_same_bytes(int a, int b) {
         uint64_t n = file_size(a);
         CLEANUP_FREE uint8_t *x = malloc(n), *y = malloc(n);
 
@@ -129,9 +126,48 @@ static void write_mp4_twice_same_bytes(void **state) {
         assert_int_equal(pread(a, x, n, 0), n);
         assert_int_equal(pread(b, y, n, 0), n);
         assert_memory_equal(x, y, n);
+}
+
+static void write_mp4_twice_same_bytes(void **state) {
+        CLEANUP_FREE uint8_t *frames = make_frames();
+        CLEANUP_FREE float *sound = make_sound(SAMPLES);
+        CLEANUP_CLOSE int a = write_file(MEDIA_MP4, WIDTH, HEIGHT, frames, FRAMES, sound, SAMPLES),
+                          b = write_file(MEDIA_MP4, WIDTH, HEIGHT, frames, FRAMES, sound, SAMPLES);
+        uint64_t n = file_size(a);
+        CLEANUP_FREE uint8_t *x = malloc(n);
+
+        expect_same_bytes(a, b);
         /* The index is in front. */
+        assert_int_equal(pread(a, x, n, 0), n);
         assert_non_null(memmem(x, n, "moov", 4));
         assert_true(memmem(x, n, "moov", 4) < memmem(x, n, "mdat", 4));
+}
+
+/* By itself x264 has as many threads as there are processors, and with each number of them other bytes. */
+static void write_mp4_on_one_processor_same_bytes(void **state) {
+        static const uint32_t width = 320, height = 320, n = 60;
+        size_t size = (size_t) width * height * 3;
+        CLEANUP_FREE uint8_t *frames = malloc(size * n);
+        CLEANUP_CLOSE int a = -EBADF, b = -EBADF;
+        cpu_set_t all, one;
+        uint32_t seed = 1;
+
+        assert_non_null(frames);
+        for (size_t i = 0; i < size * n; i++)
+                frames[i] = (uint8_t) (i / 3 % width + i / size * 3 + ((seed = seed * 1664525 + 1013904223) >> 28));
+        assert_int_equal(sched_getaffinity(0, sizeof(all), &all), 0);
+        if (CPU_COUNT(&all) < 2)
+                skip();
+
+        a = write_file(MEDIA_MP4, width, height, frames, n, NULL, 0);
+        CPU_ZERO(&one);
+        for (int i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++)
+                if (CPU_ISSET(i, &all))
+                        CPU_SET(i, &one);
+        assert_int_equal(sched_setaffinity(0, sizeof(one), &one), 0);
+        b = write_file(MEDIA_MP4, width, height, frames, n, NULL, 0);
+        assert_int_equal(sched_setaffinity(0, sizeof(all), &all), 0);
+        expect_same_bytes(a, b);
 }
 
 /* The sound comes before, with and after the frames; a ring of 3 frames holds the film: same bytes. */
@@ -334,6 +370,7 @@ int main(void) {
                 cmocka_unit_test(write_mkv_ffprobe_says_so),
                 cmocka_unit_test(write_webm_ffprobe_says_so),
                 cmocka_unit_test(write_mp4_twice_same_bytes),
+                cmocka_unit_test(write_mp4_on_one_processor_same_bytes),
                 cmocka_unit_test(write_ring_smaller_than_film_same_bytes),
                 cmocka_unit_test(write_sound_longer_and_shorter_fits_film),
                 cmocka_unit_test(write_silent_film_has_no_sound),

@@ -601,6 +601,29 @@ static void step_regions_are_writable_to_the_driver_alone(void **state) {
         bench_free(b);
 }
 
+/* Another model was on the device, or nothing was for a while: what is registered stays so. */
+static void step_regions_are_registered_once(void **state) {
+        Bench *b = bench_new(PLENTY);
+        Job *j = new_job(b, 5);
+        uint64_t bytes;
+
+        n_pins = n_refused = 0;
+        b->ops.pin = counting_pin;
+        run_to_end(b, j);
+        bytes = b->runner.residency.registered_bytes;
+        (void) job_unref(j);
+        assert_true(n_pins > 0 && bytes > 0);
+
+        residency_clear(&b->runner.residency, b->ranks);
+        n_pins = 0;
+        j = new_job(b, 6);
+        run_to_end(b, j);
+        assert_int_equal(n_pins, 0);
+        assert_in_range(b->runner.residency.registered_bytes, 1, bytes); /* the text is known */
+        (void) job_unref(j);
+        bench_free(b);
+}
+
 /* Memory that cannot be registered is fetched from all the same. */
 static void step_without_registration_same_bits(void **state) {
         CLEANUP_FREE float *want = expected();
@@ -632,6 +655,7 @@ int main(void) {
                 cmocka_unit_test(step_device_error_job_goes_on),
                 cmocka_unit_test(step_device_gone_is_an_error),
                 cmocka_unit_test(step_regions_are_writable_to_the_driver_alone),
+                cmocka_unit_test(step_regions_are_registered_once),
                 cmocka_unit_test(step_without_registration_same_bits),
         };
 
