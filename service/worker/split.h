@@ -28,8 +28,8 @@ typedef struct SplitStep {
         uint64_t *first_usec;
 
         uint64_t *exposed_usec; /* exchange_exposed(), if the hook measures. NULL: not wanted */
-        /* Of a sparse step, each rank's, [plan's ranks]: pairs of blocks that were seen row by row, and all (H3StepHooks.on_seen); of a rank
-         * that has none, as it was. NULL: not wanted */
+        /* Of a sparse step, [ranks of the plan]: pairs of blocks that were seen row by row, and all (H3StepHooks.on_seen); a rank
+         * without any leaves them as they were. NULL: not wanted */
         uint64_t *blocks_seen, *blocks_all;
 
         ExchangeHook hook;      /* for tests */
