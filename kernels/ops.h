@@ -266,7 +266,7 @@ typedef struct LkSparseAttention {
 } LkSparseAttention;
 
 /* Attention by int8 products: an approximation of attention(), with the same bits from every backend and on
- * every device. Heads have LK_I8_DIM numbers, every query sees every key. Keys are taken in tiles of LK_I8_KEYS
+ * every device. Heads have LK_I8_DIM numbers, every query sees every key if no lists say which. Keys are taken in tiles of LK_I8_KEYS
  * in absolute order; all scales and decisions are of one query row and head, or of one tile, so that any range
  * of rows and heads can be computed alone. All f32 operations round once and are in the order of the
  * parentheses; sums of integers are exact.
@@ -338,7 +338,11 @@ typedef struct LkQuantiseKeys {
  *            ties to even, rounded once: 0 .. 255
  *     l = fma(sum of p[j], g, l * f)                o = fma((sum of p[j] * v[j]) * v_scale, g, o * f)
  * A tile's weights are relative to its own largest one, so that none are lost in 8 bits whose tile has small
- * ones. The result is o / l, rounded to o_type. */
+ * ones. The result is o / l, rounded to o_type.
+ *
+ * With lists, of route(), a query sees the keys of some blocks alone: block b is rows b * LK_BLOCK_ROWS .. of one sequence of
+ * queries and keys, the last may be ragged. A tile with one of its two blocks in the list has only its keys j (though the scales of
+ * all), one with none is left out. Blocks that are not seen do not count at all. If all are seen the bits are those without lists. */
 #define LK_I8_EXP_0 255.113f /* 255 * 2^(16 r): within 1.8e-3 for |r| <= 1/32 */
 #define LK_I8_EXP_1 2870.0679f
 #define LK_I8_EXP_2 15564.641f
@@ -352,7 +356,16 @@ typedef struct LkAttentionI8 {
         LkType o_type; /* LK_F32 or LK_BF16 */
         void *o;
         uint64_t o_ld;
+
+        const uint32_t *list; /* [heads, n_blocks, blocks of the keys], ascending; NULL: every query sees every key */
+        const uint32_t *count; /* [heads, n_blocks], > 0 */
+        uint64_t first_row;    /* of the sequence, that q[0] is; in first_block */
+        uint32_t first_block, n_blocks; /* those that the queries are in */
 } LkAttentionI8;
+
+static inline uint64_t lk_i8_blocks(uint64_t n_keys) {
+        return n_keys / LK_BLOCK_ROWS + (n_keys % LK_BLOCK_ROWS != 0);
+}
 
 /* y = rms(x) * weight, optionally modulated: y = y * (1 + scale[row]) + shift[row].
  * Statistics f32: rstd = 1 / sqrtf(sum(x^2) / n + eps). Rounding points (LK_BF16): x * rstd * weight ->

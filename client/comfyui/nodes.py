@@ -126,7 +126,7 @@ class LatentdSparse(io.ComfyNode):
             display_name="latentd Sparse Attention",
             category="model/patch/minimax",
             description="Sparse attention in the service, with the settings of ComfyUI's Model Sparse Attention, whose own patch cannot reach another "
-                        "process. The same composition, quicker, with another timing of motion.",
+                        "process, but for extra_tokens, which latentd does not have. The same composition, quicker, with another timing of motion.",
             search_aliases=["latentd", "sparse", "sol-attn", "sla", "vsa", "block sparse attention"],
             inputs=[
                 io.Combo.Input("method", options=["sol-attn", "sla", "vsa"], default="sol-attn",

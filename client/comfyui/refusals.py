@@ -61,7 +61,7 @@ def _sparse_settings(functions: Iterable[Any]) -> str:
             found += [f"{getattr(patch, name):.5g} as sigma of its {end}" for name, end in (("sigma_start", "start"), ("sigma_end", "end"))
                       if isinstance(getattr(patch, name, None), float)]
             if getattr(patch, "extra_tokens", 0):
-                found.append("without extra_tokens, which latentd does not have")
+                found.append(f"without its extra_tokens {patch.extra_tokens}, which latentd does not have (a lower tau or a higher keep_percent sees more)")
             return ": " + ", ".join(found)
     return ""
 

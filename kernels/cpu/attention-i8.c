@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention over int8, by the steps of ops.h. All integers are kept as f32: products of a tile add up to
  * less than 2^24, so the sums of the register tile that gemm has are exact too, and their order is free. A
- * task is one head and a block of query rows. */
+ * task is one head and some query rows: a block of them, or those of one list. */
 
 #include <errno.h>
 
@@ -13,6 +13,8 @@
 #define KEYS LK_I8_KEYS
 #define BLOCK_PANELS (224u / TILE_ROWS)
 #define BLOCK_ROWS (BLOCK_PANELS * TILE_ROWS)
+
+_Static_assert(BLOCK_ROWS >= LK_BLOCK_ROWS && KEYS == 2 * LK_BLOCK_ROWS, "a block of queries in a task, two of keys in a tile");
 
 #define SIXTEENTH (0x1.715476p+0f / 16) /* log2(e) / 16 */
 #define ROUND_16THS (0x1.8p19f + 111.0f / 16)
@@ -33,9 +35,15 @@ typedef struct Job {
         const LkAttentionI8 *args;
         const Threads *threads;
         Scratch *scratch; /* one per thread */
-        uint64_t blocks;  /* tasks per head */
+        uint64_t tasks; /* per head */
         uint64_t tiles;
 } Job;
+
+/* Keys of a tile that are seen. */
+typedef struct Part {
+        uint64_t tile;
+        uint32_t begin, end;
+} Part;
 
 /* [rows, n] to [n, ld]; the missing rows become 0. */
 static void turn(const int8_t *x, uint64_t x_ld, uint32_t rows, uint32_t n, uint32_t ld, float *y) {
@@ -50,15 +58,15 @@ typedef struct Step {
 } Step;
 
 /* Scores of a row to weights; key places are those of v. */
-static Step softmax_row(Scratch *s, uint32_t i, uint32_t row, float k_scale, float scale, uint32_t n_keys) {
+static Step softmax_row(Scratch *s, uint32_t i, uint32_t row, float k_scale, float scale, const Part *part) {
         const VT zero = vt_zero(), minus = vt_set1(-1), round = vt_set1(ROUND_16THS),
                  units = vt_set1(ROUND_UNITS);
-        float *p = s->s[i], top = p[0], u = (s->scale[row] * k_scale) * (scale * 0.5f), t, e[VT_N], a,
+        float *p = s->s[i], top = p[part->begin], u = (s->scale[row] * k_scale) * (scale * 0.5f), t, e[VT_N], a,
               sum = 0;
         VT va, base;
         Step step;
 
-        for (uint32_t j = 1; j < n_keys; j++)
+        for (uint32_t j = part->begin + 1; j < part->end; j++)
                 top = p[j] > top ? p[j] : top;
 
         t = top * u;
@@ -79,7 +87,9 @@ static Step softmax_row(Scratch *s, uint32_t i, uint32_t row, float k_scale, flo
                 w = vt_fma(vt_fma(vt_set1(LK_I8_EXP_2), w, vt_set1(LK_I8_EXP_1)), w, vt_set1(LK_I8_EXP_0));
                 vt_store(p + j, vt_sub(vt_fma(w, vt_raise(n), units), units));
         }
-        for (uint32_t j = n_keys; j < KEYS; j++)
+        for (uint32_t j = 0; j < part->begin; j++)
+                p[j] = 0;
+        for (uint32_t j = part->end; j < KEYS; j++)
                 p[j] = 0;
         for (uint32_t j = 0; j < KEYS; j++) {
                 sum += p[j];
@@ -90,15 +100,14 @@ static Step softmax_row(Scratch *s, uint32_t i, uint32_t row, float k_scale, flo
 }
 
 /* h rows of a panel against the keys in s->k, s->v. */
-static void attend_panel(
-        const Job *j, Scratch *s, uint32_t panel, uint32_t h, uint64_t at, uint32_t n_keys) {
+static void attend_panel(const Job *j, Scratch *s, uint32_t panel, uint32_t h, uint64_t at, const Part *part) {
         const LkAttentionI8 *a = j->args;
         const float *v_scale = a->keys.v_scale + at * DIM;
         Step steps[TILE_ROWS];
 
         tile_columns((Tile){.a = s->q[panel], .b = s->k, .c = s->s[0], .b_ld = KEYS, .c_ld = KEYS, .k = DIM}, KEYS, 1, TILE_LD, h);
         for (uint32_t i = 0; i < h; i++)
-                steps[i] = softmax_row(s, i, panel * TILE_ROWS + i, a->keys.k_scale[at], a->scale, n_keys);
+                steps[i] = softmax_row(s, i, panel * TILE_ROWS + i, a->keys.k_scale[at], a->scale, part);
 
         tile_columns((Tile){.a = s->p[0], .b = s->v, .c = s->sums[0], .b_ld = DIM, .c_ld = DIM, .k = KEYS}, DIM, KEYS, 1, h);
         for (uint32_t i = 0; i < h; i++) {
@@ -113,13 +122,58 @@ static void attend_panel(
         }
 }
 
+/* The rows of a task of its head. */
+static uint64_t task_rows(const Job *j, uint64_t index, uint32_t *ret_n) {
+        const LkAttentionI8 *a = j->args;
+        uint64_t begin, end;
+
+        if (!a->list) {
+                begin = index * BLOCK_ROWS;
+                end = begin + BLOCK_ROWS;
+        } else {
+                begin = (a->first_block + index) * LK_BLOCK_ROWS;
+                end = begin + LK_BLOCK_ROWS > a->first_row ? begin + LK_BLOCK_ROWS - a->first_row : 0;
+                begin = begin > a->first_row ? begin - a->first_row : 0;
+        }
+        end = end < a->n_q ? end : a->n_q;
+        *ret_n = begin < end ? (uint32_t) (end - begin) : 0;
+        return begin;
+}
+
+/* The next keys of a task; *entry: of its list, or the tile. False: there are no more. */
+static bool next_part(const Job *j, uint64_t task, uint64_t *entry, Part *ret) {
+        const LkAttentionI8 *a = j->args;
+        const uint32_t *list = a->list ? a->list + task * lk_i8_blocks(a->keys.n) : NULL;
+        uint64_t left;
+
+        if (*entry == (list ? a->count[task] : j->tiles))
+                return false;
+        *ret = (Part){*entry, 0, KEYS};
+        if (list) {
+                uint32_t b = list[*entry], half = b % 2;
+
+                if (half == 0 && *entry + 1 < a->count[task] && list[*entry + 1] == b + 1) {
+                        *ret = (Part){b / 2, 0, KEYS};
+                        (*entry)++;
+                } else
+                        *ret = (Part){b / 2, half * LK_BLOCK_ROWS, (half + 1) * LK_BLOCK_ROWS};
+        }
+        (*entry)++;
+        left = a->keys.n - ret->tile * KEYS;
+        ret->end = left < ret->end ? (uint32_t) left : ret->end;
+        return true;
+}
+
 static void attention_task(void *userdata, uint64_t task, uint32_t thread) {
         const Job *j = userdata;
         const LkAttentionI8 *a = j->args;
         Scratch *s = &j->scratch[thread];
-        uint64_t head = task / j->blocks, row = task % j->blocks * BLOCK_ROWS;
-        uint32_t n = a->n_q - row < BLOCK_ROWS ? (uint32_t) (a->n_q - row) : BLOCK_ROWS;
+        uint32_t n;
+        uint64_t head = task / j->tasks, row = task_rows(j, task % j->tasks, &n), entry = 0;
+        Part part;
 
+        if (n == 0)
+                return;
         memset(s->o, 0, sizeof(s->o));
         for (uint32_t i = 0; i < n; i += TILE_ROWS)
                 turn(a->q + (row + i) * a->q_ld + head * DIM, a->q_ld, n - i < TILE_ROWS ? n - i : TILE_ROWS,
@@ -131,14 +185,13 @@ static void attention_task(void *userdata, uint64_t task, uint32_t thread) {
         }
 
         /* all keys of a long film are seconds of work for one task */
-        for (uint64_t tile = 0; tile < j->tiles && !threads_stopped(j->threads); tile++) {
-                uint64_t at = head * j->tiles + tile, left = a->keys.n - tile * KEYS;
+        while (!threads_stopped(j->threads) && next_part(j, task, &entry, &part)) {
+                uint64_t at = head * j->tiles + part.tile;
 
                 turn(a->keys.k + at * KEYS * DIM, DIM, KEYS, DIM, KEYS, s->k);
                 turn(a->keys.v + at * KEYS * DIM, KEYS, DIM, KEYS, DIM, s->v);
                 for (uint32_t i = 0; i < n; i += TILE_ROWS)
-                        attend_panel(j, s, i / TILE_ROWS, n - i < TILE_ROWS ? n - i : TILE_ROWS, at,
-                                left < KEYS ? (uint32_t) left : KEYS);
+                        attend_panel(j, s, i / TILE_ROWS, n - i < TILE_ROWS ? n - i : TILE_ROWS, at, &part);
         }
 
         for (uint32_t i = 0; i < n; i++) {
@@ -166,6 +219,6 @@ int LK_ISA(attention_i8)(LkContext *c, const LkAttentionI8 *a) {
         j.threads = c->threads;
         j.scratch = scratch;
         j.tiles = lk_i8_tiles(a->keys.n);
-        j.blocks = a->n_q / BLOCK_ROWS + (a->n_q % BLOCK_ROWS != 0);
-        return threads_run(c->threads, j.blocks * a->keys.heads, attention_task, &j);
+        j.tasks = a->list ? a->n_blocks : a->n_q / BLOCK_ROWS + (a->n_q % BLOCK_ROWS != 0);
+        return threads_run(c->threads, j.tasks * a->keys.heads, attention_task, &j);
 }

@@ -188,12 +188,6 @@ static inline bool check_quantise_keys(const LkQuantiseKeys *a) {
                check_rows(a->v, a->type, a->to.n, width, a->v_ld);
 }
 
-static inline bool check_attention_i8(const LkAttentionI8 *a) {
-        return a->scale > 0 && a->scale <= FLT_MAX && check_keys_i8(&a->keys) &&
-               check_queries_i8(a->q, a->q_scale, a->n_q, a->keys.heads, a->q_ld) &&
-               check_rows(a->o, a->o_type, a->n_q, (uint64_t) a->keys.heads * LK_I8_DIM, a->o_ld);
-}
-
 static inline bool check_axis(const LkConvAxis *a) {
         uint64_t padded, span;
 
@@ -307,6 +301,24 @@ static inline bool check_lists(const void *p, uint32_t heads, uint32_t n_q, uint
         uint64_t rows = (uint64_t) heads * n_q;
 
         return check_rows(p, LK_F32, rows, n, n);
+}
+
+/* Keys of more blocks than a list has numbers for: no lists. */
+static inline bool check_lists_i8(const LkAttentionI8 *a) {
+        const uint64_t n = lk_i8_blocks(a->keys.n);
+        const uint64_t first = (uint64_t) a->first_block * LK_BLOCK_ROWS;
+
+        return n <= UINT32_MAX && a->first_block <= n && a->n_blocks <= n - a->first_block && a->first_row >= first &&
+               a->first_row <= INT64_MAX && a->n_q <= INT64_MAX &&
+               a->first_row + a->n_q <= first + (uint64_t) a->n_blocks * LK_BLOCK_ROWS &&
+               check_lists(a->list, a->keys.heads, a->n_blocks, (uint32_t) n) && check_lists(a->count, a->keys.heads, a->n_blocks, 1);
+}
+
+static inline bool check_attention_i8(const LkAttentionI8 *a) {
+        return a->scale > 0 && a->scale <= FLT_MAX && check_keys_i8(&a->keys) &&
+               check_queries_i8(a->q, a->q_scale, a->n_q, a->keys.heads, a->q_ld) &&
+               check_rows(a->o, a->o_type, a->n_q, (uint64_t) a->keys.heads * LK_I8_DIM, a->o_ld) &&
+               (!a->list || check_lists_i8(a));
 }
 
 static inline bool check_route(const LkRoute *a) {

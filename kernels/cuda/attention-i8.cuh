@@ -14,6 +14,7 @@
 typedef struct AttentionI8 {
         LkAttentionI8 a;
         uint64_t tiles, scale_ld;
+        uint64_t blocks;  /* of keys, that lists are of */
         float half_scale; /* scale * 0.5 */
         bool pairs;       /* two numbers of o beside each other may be stored at once */
 } AttentionI8;
@@ -79,17 +80,27 @@ static __device__ __forceinline__ void store_i8(const AttentionI8 &a, uint64_t r
  * groups are eight columns apart. As the left operand of the next product a thread has, of each 16 columns, the numbers of two groups: that is
  * why LkKeysI8 has keys in another order. */
 
-/* The steps of a thread's two rows by a tile's scores, COUNT of them. LAST: only `left` of the columns from the thread's first one on are there;
- * the others' scores become the least. */
-template <bool LAST, int COUNT>
-static __device__ __forceinline__ void steps_i8(
-        int (&s)[COUNT], RowI8 (&row)[2], StepI8 (&step)[2], const float (&q_scale)[2], float k_scale, float half_scale, int left) {
+/* Both blocks of LK_BLOCK_ROWS that a tile has keys of, as bits. */
+#define BOTH 3u
+
+/* Whether column i / 4 * 8 + i % 2 behind the thread's first one is there. */
+static __device__ __forceinline__ bool column_there(int i, int left, uint32_t blocks) {
+        const int column = i / 4 * 8 + i % 2;
+
+        return column < left && blocks >> column / (int) LK_BLOCK_ROWS & 1;
+}
+
+/* The steps of a thread's two rows by a tile's scores, COUNT of them. SOME: of these blocks, only `left` of the columns from the thread's first
+ * one on are there; the others' scores become the least. */
+template <bool SOME, int COUNT>
+static __device__ __forceinline__ void steps_i8(int (&s)[COUNT], RowI8 (&row)[2], StepI8 (&step)[2], const float (&q_scale)[2], float k_scale,
+        float half_scale, int left, uint32_t blocks = BOTH) {
         int most[2];
 
-        if (LAST)
+        if (SOME)
 #pragma unroll
                 for (int i = 0; i < COUNT; i++)
-                        if (i / 4 * 8 + i % 2 >= left)
+                        if (!column_there(i, left, blocks))
                                 s[i] = INT32_MIN;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -104,8 +115,9 @@ static __device__ __forceinline__ void steps_i8(
 }
 
 /* Scores to weights as operands. */
-template <bool LAST, int COUNT>
-static __device__ __forceinline__ void weights_i8(const int (&s)[COUNT], const StepI8 (&step)[2], int left, uint32_t (&p)[COUNT / 4]) {
+template <bool SOME, int COUNT>
+static __device__ __forceinline__ void weights_i8(
+        const int (&s)[COUNT], const StepI8 (&step)[2], int left, uint32_t (&p)[COUNT / 4], uint32_t blocks = BOTH) {
 #pragma unroll
         for (int i = 0; i < COUNT / 4; i++) {
                 uint32_t w[4];
@@ -115,7 +127,7 @@ static __device__ __forceinline__ void weights_i8(const int (&s)[COUNT], const S
                         const int at = i / 2 * 8 + i % 2 * 2 + j / 2 * 4 + j % 2;
 
                         w[j] = weight_i8(s[at], step[i % 2].a, step[i % 2].base);
-                        if (LAST && at / 4 * 8 + at % 2 >= left)
+                        if (SOME && !column_there(at, left, blocks))
                                 w[j] = 0;
                 }
                 p[i] = bytes_pack(w[0], w[1], w[2], w[3]);

@@ -73,6 +73,27 @@ static int append_tensors(sd_bus_message *m, const Job *j) {
         return 0;
 }
 
+/* Of a number of each rank: up to the last one that has any; if none has, nothing. */
+static int append_ranks(sd_bus_message *m, const char *key, const uint64_t *numbers) {
+        uint32_t n = WIRE_RANKS_MAX;
+
+        while (n > 0 && numbers[n - 1] == 0)
+                n--;
+
+        return n > 0 ? bus_append_numbers(m, key, numbers, n) : 0;
+}
+
+static int append_sparse(sd_bus_message *m, const Job *j) {
+        int r;
+
+        r = sd_bus_message_append(m, "{sv}{sv}{sv}", "sparse-steps", "u", j->sparse_steps, "sparse-blocks", "t",
+                job_sum_ranks(j->blocks_all), "sparse-seen", "t", job_sum_ranks(j->blocks_seen));
+        if (r < 0)
+                return r;
+        r = append_ranks(m, "sparse-rank-blocks", j->blocks_all);
+        return r < 0 ? r : append_ranks(m, "sparse-rank-seen", j->blocks_seen);
+}
+
 /* How its last step was split. A job that was taken up with all its steps done was not. */
 static int append_plan(sd_bus_message *m, const Job *j) {
         int r;
@@ -93,8 +114,7 @@ static int append_plan(sd_bus_message *m, const Job *j) {
         }
 
         if (j->request.sparse.method != SPARSE_NONE) {
-                r = sd_bus_message_append(m, "{sv}{sv}{sv}", "sparse-steps", "u", j->sparse_steps,
-                                          "sparse-blocks", "t", j->blocks_all, "sparse-seen", "t", j->blocks_seen);
+                r = append_sparse(m, j);
                 if (r < 0)
                         return r;
         }
@@ -107,22 +127,12 @@ static int append_plan(sd_bus_message *m, const Job *j) {
                                      "exchanged-bytes", "t", j->exchanged_bytes);
 }
 
-/* "rank-tiles": up to the last rank that made one; of what is made of no tiles, nothing. */
-static int append_tiles(sd_bus_message *m, const Job *j) {
-        uint32_t n = WIRE_RANKS_MAX;
-
-        while (n > 0 && j->tiles[n - 1] == 0)
-                n--;
-
-        return n > 0 ? bus_append_numbers(m, "rank-tiles", j->tiles, n) : 0;
-}
-
 static int append_coding(sd_bus_message *m, const Job *j) {
         int r;
 
         if (j->kind == JOB_RENDER && j->state != JOB_FAILED)
                 return render_append_result(m, j->render);
-        r = append_tiles(m, j);
+        r = append_ranks(m, "rank-tiles", j->tiles);
         if (r < 0)
                 return r;
         if (j->kind == JOB_DECODE && j->ready.frames > 0)

@@ -62,7 +62,7 @@ struct Job {
         uint64_t session_id;
         uint64_t bytes_read; /* LOAD */
         uint32_t sparse_steps, sparse_first, sparse_last; /* how many had sparse attention, and which */
-        uint64_t blocks_seen, blocks_all;                 /* in these (WireStepDone) */
+        uint64_t blocks_seen[WIRE_RANKS_MAX], blocks_all[WIRE_RANKS_MAX]; /* in these, each rank's (WireStepDone) */
         WireJobOpen request; /* all but LOAD */
         WireJobReady ready;  /* valid once opened, expected before; kept over a worker's death */
         bool opened;         /* JOB_READY seen from the current worker */
@@ -113,6 +113,15 @@ const char *job_running_phase(const Job *j);
 bool job_writes_output(const Job *j);
 const char *job_state_to_string(JobState s);
 bool job_is_finished(const Job *j);
+
+/* Of a number of each rank. */
+static inline uint64_t job_sum_ranks(const uint64_t numbers[static WIRE_RANKS_MAX]) {
+        uint64_t sum = 0;
+
+        for (uint32_t i = 0; i < WIRE_RANKS_MAX; i++)
+                sum += numbers[i];
+        return sum;
+}
 
 /* From queued to running; phase is a literal. */
 void job_start(Job *j, const char *phase);

@@ -502,8 +502,37 @@ static bool frames_fit(const Job *j, const WireStepDone *m) {
                (j->step + 1 < j->steps || m->frames == y->frames);
 }
 
+static bool blocks_fit(const WireStepDone *m) {
+        for (uint32_t i = 0; i < WIRE_RANKS_MAX; i++)
+                if (m->blocks_seen[i] > m->blocks_all[i] || (m->blocks_all[i] > 0 && !m->sparse))
+                        return false;
+        return true;
+}
+
+/* How far ranks are from each other in what they saw of theirs; "" for one alone. */
+static const char *ranks_of_sparse(const Job *j, char text[static 80]) {
+        double least = 100, most = 0;
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < WIRE_RANKS_MAX; i++) {
+                double seen;
+
+                if (j->blocks_all[i] == 0)
+                        continue;
+                seen = 100 * (double) j->blocks_seen[i] / (double) j->blocks_all[i];
+                least = seen < least ? seen : least;
+                most = seen > most ? seen : most;
+                n++;
+        }
+        text[0] = '\0';
+        if (n > 1)
+                (void) snprintf(text, 80, "; its %" PRIu32 " ranks %.2f to %.2f %% of theirs", n, least, most);
+        return text;
+}
+
 static void log_sparse(const Job *j) {
         uint32_t method = j->request.sparse.method;
+        char ranks[80];
 
         if (method == SPARSE_NONE || j->kind != JOB_SAMPLE)
                 return;
@@ -512,9 +541,9 @@ static void log_sparse(const Job *j) {
                         sparse_method_to_string(method));
         else
                 log_info("Job %" PRIu64 ": %" PRIu32 " of its %" PRIu32 " steps had sparse attention (%s), from step %" PRIu32
-                         " to %" PRIu32 ": %" PRIu64 " of their %" PRIu64 " pairs of blocks row by row.",
+                         " to %" PRIu32 ": %" PRIu64 " of their %" PRIu64 " pairs of blocks row by row%s.",
                         j->id, j->sparse_steps, j->steps, sparse_method_to_string(method), j->sparse_first + 1, j->sparse_last + 1,
-                        j->blocks_seen, j->blocks_all);
+                        job_sum_ranks(j->blocks_seen), job_sum_ranks(j->blocks_all), ranks_of_sparse(j, ranks));
 }
 
 void queue_on_step_done(Queue *q, const WireStepDone *m) {
@@ -548,7 +577,7 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 return;
         }
 
-        if (m->blocks_seen > m->blocks_all || (m->blocks_all > 0 && !m->sparse)) {
+        if (!blocks_fit(m)) {
                 lie(q, "STEP_DONE with impossible blocks");
                 return;
         }
@@ -569,8 +598,10 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
                 j->sparse_first = j->sparse_steps == 0 ? j->step : j->sparse_first;
                 j->sparse_last = j->step;
                 j->sparse_steps++;
-                j->blocks_seen += m->blocks_seen;
-                j->blocks_all += m->blocks_all;
+                for (uint32_t i = 0; i < WIRE_RANKS_MAX; i++) {
+                        j->blocks_seen[i] += m->blocks_seen[i];
+                        j->blocks_all[i] += m->blocks_all[i];
+                }
         }
         j->step++;
         j->block = j->step < j->steps ? 0 : j->blocks;

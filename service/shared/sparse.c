@@ -157,6 +157,10 @@ static int read_pair(char *pair, SparseOptions *o, uint32_t *seen, Fault *f) {
         *value++ = '\0';
         while (key < _KEY_MAX && strcmp(keys[key].name, pair) != 0)
                 key++;
+        if (strcmp(pair, "extra_tokens") == 0)
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "sparse: there is no extra_tokens: single keys of blocks that are not seen are not picked out. Leave it out; "
+                        "a lower tau or a higher keep sees more.");
         if (key == _KEY_MAX)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "sparse: there is no key \"%.64s\"; there are tau, keep, start, end, sigma_start, sigma_end, dense_blocks, "

@@ -510,13 +510,14 @@ typedef struct WireStepDone {
         uint64_t exchanged_bytes; /* that ranks received from each other, over all ranks */
         uint64_t exposed_usec; /* what the exchange took of the rank that was longest in it; 0: not measured (exchange-test.h) */
         uint64_t frames; /* DECODE of video: finished so far; else 0 */
-        uint64_t blocks_seen, blocks_all; /* of sparse attention: pairs of blocks whose keys queries saw row by row, and all; else 0 */
         uint64_t first_usec; /* STEP, SAMPLE: when (CLOCK_MONOTONIC) its device could begin with block 0; 0: not known */
         uint32_t cached; /* ENCODE: taken from the cache */
         uint32_t preview; /* SAMPLE: that of this step is there */
         uint32_t sparse;  /* STEP, SAMPLE: its attention was */
         uint32_t reserved;
         uint32_t tiles[WIRE_RANKS_MAX]; /* coding of video: what each rank has made of the film since the step before */
+        /* of sparse attention, each rank's: pairs of blocks whose keys queries saw row by row, and all; else 0 */
+        uint64_t blocks_seen[WIRE_RANKS_MAX], blocks_all[WIRE_RANKS_MAX];
 } WireStepDone;
 
 /* What the worker holds beside regions and arenas, whenever that has changed; before the answer to what changed it. */

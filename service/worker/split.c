@@ -56,8 +56,8 @@ static void on_seen(void *userdata, uint64_t seen, uint64_t all) {
         const Part *part = userdata;
         const SplitStep *s = part->split->step;
 
-        atomic_fetch_add_explicit(s->blocks_seen, seen, memory_order_relaxed);
-        atomic_fetch_add_explicit(s->blocks_all, all, memory_order_relaxed);
+        s->blocks_seen[part->rank] = seen;
+        s->blocks_all[part->rank] = all;
 }
 
 static void read_stamp(const SplitStep *s, LkContext *context) {

@@ -28,8 +28,9 @@ typedef struct SplitStep {
         uint64_t *first_usec;
 
         uint64_t *exposed_usec; /* exchange_exposed(), if the hook measures. NULL: not wanted */
-        /* Of a sparse step, over all ranks: pairs of blocks that were seen row by row, and all (H3StepHooks.on_seen). */
-        _Atomic uint64_t *blocks_seen, *blocks_all;
+        /* Of a sparse step, [ranks of the plan]: pairs of blocks that were seen row by row, and all (H3StepHooks.on_seen); a rank
+         * without any leaves them as they were. NULL: not wanted */
+        uint64_t *blocks_seen, *blocks_all;
 
         ExchangeHook hook;      /* for tests */
         uint64_t deadline_usec; /* for tests; 0: from the size of the step */

@@ -242,7 +242,6 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
 static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3StepInput *ret_in, StepResult *ret, Fault *f) {
         CLEANUP(mod_table_unrefp) ModTable *table = NULL;
         Run run = {.runner = s, .job = j, .step = step};
-        _Atomic uint64_t blocks_seen = 0, blocks_all = 0; /* of this attempt */
         H3StepInput in;
         const SplitStep split = {
                 .ops = s->backend->ops,
@@ -258,13 +257,15 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3Ste
                 .userdata = &run,
                 .first_usec = &ret->first_usec,
                 .exposed_usec = &ret->exposed_usec,
-                .blocks_seen = &blocks_seen,
-                .blocks_all = &blocks_all,
+                .blocks_seen = ret->blocks_seen,
+                .blocks_all = ret->blocks_all,
                 .hook = s->hook,
                 .deadline_usec = s->deadline_usec,
         };
         int r;
 
+        memset(ret->blocks_seen, 0, sizeof(ret->blocks_seen)); /* those of an attempt before */
+        memset(ret->blocks_all, 0, sizeof(ret->blocks_all));
         job_step_input(j, step, &in);
         in.rope = rope_cache_get(&s->rope, &job_model(j)->config, j->layout, j->compute);
         timeline_note("rope");
@@ -281,8 +282,6 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3Ste
         run.pass = table ? H3_PASS_STEP_TABLE : H3_PASS_STEP;
 
         r = split_run(g, &split, &ret->exchanged_bytes, f);
-        ret->blocks_seen = blocks_seen;
-        ret->blocks_all = blocks_all;
         in.mod_table = NULL;
         if (r >= 0)
                 timeline_end(ret->first_usec);

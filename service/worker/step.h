@@ -55,7 +55,7 @@ typedef struct StepResult {
         bool preview;             /* SAMPLE: there is a new one */
         bool sparse;              /* its attention was */
         uint32_t tiles[RANKS_MAX]; /* coding of video: made by each rank since the step before */
-        uint64_t blocks_seen, blocks_all; /* then: H3StepHooks.on_seen, over its ranks */
+        uint64_t blocks_seen[RANKS_MAX], blocks_all[RANKS_MAX]; /* then: H3StepHooks.on_seen of each rank */
 } StepResult;
 
 void step_runner_done(StepRunner *s);

@@ -148,8 +148,8 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         m.step_done.preview = result.preview;
         m.step_done.sparse = result.sparse;
         memcpy(m.step_done.tiles, result.tiles, sizeof(m.step_done.tiles));
-        m.step_done.blocks_seen = result.blocks_seen;
-        m.step_done.blocks_all = result.blocks_all;
+        memcpy(m.step_done.blocks_seen, result.blocks_seen, sizeof(m.step_done.blocks_seen));
+        memcpy(m.step_done.blocks_all, result.blocks_all, sizeof(m.step_done.blocks_all));
         if (j->kind == WIRE_JOB_MERGE && j->merged)
                 m.step_done.merged_bytes = j->merged->h3->private_bytes;
         link_send(w->link, &m);

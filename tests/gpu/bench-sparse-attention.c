@@ -25,7 +25,7 @@ typedef struct Work {
         LkAttention dense;
         uint32_t n;           /* blocks */
         uint64_t rows;
-        uint64_t seen;        /* filled by count_seen() */
+        uint64_t seen[HEADS]; /* pairs of blocks, filled by count_seen() */
 } Work;
 
 static int run_dense(LkContext *c, const void *p) {
@@ -102,16 +102,46 @@ static int run_without_means_of_others(LkContext *c, const void *p) {
 static void count_seen(LkContext *c, Work *w) {
         static uint32_t count[HEADS * ROUTED];
 
-        w->seen = 0;
+        memset(w->seen, 0, sizeof(w->seen));
         must_be(run_means(c, w) == 0, "means");
         for (uint32_t first = 0; first < w->n; first += ROUTED) {
-                uint32_t n = routed(w, first) * HEADS;
+                uint32_t n = routed(w, first);
 
                 must_be(route_part(c, w, first) == 0, "route");
-                must_be(lk_cuda_ops()->download(c, count, w->route.count, n * sizeof(*count)) == 0, "counts");
-                for (uint32_t i = 0; i < n; i++)
-                        w->seen += count[i];
+                must_be(lk_cuda_ops()->download(c, count, w->route.count, n * HEADS * sizeof(*count)) == 0, "counts");
+                for (uint32_t i = 0; i < n * HEADS; i++)
+                        w->seen[i / n] += count[i];
         }
+}
+
+static uint64_t seen_of(const Work *w, uint32_t head, uint32_t n) {
+        uint64_t sum = 0;
+
+        for (uint32_t i = head; i < head + n; i++)
+                sum += w->seen[i];
+        return sum;
+}
+
+/* How far apart heads are, and ranks with as many heads each, one after the other: how long the others wait for the busiest. */
+static void print_imbalance(const Work *w) {
+        const double pairs = (double) w->n * w->n, all = (double) seen_of(w, 0, HEADS);
+        uint64_t least = UINT64_MAX, most = 0;
+
+        for (uint32_t i = 0; i < HEADS; i++) {
+                least = w->seen[i] < least ? w->seen[i] : least;
+                most = w->seen[i] > most ? w->seen[i] : most;
+        }
+        printf("  heads: %.2f to %.2f %%; the busiest rank against the mean:", 100 * (double) least / pairs, 100 * (double) most / pairs);
+        for (uint32_t ranks = 2; ranks <= 8; ranks *= 2) {
+                most = 0;
+                for (uint32_t i = 0; i < ranks; i++) {
+                        const uint64_t own = seen_of(w, i * (HEADS / ranks), HEADS / ranks);
+
+                        most = own > most ? own : most;
+                }
+                printf(" %.3f of %u", (double) most * ranks / all, ranks);
+        }
+        printf("\n");
 }
 
 static Work work_new(uint64_t rows) {
@@ -181,8 +211,9 @@ static bool measure(LkContext *c, Work *w, const char *what, double dense) {
         double means, route, total, share, ratio;
 
         count_seen(c, w);
-        share = (double) w->seen / all;
+        share = (double) seen_of(w, 0, HEADS) / all;
         printf("%s: %.2f %% of the blocks are kept\n", what, share * 100);
+        print_imbalance(w);
         means = bench_msec(c, run_means, w, BENCH_SAMPLES, w->route.count);
         route = bench_msec(c, run_route, w, BENCH_SAMPLES, w->route.count);
         total = bench_msec(c, run_all, w, BENCH_SAMPLES, w->route.count);

@@ -489,6 +489,89 @@ static void attention_i8_long_sequence_same_bits(void **state) {
         free(c.x);
 }
 
+/* Lists of n query blocks from `first` on, the same for both sides: about share / 16 of the blocks, at least one. */
+static void lists_new(const Case *c, Run *one, Run *two, uint32_t first, uint32_t n, unsigned share) {
+        const uint64_t blocks = lk_i8_blocks(c->n_k), lists = (uint64_t) c->heads * n;
+        uint32_t *list = calloc(lists * blocks, sizeof(*list)), *count = calloc(lists, sizeof(*count));
+        Run *both[2] = {one, two};
+
+        assert_true(list && count);
+        for (uint64_t i = 0; i < lists; i++) {
+                for (uint32_t b = 0; b < blocks; b++)
+                        if (next() % 16 < share)
+                                list[i * blocks + count[i]++] = b;
+                if (count[i] == 0)
+                        list[i * blocks + count[i]++] = (uint32_t) (next() % blocks);
+        }
+        for (int i = 0; i < 2; i++) {
+                Run *r = both[i];
+
+                r->a.first_block = first;
+                r->a.n_blocks = n;
+                r->a.list = array(r->s, lists * blocks * sizeof(*list));
+                r->a.count = array(r->s, lists * sizeof(*count));
+                assert_int_equal(r->s.ops->upload(r->s.c, (void *) r->a.list, list, lists * blocks * 4), 0);
+                assert_int_equal(r->s.ops->upload(r->s.c, (void *) r->a.count, count, lists * sizeof(*count)), 0);
+        }
+        free(list);
+        free(count);
+}
+
+static void lists_free(Run *r) {
+        r->s.ops->memory_free(r->s.c, (void *) r->a.list);
+        r->s.ops->memory_free(r->s.c, (void *) r->a.count);
+        r->a.list = r->a.count = NULL;
+}
+
+/* Single blocks of a tile, both, ragged ones at the end; queries that begin and end within a block. If every block is in the lists:
+ * the bits of every kernel without lists. */
+static void attention_i8_lists_same_bits_as_cpu(void **state) {
+        static const struct {
+                uint64_t n, first_row, n_q;
+                uint32_t heads, first, n_blocks;
+        } cases[] = {{64, 0, 64, 1, 0, 1}, {300, 0, 300, 3, 0, 5}, {300, 77, 101, 1, 1, 2}, {513, 448, 65, 2, 7, 2},
+                {640, 300, 20, 2, 0, 10},
+                {7013, 0, 7013, 2, 0, 110},
+                {7013, 6995, 18, 56, 109, 1}};
+        static const unsigned shares[] = {1, 5, 12, 16};
+
+        need_device();
+        for (unsigned i = 0; i < 2 * ELEMENTSOF(cases) * ELEMENTSOF(shares); i++) {
+                const unsigned k = i / 2 % ELEMENTSOF(cases), share = shares[i / 2 / ELEMENTSOF(cases)];
+                uint8_t *expected, *o;
+                Run one, two;
+                Case c;
+
+                if (is_part() && cases[k].n_q > 1000)
+                        continue;
+                c = case_new(i % 2 ? LK_BF16 : LK_F32, cases[k].n_q, cases[k].n, cases[k].heads, 0);
+                one = run_new(&c, side(false));
+                two = run_new(&c, side(true));
+                run_quantise(&one);
+                run_quantise(&two);
+                lists_new(&c, &one, &two, cases[k].first, cases[k].n_blocks, share);
+                one.a.first_row = two.a.first_row = cases[k].first_row;
+                expected = run_attention(&one, one.a);
+                for (unsigned kernel = 0; kernel < 2; kernel++) {
+                        kernel_choose(kernel);
+                        o = run_attention(&two, two.a);
+                        assert_rows(&c, expected, 0, o, 0, c.n_q, "lists, against the CPU");
+                        free(o);
+                }
+                lists_free(&one);
+                lists_free(&two);
+                if (share == 16) {
+                        o = run_attention(&two, two.a);
+                        assert_rows(&c, expected, 0, o, 0, c.n_q, "all blocks, against no lists");
+                        free(o);
+                }
+                free(expected);
+                run_free(&one);
+                run_free(&two);
+                free(c.x);
+        }
+}
+
 /* Rows of o at any distance, two bytes from a multiple of four: what lies between stays as it is. */
 static void attention_i8_strides_same_bits(void **state) {
         need_device();
@@ -590,6 +673,7 @@ int main(void) {
                 cmocka_unit_test_setup(attention_i8_same_bits_as_cpu, default_kernel),
                 cmocka_unit_test_setup(attention_i8_row_position_same_bits, default_kernel),
                 cmocka_unit_test_setup(attention_i8_long_sequence_same_bits, default_kernel),
+                cmocka_unit_test_setup(attention_i8_lists_same_bits_as_cpu, default_kernel),
                 cmocka_unit_test_setup(attention_i8_strides_same_bits, default_kernel),
                 cmocka_unit_test_setup(attention_i8_self_test_finds_nothing, default_kernel),
                 cmocka_unit_test_setup(attention_i8_bad_argument_is_refused, default_kernel),

@@ -23,6 +23,44 @@ typedef struct Data {
         uint64_t o_size;
 } Data;
 
+/* Lists of the query blocks first .. first + n - 1: about share / 16 of the blocks of the keys, at least one. free()d by the caller. */
+static void lists_make(Data *d, uint32_t first, uint32_t n, unsigned share) {
+        const uint64_t blocks = lk_i8_blocks(d->n_k);
+        uint32_t *list = allocate(d->heads * n * blocks * sizeof(*list)), *count = allocate(d->heads * n * sizeof(*count));
+        uint64_t seed = d->n_k + n + share;
+
+        for (uint64_t i = 0; i < (uint64_t) d->heads * n; i++) {
+                uint32_t *to = list + i * blocks, m = 0;
+
+                for (uint32_t b = 0; b < blocks; b++)
+                        if (random_u64(&seed) % 16 < share)
+                                to[m++] = b;
+                if (m == 0)
+                        to[m++] = (uint32_t) (random_u64(&seed) % blocks);
+                count[i] = m;
+        }
+        d->a.list = list;
+        d->a.count = count;
+        d->a.first_block = first;
+        d->a.n_blocks = n;
+}
+
+static void lists_done(Data *d) {
+        free((void *) d->a.list);
+        free((void *) d->a.count);
+        d->a.list = d->a.count = NULL;
+}
+
+static bool sees(const Data *d, uint64_t i, uint32_t h, uint64_t key) {
+        const LkAttentionI8 *a = &d->a;
+        const uint64_t task = h * a->n_blocks + (a->first_row + i) / LK_BLOCK_ROWS - a->first_block;
+
+        for (uint32_t e = 0; a->list && e < a->count[task]; e++)
+                if (a->list[task * lk_i8_blocks(d->n_k) + e] == key / LK_BLOCK_ROWS)
+                        return true;
+        return !a->list;
+}
+
 static uint64_t tiles_of(const Data *d) {
         return lk_i8_tiles(d->n_k);
 }
@@ -243,10 +281,14 @@ static void rule(const Data *d, uint64_t i, uint32_t h, float *o) {
                       t, e, f = 1, g = 1;
 
                 for (uint64_t j = 0; j < n; j++) {
+                        if (!sees(d, i, h, tile * KEYS + j))
+                                continue;
                         for (uint32_t x = 0; x < DIM; x++)
                                 s[j] += q[x] * to->k[(at * KEYS + j) * DIM + x];
                         top = s[j] > top ? s[j] : top;
                 }
+                if (top == INT32_MIN)
+                        continue;
                 t = (float) top * u;
                 e = exp_one(-fabsf(t - m));
                 if (t > m) {
@@ -255,7 +297,7 @@ static void rule(const Data *d, uint64_t i, uint32_t h, float *o) {
                 } else
                         g = e;
                 for (uint64_t j = 0; j < n; j++) {
-                        const int p = rule_weight(s[j], top, u * (1.44269504f / 16));
+                        const int p = sees(d, i, h, tile * KEYS + j) ? rule_weight(s[j], top, u * (1.44269504f / 16)) : 0;
 
                         sum += p;
                         for (uint32_t x = 0; x < DIM; x++)
@@ -322,6 +364,45 @@ static void attention_i8_sizes_follow_rule(void **state) {
                 }
                 data_done(&d);
         }
+}
+
+/* Blocks of queries with lists, of all kinds of halves of tiles; the last block is ragged. */
+static void attention_i8_lists_follow_rule(void **state) {
+        static const struct {
+                uint64_t n, first_row, n_q;
+                uint32_t heads, first, n_blocks;
+                LkType type;
+        } shapes[] = {{300, 0, 300, 2, 0, 5, LK_F32}, {300, 77, 101, 1, 1, 2, LK_BF16}, {513, 448, 65, 3, 7, 2, LK_F32},
+                {40, 3, 30, 1, 0, 1, LK_BF16}, {640, 300, 20, 2, 0, 10, LK_F32}};
+
+        for (unsigned i = 0; i < 3 * ELEMENTSOF(shapes); i++) {
+                Data d;
+
+                data_make(shapes[i / 3].n_q, shapes[i / 3].n, shapes[i / 3].heads, shapes[i / 3].type, 2, &d);
+                lists_make(&d, shapes[i / 3].first, shapes[i / 3].n_blocks, i % 3 == 0 ? 2 : i % 3 == 1 ? 8 : 14);
+                d.a.first_row = shapes[i / 3].first_row;
+                for (unsigned isa = 0; isa < ISAS; isa++) {
+                        CLEANUP_FREE uint8_t *o = run(all_isas[isa], 1 + isa, &d);
+
+                        if (o)
+                                check_rule(&d, o);
+                }
+                lists_done(&d);
+                data_done(&d);
+        }
+}
+
+static void attention_i8_all_blocks_listed_same_bits(void **state) {
+        CLEANUP_FREE uint8_t *listed = NULL, *whole = NULL;
+        Data d;
+
+        data_make(300, 300, 2, LK_BF16, 2, &d);
+        lists_make(&d, 0, 5, 16);
+        listed = run(LK_CPU_AUTO, 2, &d);
+        lists_done(&d);
+        whole = run(LK_CPU_AUTO, 2, &d);
+        assert_memory_equal(listed, whole, d.o_size * 2);
+        data_done(&d);
 }
 
 /* Numbers near the ends of the range, zeros, channels that stick out, an offset of all keys. */
@@ -455,7 +536,7 @@ static void oracle(const Data *d, double *o) {
                 double top = -INFINITY, sum = 0;
 
                 for (uint64_t j = 0; j < d->n_k; j++) {
-                        p[j] = 0;
+                        p[j] = sees(d, i, 0, j) ? 0 : -INFINITY;
                         for (uint32_t x = 0; x < DIM; x++)
                                 p[j] += (double) element(d, d->x, i, 0, x) * element(d, d->keys.k, j, 0, x);
                         p[j] *= d->a.scale;
@@ -487,7 +568,9 @@ static void make_outliers(Data *d, double channel, double common) {
 static void attention_i8_against_double_is_accurate(void **state) {
         static const struct {
                 double size, channel, common, limit;
+                unsigned share; /* of the blocks that are in lists, 16ths; 0: without */
         } cases[] = {
+                {1, 1, 0, 1.6e-2, 3},
                 {1, 1, 0, 1.6e-2},
                 {0.3, 1, 0, 1.6e-2},
                 {1, 1, 10, 1.6e-2},
@@ -502,6 +585,9 @@ static void attention_i8_against_double_is_accurate(void **state) {
                 Data d;
 
                 data_make(16, 1500, 1, LK_BF16, cases[i].size, &d);
+                if (cases[i].share > 0)
+                        lists_make(&d, 10, 2, cases[i].share);
+                d.a.first_row = 696;
                 make_outliers(&d, cases[i].channel, cases[i].common);
                 oracle(&d, expected);
                 o = run(LK_CPU_AUTO, 2, &d);
@@ -511,6 +597,7 @@ static void attention_i8_against_double_is_accurate(void **state) {
                 if (!(error <= cases[i].limit))
                         fail_msg("queries of size %g, channels x %g, common part %g: error %g",
                                 cases[i].size, cases[i].channel, cases[i].common, error);
+                lists_done(&d);
                 data_done(&d);
         }
 }
@@ -556,6 +643,16 @@ static void attention_i8_bad_argument_is_refused(void **state) {
         REFUSED(ops->attention_i8(c, &a), a.o = NULL);
         REFUSED(ops->attention_i8(c, &a), a.o_ld = 128);
         REFUSED(ops->attention_i8(c, &a), a.o_type = LK_I8);
+        lists_make(&d, 0, 1, 16);
+        d.a.first_row = 60;
+        assert_int_equal(ops->attention_i8(c, &d.a), 0);
+        REFUSED(ops->attention_i8(c, &a), a.count = NULL);
+        REFUSED(ops->attention_i8(c, &a), a.first_row = 61); /* behind the block */
+        REFUSED(ops->attention_i8(c, &a), a.first_row = UINT64_MAX);
+        REFUSED(ops->attention_i8(c, &a), a.first_block = 1); /* one block too many */
+        REFUSED(ops->attention_i8(c, &a), a.n_blocks = 0);
+        REFUSED(ops->attention_i8(c, &a), a.n_blocks = UINT32_MAX);
+        lists_done(&d);
         assert_null(ops->context_free(c));
         data_done(&d);
 }
@@ -563,6 +660,8 @@ static void attention_i8_bad_argument_is_refused(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(attention_i8_sizes_follow_rule),
+                cmocka_unit_test(attention_i8_lists_follow_rule),
+                cmocka_unit_test(attention_i8_all_blocks_listed_same_bits),
                 cmocka_unit_test(attention_i8_unusual_numbers_follow_rule),
                 cmocka_unit_test(attention_i8_no_number_spoils_what_it_should),
                 cmocka_unit_test(attention_i8_any_range_same_bits),

@@ -42,6 +42,12 @@ static int by_size(const void *a, const void *b) {
         return (x < y) - (x > y);
 }
 
+static int by_double(const void *a, const void *b) {
+        double x = *(const double *) a, y = *(const double *) b;
+
+        return (x < y) - (x > y);
+}
+
 static bool chosen(const LkRoute *a, const float *dot, uint32_t head, uint32_t i, uint32_t b) {
         float sorted[N], c = a->scale * 0x1.715476p+0f, v = 0;
         uint32_t n = 0;
@@ -146,6 +152,81 @@ static void route_no_number_is_never_chosen(void **state) {
         assert_null(ops->context_free(c));
 }
 
+/* As many blocks as the released model's longest films have. */
+enum { MANY = 1152, QUERIES = 256, LONG = 128 };
+
+/* What the rule makes of f64: how far each dot is above what it must reach, relative to the sizes that were summed up. */
+static void far_above(const LkRoute *a, uint32_t head, uint32_t i, double *dot, double *ret) {
+        const float *q = a->q + (i * a->heads + head) * LONG;
+        double c = (double) a->scale * M_LOG2E, v = 0, limit = 0, size[MANY];
+
+        for (uint32_t b = 0; b < MANY; b++) {
+                dot[b] = size[b] = 0;
+                for (uint32_t d = 0; d < LONG; d++) {
+                        double x = (double) q[d] * (double) a->k[(b * a->heads + head) * LONG + d];
+
+                        dot[b] += x;
+                        size[b] += fabs(x);
+                }
+        }
+        for (uint32_t d = 0; d < LONG; d++)
+                v += (double) q[d] * (double) q[d] * (double) a->variance[head * LONG + d];
+        if (a->by_rank) {
+                double sorted[MANY];
+
+                memcpy(sorted, dot, sizeof(sorted));
+                qsort(sorted, MANY, sizeof(*sorted), by_double);
+                limit = (sorted[a->keep - 1] + sorted[a->keep]) / 2;
+        } else
+                limit = (double) a->tau * sqrt(c * c * v + 1e-6) / c;
+        for (uint32_t b = 0; b < MANY; b++)
+                ret[b] = (dot[b] - limit) / size[b];
+}
+
+/* Blocks that f32 chooses otherwise than f64 would are such whose score ties with the limit within rounding, and at most 1e-5 of all. */
+static void route_differs_from_f64_in_ties_alone(void **state) {
+        const uint32_t heads = 2, width = heads * LONG, lists = heads * QUERIES;
+        uint64_t seed = 11, wrong = 0, all = 0;
+        float *q = random_aligned(MANY * width, LK_F32, 0.125, &seed), *k = random_aligned(MANY * width, LK_F32, 0.125, &seed);
+        float *variance = random_aligned(width, LK_F32, 1, &seed), *score = malloc(lists * MANY * sizeof(float));
+        uint32_t *list = malloc(lists * MANY * sizeof(*list)), count[2 * QUERIES];
+        LkRoute a = {.heads = heads, .head_dim = LONG, .n = MANY, .first = 300, .n_q = QUERIES, .scale = 1 / sqrtf(LONG), .q = q, .k = k,
+                .variance = variance, .keep = MANY / 10, .tau = 1.3f, .list = list, .count = count, .score = score};
+        LkContext *c;
+        const LkOps *ops = open_isa(LK_CPU_AUTO, 2, &c);
+
+        assert_true(score && list);
+        for (uint32_t i = 0; i < width; i++)
+                variance[i] = 1 / 64.0f + variance[i] / 1000;
+        for (int rank = 0; rank < 2; rank++) {
+                a.by_rank = rank == 1;
+                assert_int_equal(ops->route(c, &a), 0);
+                for (uint32_t t = 0; t < lists; t++) {
+                        double dot[MANY], above[MANY];
+                        bool seen[MANY] = {};
+
+                        assert_true(count[t] > MANY / 20 && count[t] < MANY / 5);
+                        for (uint32_t e = 0; e < count[t]; e++)
+                                seen[list[t * MANY + e]] = true;
+                        far_above(&a, t / QUERIES, a.first + t % QUERIES, dot, above);
+                        for (uint32_t b = 0; b < MANY; b++, all++)
+                                if (seen[b] != (above[b] > 0)) {
+                                        wrong++;
+                                        assert_true(fabs(above[b]) < 4e-6); /* sums of 128 products in f32 */
+                                }
+                }
+        }
+        print_message("%llu of %llu blocks tie within rounding and are chosen otherwise than in f64\n", (unsigned long long) wrong,
+                (unsigned long long) all);
+        assert_true((double) wrong <= 1e-5 * (double) all);
+        assert_null(ops->context_free(c));
+        free(q);
+        free(k);
+        free(variance);
+        free(score);
+        free(list);
+}
+
 static void route_bad_argument_is_refused(void **state) {
         __attribute__((cleanup(scene_freep))) Scene *s = scene_new();
         const LkRoute good = scene_route(s);
@@ -175,6 +256,7 @@ int main(void) {
         static const struct CMUnitTest tests[] = {
                 cmocka_unit_test(route_every_rule_gives_its_lists),
                 cmocka_unit_test(route_no_number_is_never_chosen),
+                cmocka_unit_test(route_differs_from_f64_in_ties_alone),
                 cmocka_unit_test(route_bad_argument_is_refused),
         };
 

@@ -283,8 +283,8 @@ static bool say_blocks(Fake *f, const WireMessage *m) {
         fake_compute(f, fake_job(f, m->header.job), 1);
         wire_init(&reply, WIRE_STEP_DONE, f->epoch, m->header.job, 1);
         reply.step_done.sparse = said.sparse;
-        reply.step_done.blocks_seen = said.blocks_seen;
-        reply.step_done.blocks_all = said.blocks_all;
+        memcpy(reply.step_done.blocks_seen, said.blocks_seen, sizeof(said.blocks_seen));
+        memcpy(reply.step_done.blocks_all, said.blocks_all, sizeof(said.blocks_all));
         fake_send(f, &reply);
         return true;
 }
@@ -297,11 +297,11 @@ static void queue_impossible_blocks_drop_the_worker(void **state) {
                 WireStepDone said;
                 bool good;
         } table[] = {
-                { SPARSE_SLA, { .sparse = 1, .blocks_seen = 3, .blocks_all = 4 }, true },
-                { SPARSE_SLA, { .sparse = 1, .blocks_seen = 5, .blocks_all = 4 }, false },
-                { SPARSE_SLA, { .blocks_seen = 3, .blocks_all = 4 }, false },
+                { SPARSE_SLA, { .sparse = 1, .blocks_seen = { 2, 0, 1 }, .blocks_all = { 2, 0, 2 } }, true },
+                { SPARSE_SLA, { .sparse = 1, .blocks_seen = { 1, 3 }, .blocks_all = { 4, 2 } }, false },
+                { SPARSE_SLA, { .blocks_seen = { 3 }, .blocks_all = { 4 } }, false },
                 { SPARSE_SLA, { .sparse = 0 }, true },
-                { SPARSE_NONE, { .sparse = 1, .blocks_seen = 3, .blocks_all = 4 }, false },
+                { SPARSE_NONE, { .sparse = 1, .blocks_seen = { 3 }, .blocks_all = { 4 } }, false },
         };
 
         f->hook = say_blocks;
@@ -319,8 +319,10 @@ static void queue_impossible_blocks_drop_the_worker(void **state) {
                 assert_result(s, j, START, 3);
                 assert_int_equal(f->n_starts - starts, table[i].good ? 0 : 1);
                 assert_int_equal(j->sparse_steps, counted ? 1 : 0);
-                assert_int_equal(j->blocks_seen, counted ? 3 : 0);
-                assert_int_equal(j->blocks_all, counted ? 4 : 0);
+                for (uint32_t rank = 0; rank < 3; rank++) {
+                        assert_int_equal(j->blocks_seen[rank], counted ? table[i].said.blocks_seen[rank] : 0);
+                        assert_int_equal(j->blocks_all[rank], counted ? table[i].said.blocks_all[rank] : 0);
+                }
         }
 }
 

@@ -68,7 +68,8 @@ static void sparse_parse_every_key_is_read(void **state) {
 static void sparse_parse_bad_text_is_named(void **state) {
         static const char *const bad[][2] = {
                 {"block", "no method"}, {":tau=1", "no method"}, {"sol-attn:", "key=value"}, {"sol-attn:tau", "key=value"},
-                {"sol-attn:tau=1,", "key=value"}, {"sol-attn:tow=1", "no key"}, {"sol-attn:tau=", "0 to 4"},
+                {"sol-attn:tau=1,", "key=value"}, {"sol-attn:extra_tokens=256", "no extra_tokens"},
+                {"sol-attn:tow=1", "no key"}, {"sol-attn:tau=", "0 to 4"},
                 {"sol-attn:tau=4.1", "0 to 4"}, {"sol-attn:tau=nan", "0 to 4"}, {"sol-attn:tau=1x", "0 to 4"},
                 {"sol-attn:tau=1,tau=1", "twice"}, {"sol-attn:keep=10", "not for sol-attn"}, {"sla:tau=1", "not for sla"},
                 {"vsa:tail=on", "not for vsa"}, {"vsa:sinks=off", "not for vsa"}, {"sla:keep=0.4", "0.5 to 95"},
