@@ -12,6 +12,9 @@ void timeline_begin(void);
 /* `what` (a static string) was done; the first time counts, and nothing does after the end. */
 void timeline_note(const char *what);
 
+/* The same of what a thread did that is waited for at most: the line says at its end when that was, since the start. */
+void timeline_beside(const char *what);
+
 /* The first kernel began at first_usec (CLOCK_MONOTONIC; 0: not known): the line is written, once. */
 void timeline_end(uint64_t first_usec);
 
