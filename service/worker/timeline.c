@@ -12,13 +12,14 @@
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
 
-#define NOTES_MAX 24u
+#define NOTES_MAX 32u
 #define LINE_MAX 1024
 
 typedef struct Note {
         const char *what;
         uint64_t usec;
         bool beside;
+        unsigned n; /* of what is counted: usec is a time then; else 0 */
 } Note;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
@@ -54,7 +55,24 @@ static void note(const char *what, bool beside) {
                 return;
         (void) pthread_mutex_lock(&lock);
         if (n_notes < NOTES_MAX && !is_noted(what))
-                notes[n_notes++] = (Note){what, clock_usec(), beside};
+                notes[n_notes++] = (Note){.what = what, .usec = clock_usec(), .beside = beside};
+        (void) pthread_mutex_unlock(&lock);
+}
+
+void timeline_count(const char *what, uint64_t usec) {
+        unsigned i = 0;
+
+        if (ended)
+                return;
+        (void) pthread_mutex_lock(&lock);
+        while (i < n_notes && strcmp(notes[i].what, what) != 0)
+                i++;
+        if (i == n_notes && i < NOTES_MAX)
+                notes[n_notes++] = (Note){.what = what};
+        if (i < n_notes) {
+                notes[i].n++;
+                notes[i].usec += usec;
+        }
         (void) pthread_mutex_unlock(&lock);
 }
 
@@ -81,7 +99,7 @@ int timeline_print(char *ret, size_t size) {
         last = begin_usec;
         append(ret, size, &at, "linked", (double) linked_usec / 1000);
         for (unsigned i = 0; i < n_notes; i++) {
-                if (notes[i].beside)
+                if (notes[i].beside || notes[i].n > 0)
                         continue;
                 append(ret, size, &at, notes[i].what, (double) (notes[i].usec - last) / 1000);
                 last = notes[i].usec;
@@ -90,6 +108,11 @@ int timeline_print(char *ret, size_t size) {
                 append(ret, size, &at, "first kernel", ((double) first_usec - (double) last) / 1000);
                 append(ret, size, &at, "all", ((double) first_usec - (double) begin_usec) / 1000);
         }
+        for (unsigned i = 0; i < n_notes; i++)
+                if (notes[i].n > 0) {
+                        (void) snprintf(text, sizeof(text), "%u %s in", notes[i].n, notes[i].what);
+                        append(ret, size, &at, text, (double) notes[i].usec / 1000);
+                }
         for (unsigned i = 0, n = 0; i < n_notes; i++)
                 if (notes[i].beside) {
                         (void) snprintf(text, sizeof(text), "%s%s at", n++ == 0 ? "beside it " : "", notes[i].what);

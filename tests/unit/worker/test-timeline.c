@@ -62,6 +62,19 @@ static void beside_is_told_at_the_end_and_takes_no_time_of_others(void **state) 
         assert_true(text >= 20 && touched >= 20);
 }
 
+static void what_is_counted_is_summed(void **state) {
+        char line[256];
+
+        timeline_begin();
+        timeline_count("layers tried", 25000);
+        timeline_note("text");
+        timeline_count("layers known", 100);
+        timeline_count("layers tried", 24500);
+        (void) timeline_print(line, sizeof(line));
+        assert_non_null(strstr(line, ", text "));
+        assert_non_null(strstr(line, ", 2 layers tried in 49.5, 1 layers known in 0.1"));
+}
+
 static void end_without_a_stamp_tells_no_kernel(void **state) {
         char line[256];
 
@@ -86,6 +99,7 @@ int main(void) {
                 cmocka_unit_test(note_counts_the_first_time_only),
                 cmocka_unit_test(end_tells_when_the_first_kernel_began),
                 cmocka_unit_test(beside_is_told_at_the_end_and_takes_no_time_of_others),
+                cmocka_unit_test(what_is_counted_is_summed),
                 cmocka_unit_test(end_without_a_stamp_tells_no_kernel),
                 cmocka_unit_test(line_that_is_too_long_is_cut),
         };
