@@ -21,8 +21,8 @@ void lk_cuda_load_libraries(void);
 /* Waits for that thread, if there is one: on the same thread as the call before. */
 void lk_cuda_await_libraries(void);
 
-/* How a layer's bf16 or f16 products are made, as its trial ended. large and small are numbers of the library's, which the same library on a
- * device of the same class understands. */
+/* How a layer's bf16 or f16 products are made, as its trial ended. large and small are numbers of the library's, which the same library
+ * on a device of the same class understands. */
 #define LK_CUDA_PIN_WORDS 8
 typedef struct LkCudaPin {
         uint64_t k, rows;  /* of the layer's weights */

@@ -391,8 +391,8 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata) {
         return 0;
 }
 
-/* A new worker would try the layers of its model before its first step: 25 ms each. What it makes of them is its own affair; they are kept when a worker
- * dies, since a trial would find the same again. */
+/* A new worker would try the layers of its model in its first step: 25 ms each. What it makes of them is its own affair; they are kept
+ * when a worker dies, since a trial would find the same again. */
 static void send_pins(WorkerLink *w) {
         WireMessage m;
 

@@ -15,8 +15,8 @@
 
 typedef struct Touch Touch;
 
-/* Begins with the parts that the model's first pass takes, then those of its first step, in that order, up to so many bytes. The memory stays
- * until touch_free(). NULL: no memory, then nothing is touched. */
+/* Begins with the parts that the model's first pass takes, then those of its first step, in that order, up to so many bytes. The memory
+ * stays until touch_free(). NULL: no memory, then nothing is touched. */
 Touch *touch_begin(const H3WeightsKind *kind, const void *model, uint64_t bytes);
 
 /* Waits until these bytes are touched. False: they are not among what is touched. Any thread. NULL: false. */

@@ -326,7 +326,8 @@ static void name_pins_device(void) {
                         driver[0] = '\0';
                 (void) fclose(file);
         }
-        (void) snprintf(cuda.pins_device, sizeof(cuda.pins_device), "%.100s with %d processors, driver %s", p->name, p->multiProcessorCount, driver);
+        (void) snprintf(cuda.pins_device, sizeof(cuda.pins_device), "%.100s with %d processors, driver %s", p->name, p->multiProcessorCount,
+                driver);
 }
 
 static int arch(void) {
@@ -343,7 +344,8 @@ static void pins(WirePins *ret) {
         for (uint32_t i = 0; i < ret->n; i++) {
                 WirePin *p = ret->pins + i;
 
-                *p = (WirePin){.columns = all[i].k, .rows = all[i].rows, .type = all[i].type, .biased = all[i].biased, .own = all[i].own, .few = all[i].few};
+                *p = (WirePin){.columns = all[i].k, .rows = all[i].rows, .type = all[i].type, .biased = all[i].biased,
+                        .own = all[i].own, .few = all[i].few};
                 memcpy(p->large, all[i].large, sizeof(p->large));
                 memcpy(p->small, all[i].small, sizeof(p->small));
         }
@@ -361,7 +363,8 @@ static uint32_t take_pins(const WirePins *m, Fault *f) {
         for (uint32_t i = 0; i < m->n; i++) {
                 const WirePin *p = m->pins + i;
 
-                all[i] = (LkCudaPin){.k = p->columns, .rows = p->rows, .type = p->type, .biased = p->biased, .own = p->own, .few = p->few};
+                all[i] = (LkCudaPin){.k = p->columns, .rows = p->rows, .type = p->type, .biased = p->biased,
+                        .own = p->own, .few = p->few};
                 memcpy(all[i].large, p->large, sizeof(p->large));
                 memcpy(all[i].small, p->small, sizeof(p->small));
         }

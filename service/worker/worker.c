@@ -98,11 +98,13 @@ static int on_known_pins(Worker *w, const WirePins *p, Fault *f) {
         uint32_t n = 0;
 
         if (p->n > WIRE_PINS_MAX)
-                return fault_set(f, -EPROTO, FAULT_INTERNAL, "KNOWN_PINS has %" PRIu32 " pins, at most %d are possible.", p->n, WIRE_PINS_MAX);
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "KNOWN_PINS has %" PRIu32 " pins, at most %d are possible.", p->n,
+                        WIRE_PINS_MAX);
         if (!w->backend->take_pins)
                 return 0;
         if (strcmp(p->numerics_id, w->backend->ops->numerics_id) != 0)
-                (void) fault_set(&why, -EINVAL, FAULT_INTERNAL, "they are of %.127s, this worker has %s", p->numerics_id, w->backend->ops->numerics_id);
+                (void) fault_set(&why, -EINVAL, FAULT_INTERNAL, "they are of %.127s, this worker has %s", p->numerics_id,
+                        w->backend->ops->numerics_id);
         else
                 n = w->backend->take_pins(p, &why);
         if (n == p->n) { /* the broker knows what this worker has */
@@ -111,7 +113,8 @@ static int on_known_pins(Worker *w, const WirePins *p, Fault *f) {
                 (void) pthread_mutex_unlock(&w->memory_lock);
         }
         if (n < p->n)
-                log_notice("%" PRIu32 " of %" PRIu32 " layers are tried again that a worker before this one knew: %s.", p->n - n, p->n, why.text);
+                log_notice("%" PRIu32 " of %" PRIu32 " layers are tried again that a worker before this one knew: %s.", p->n - n, p->n,
+                        why.text);
         return 0;
 }
 

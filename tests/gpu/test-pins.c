@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a process found of the library's algorithms, told to another one: the same bits without a trial, and a trial where it does not fit. Each
- * process is a child, since what it knows stays with it. What needs a CUDA device skips without one. */
+/* What a process found of the library's algorithms, told to another one: the same bits without a trial, and a trial where it does not
+ * fit. Each process is a child, since what it knows stays with it. What needs a CUDA device skips without one. */
 
 #include <errno.h>
 #include <setjmp.h>
@@ -83,10 +83,12 @@ static void *device_numbers(LkContext *c, uint64_t n, bool f16) {
 static void products(LkContext *c, Told *ret) {
         for (unsigned i = 0; i < PRODUCTS; i++) {
                 const LkType type = i == 2 ? LK_F16 : LK_BF16;
-                void *x = device_numbers(c, M * K, i == 2), *w = device_numbers(c, ROWS * K, i == 2), *y = device_numbers(c, M * ROWS, i == 2);
+                void *x = device_numbers(c, M * K, i == 2), *w = device_numbers(c, ROWS * K, i == 2);
+                void *y = device_numbers(c, M * ROWS, i == 2);
                 LkGemm g = {
                         .m = M, .x = x, .x_type = type, .x_ld = K, .y = y, .y_type = type, .y_ld = ROWS,
-                        .w = {.data = w, .type = type, .rows = ROWS, .cols = K, .row_stride = 2 * K, .block_rows = ROWS, .block_stride = 2 * K * ROWS},
+                        .w = {.data = w, .type = type, .rows = ROWS, .cols = K, .row_stride = 2 * K, .block_rows = ROWS,
+                                .block_stride = 2 * K * ROWS},
                         .bias = i > 0 ? (LkVector){w, type, ROWS} : (LkVector){},
                 };
 
@@ -204,7 +206,8 @@ static void pins_that_are_wrong_are_refused_by_name(void **state) {
         assert_int_equal(lk_cuda_pins(ARCH, got, 1), 1);
 
         for (n = 2; n < 12; n++) {
-                static const char *const words[] = {"type", "size", "size", "size", "yes or no", "yes or no", "yes or no", "splits", "splits", "splits"};
+                static const char *const words[] = {"type", "size", "size", "size", "yes or no", "yes or no", "yes or no", "splits",
+                        "splits", "splits"};
 
                 all[2].type = n == 2 ? LK_I8 : LK_BF16;
                 all[3].k = 0;

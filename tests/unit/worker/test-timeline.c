@@ -57,7 +57,8 @@ static void beside_is_told_at_the_end_and_takes_no_time_of_others(void **state) 
         timeline_beside("touched");
         timeline_note("text");
         (void) timeline_print(line, sizeof(line));
-        assert_int_equal(sscanf(line, "linked %lf, driver %lf, text %lf, beside it touched at %lf%n", &linked, &driver, &text, &touched, &n), 4);
+        assert_int_equal(
+                sscanf(line, "linked %lf, driver %lf, text %lf, beside it touched at %lf%n", &linked, &driver, &text, &touched, &n), 4);
         assert_int_equal((size_t) n, strlen(line));
         assert_true(text >= 20 && touched >= 20);
 }
