@@ -12,6 +12,7 @@
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
 #include "service/worker/coder.h"
+#include "service/worker/timeline.h"
 #include "service/worker/touch.h"
 
 /* Rows that an MLP is made for at a time, where there is memory: more read weights less often. With int8 products
@@ -74,24 +75,37 @@ static int protect(const void *host, uint64_t size, int protection_bits) {
         return mprotect((void *) begin, end - begin, protection_bits) < 0 ? -errno : 0;
 }
 
-/* On the rank's thread. Regions are mapped to be read, and written only by a driver that registers them. */
+/* Regions are mapped to be read, and written only by a driver that registers them. */
+static int pin_in_region(const Residency *x, LkContext *c, const void *host, uint64_t size) {
+        uint64_t begin = clock_usec(), touched, open, pinned;
+        int r;
+
+        if (!touch_await(x->base->touch, host, size))
+                touch_now(host, size);
+        touched = clock_usec();
+        r = protect(host, size, PROT_READ | PROT_WRITE);
+        open = clock_usec();
+        if (r >= 0)
+                r = x->ops->pin(c, host, size);
+        pinned = clock_usec();
+        (void) protect(host, size, PROT_READ);
+        timeline_count("touched", touched - begin);
+        timeline_count("registered", pinned - open);
+        timeline_count("protected", open - touched + (clock_usec() - pinned));
+        return r;
+}
+
+/* On the rank's thread. */
 static int pin(void *userdata, LkContext *c, const void *host, uint64_t size) {
         ResidencyRank *rank = userdata;
         Residency *x = rank->all;
         const Region *region = region_of(x->base, host);
-        int r = 0;
+        int r;
 
         if (!region && !x->merged) /* few bytes, of the heap: others' lie in the same pages */
                 return 0;
         (void) pthread_mutex_lock(&protection);
-        if (region && !touch_await(x->base->touch, host, size))
-                touch_now(host, size);
-        if (region)
-                r = protect(host, size, PROT_READ | PROT_WRITE);
-        if (r >= 0)
-                r = x->ops->pin(c, host, size);
-        if (region)
-                (void) protect(host, size, PROT_READ);
+        r = region ? pin_in_region(x, c, host, size) : x->ops->pin(c, host, size);
         if (r < 0 && !x->warned) {
                 x->warned = true;
                 log_warning("The weights cannot be registered with the device (%s): copies to it are slower. Is "

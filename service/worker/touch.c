@@ -74,7 +74,7 @@ static void touch_pieces(void *userdata, uint32_t i, uint32_t n) {
                 if (x->left == 0)
                         (void) pthread_cond_broadcast(&t->changed);
                 if (x->left == 0 && x == t->ranges + t->n - 1)
-                        timeline_beside("touched");
+                        timeline_beside("pages touched");
         }
         (void) pthread_mutex_unlock(&t->lock);
 }

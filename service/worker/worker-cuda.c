@@ -319,6 +319,7 @@ static void on_layer(bool known, uint64_t usec) {
 static void name_pins_device(void) {
         const struct cudaDeviceProp *p = &cuda.gpus[0].properties;
         char driver[64] = "?";
+        int version = 0;
         FILE *file = fopen("/sys/module/nvidia/version", "re");
 
         if (file) {
@@ -326,8 +327,9 @@ static void name_pins_device(void) {
                         driver[0] = '\0';
                 (void) fclose(file);
         }
-        (void) snprintf(cuda.pins_device, sizeof(cuda.pins_device), "%.100s with %d processors, driver %s", p->name, p->multiProcessorCount,
-                driver);
+        (void) cudaDriverGetVersion(&version);
+        (void) snprintf(cuda.pins_device, sizeof(cuda.pins_device), "%.100s with %d processors, driver %s (CUDA %d)", p->name,
+                p->multiProcessorCount, driver, version);
 }
 
 static int arch(void) {

@@ -107,6 +107,7 @@ static int on_known_pins(Worker *w, const WirePins *p, Fault *f) {
                         w->backend->ops->numerics_id);
         else
                 n = w->backend->take_pins(p, &why);
+        timeline_beside("layers told");
         if (n == p->n) { /* the broker knows what this worker has */
                 (void) pthread_mutex_lock(&w->memory_lock);
                 w->pins = *p;
