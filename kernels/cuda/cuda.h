@@ -21,9 +21,31 @@ void lk_cuda_load_libraries(void);
 /* Waits for that thread, if there is one: on the same thread as the call before. */
 void lk_cuda_await_libraries(void);
 
+/* How a layer's bf16 or f16 products are made, as its trial ended. large and small are numbers of the library's, which the same library
+ * on a device of the same class understands. */
+#define LK_CUDA_PIN_WORDS 8
+typedef struct LkCudaPin {
+        uint64_t k, rows;  /* of the layer's weights */
+        uint32_t type;     /* LkType of what is made */
+        uint32_t biased;   /* by the library */
+        uint32_t own, few; /* an own kernel makes them; small is for few rows */
+        uint32_t large[LK_CUDA_PIN_WORDS], small[LK_CUDA_PIN_WORDS];
+} LkCudaPin;
+
+/* The layers that this process knows on devices of an architecture (90: sm_90), at most max. Any thread. */
+unsigned lk_cuda_pins(int arch, LkCudaPin *ret, unsigned max);
+/* Layers that another process tried with the same library and device: they are not tried again, but where the library does not take the
+ * algorithm. Returns how many were taken; of the first that was not, why says in words what is wrong with it ("": all were). Any
+ * thread. */
+unsigned lk_cuda_pins_take(int arch, const LkCudaPin *pins, unsigned n, char *why, size_t why_size);
+
+/* Called when a layer is used first: known from another process or tried here, and how long that took. Set before the first context. */
+extern void (*lk_cuda_on_layer)(bool known, uint64_t usec);
+
 /* Has a thread of its own run the library's first products on the calling thread's current device, beside whatever comes before the first
- * ones that count. await: for all of them, on the same thread; before a device is reset and before the process ends. */
-void lk_cuda_warm(void);
+ * ones that count: of layers that are known by then, else of any; calls ended (not NULL) at its end. await: for all of them, on the same
+ * thread; before a device is reset and before the process ends. */
+void lk_cuda_warm(void (*ended)(void));
 void lk_cuda_warm_await(void);
 
 /* Which kernel does what on this device, in a few lines of words; and what the bits depend on, in one. Both return as snprintf does. */

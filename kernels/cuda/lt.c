@@ -204,6 +204,10 @@ size_t lt_version(void) {
         return lib->cublasLtGetVersion ? lib->cublasLtGetVersion() : 0;
 }
 
+bool lt_is_one_chain(const LtPin *pin) {
+        return pin->splits == 1 && pin->scheme == CUBLASLT_REDUCTION_SCHEME_NONE;
+}
+
 int lt_ask(CudaLt *lt, const LtProduct *a, LtPin *ret) {
         CLEANUP_FREE cublasLtMatmulHeuristicResult_t *h = calloc(PROPOSALS, sizeof(*h));
         Problem p;
@@ -219,26 +223,45 @@ int lt_ask(CudaLt *lt, const LtProduct *a, LtPin *ret) {
                 return r;
 
         for (int i = 0; i < count; i++)
-                if (h[i].state == CUBLAS_STATUS_SUCCESS && pin_read(&h[i].algo, &pin) && pin.splits == 1 &&
-                        pin.scheme == CUBLASLT_REDUCTION_SCHEME_NONE) {
+                if (h[i].state == CUBLAS_STATUS_SUCCESS && pin_read(&h[i].algo, &pin) && lt_is_one_chain(&pin)) {
                         *ret = pin;
                         return 0;
                 }
         return -EOPNOTSUPP;
 }
 
-int lt_run(CudaLt *lt, cudaStream_t stream, const LtPin *pin, const LtProduct *a) {
+/* The pin as the library wants it for this problem. -EOPNOTSUPP: it does not serve it. */
+static int checked_algo(const CudaLt *lt, const Problem *p, const LtPin *pin, const LtProduct *a, cublasLtMatmulAlgo_t *ret) {
         cublasLtMatmulHeuristicResult_t answer = {0};
+        int r;
+
+        r = pin_algo(lt, pin, x_type_of(false, a->type), y_type_of(p, a->y_type), ret);
+        if (r >= 0 && (lib->cublasLtMatmulAlgoCheck(lt->handle, p->op, p->w, p->x, p->y, p->y, ret, &answer) != CUBLAS_STATUS_SUCCESS ||
+                              answer.state != CUBLAS_STATUS_SUCCESS || answer.workspaceSize > WORKSPACE))
+                r = -EOPNOTSUPP;
+        return r;
+}
+
+bool lt_takes(CudaLt *lt, const LtPin *pin, const LtProduct *a) {
         cublasLtMatmulAlgo_t algo;
         Problem p;
         int r;
 
         r = problem_init(&p, false, a);
         if (r >= 0)
-                r = pin_algo(lt, pin, x_type_of(false, a->type), y_type_of(&p, a->y_type), &algo);
-        if (r >= 0 && (lib->cublasLtMatmulAlgoCheck(lt->handle, p.op, p.w, p.x, p.y, p.y, &algo, &answer) != CUBLAS_STATUS_SUCCESS ||
-                              answer.state != CUBLAS_STATUS_SUCCESS || answer.workspaceSize > WORKSPACE))
-                r = -EOPNOTSUPP;
+                r = checked_algo(lt, &p, pin, a, &algo);
+        problem_done(&p);
+        return r >= 0;
+}
+
+int lt_run(CudaLt *lt, cudaStream_t stream, const LtPin *pin, const LtProduct *a) {
+        cublasLtMatmulAlgo_t algo;
+        Problem p;
+        int r;
+
+        r = problem_init(&p, false, a);
+        if (r >= 0)
+                r = checked_algo(lt, &p, pin, a, &algo);
         if (r >= 0)
                 r = launch(lt, stream, &p, &algo, a);
         problem_done(&p);

@@ -4,6 +4,7 @@
 /* cublasLt for products of dense device matrices, y [m, n] = x [m, k] . w [n, k]^T: asking, pinning, running. No policy: which layer has
  * which pin, and whether pins are to be trusted, is self-test.cu's. One thread and one device per CudaLt. */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -45,6 +46,12 @@ size_t lt_version(void); /* 0: not loaded */
 /* The library's first proposal for a bf16 or f16 product that keeps one chain of sums: of p sizes, types and whether there is a bias
  * (any address that is not NULL) count. -EOPNOTSUPP: it has none. */
 int lt_ask(CudaLt *lt, const LtProduct *p, LtPin *ret);
+
+/* Whether the library takes the pin for such a product; as lt_ask(). */
+bool lt_takes(CudaLt *lt, const LtPin *pin, const LtProduct *p);
+
+/* Whether the pin's sums are one chain, which is what makes parts of an output equal to the whole. */
+bool lt_is_one_chain(const LtPin *pin);
 
 /* A bf16 or f16 product. -EOPNOTSUPP: the pin does not serve this shape; nothing was launched. */
 int lt_run(CudaLt *lt, cudaStream_t stream, const LtPin *pin, const LtProduct *p);

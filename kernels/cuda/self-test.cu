@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What may be believed of the libraries, and of a kernel whose bits have been wrong: a layer's algorithm is found once in a process, tried on numbers of its own over cuts of rows and
- * columns, and used only if every cut has the bits of the whole. The list of layers is shared by all contexts under a lock; what is in it
- * never changes and lives as long as the process. */
+ * columns, and used only if every cut has the bits of the whole. A process may be told what another one with the same library and device found. The
+ * list of layers is shared by all contexts under a lock; what was taken from it never changes and lives as long as the process. */
 
 #include <inttypes.h>
 #include <math.h>
@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/product.cuh"
@@ -33,6 +34,7 @@ struct Layer {
         uint64_t k, rows;
         LkType y_type;
         bool biased;
+        bool is_told; /* by another process, and not used yet */
         LayerPin pin;
 };
 
@@ -222,23 +224,31 @@ static int trial_bias(Trial *t) {
         return r < 0 ? r : expand_columns(t->c->product, t->c->stream, &w, &bias, false, true, &t->columns);
 }
 
+/* What the library is asked for. */
+static LtProduct reference(const LkContext *c, const Layer *l, bool few) {
+        const uint64_t wide = l->rows > l->k ? l->rows : l->k;
+        const LtProduct p = { few ? REFERENCE_FEW : at_most(REFERENCE_ROWS, LAUNCH_MAX / wide / 128 * 128), l->rows, l->k,
+                l->y_type == LK_F16 ? LK_F16 : LK_BF16, NULL, l->k, NULL, NULL, l->y_type, l->rows, l->biased ? c->product->scratch : NULL };
+
+        return p;
+}
+
 /* Asks and tries; pin->own says what came of it. */
-static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, bool biased, LayerPin *pin) {
+static int pin_find(LkContext *c, const Layer *l, LayerPin *pin) {
         CudaProduct *p = c->product;
         Scratch s = scratch_begin(p);
         Trial t = {};
-        uint64_t size, wide = rows > k ? rows : k;
-        LkType type = y_type == LK_F16 ? LK_F16 : LK_BF16;
-        LtProduct whole = { at_most(REFERENCE_ROWS, LAUNCH_MAX / wide / 128 * 128), rows, k, type, NULL, k, NULL, NULL, y_type, rows,
-                biased ? p->scratch : NULL };
+        const uint64_t k = l->k, rows = l->rows;
+        const LtProduct whole = reference(c, l, false), small = reference(c, l, true);
+        const LkType y_type = l->y_type, type = whole.type;
+        uint64_t size;
         int r;
 
         pin->own = true;
         r = lt_ask(p->lt, &whole, &pin->large);
         if (r < 0)
                 return r == -EOPNOTSUPP ? 0 : r;
-        whole.m = REFERENCE_FEW;
-        pin->few = lt_ask(p->lt, &whole, &pin->small) >= 0 && memcmp(&pin->small, &pin->large, sizeof(pin->large)) != 0;
+        pin->few = lt_ask(p->lt, &small, &pin->small) >= 0 && memcmp(&pin->small, &pin->large, sizeof(pin->large)) != 0;
 
         t.c = c;
         t.k = k;
@@ -260,7 +270,7 @@ static int pin_find(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, bool
                 r = fill(c, t.x, TEST_ROWS * k, 1, type);
         if (r >= 0)
                 r = fill(c, t.w, t.cols * k, 2, type);
-        if (r >= 0 && biased)
+        if (r >= 0 && l->biased)
                 r = trial_bias(&t);
         if (r >= 0)
                 r = trial_pins(&t, pin);
@@ -284,7 +294,7 @@ static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, boo
         l->rows = rows;
         l->y_type = y_type;
         l->biased = biased;
-        r = pin_find(c, k, rows, y_type, biased, &l->pin);
+        r = pin_find(c, l, &l->pin);
         if (r < 0) {
                 free(l);
                 return r;
@@ -295,10 +305,145 @@ static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, boo
         return 0;
 }
 
+/* Under the lock: what another process found is used if the library takes it for what it was found for. */
+static int layer_told(LkContext *c, Layer *l, bool *ret_known) {
+        const LtProduct whole = reference(c, l, false), small = reference(c, l, true);
+        LayerPin found = {};
+        int r = 0;
+
+        *ret_known = l->pin.own || (lt_takes(c->product->lt, &l->pin.large, &whole) && (!l->pin.few || lt_takes(c->product->lt, &l->pin.small, &small)));
+        if (!*ret_known) {
+                r = pin_find(c, l, &found);
+                if (r >= 0)
+                        l->pin = found;
+        }
+        l->is_told = r < 0;
+        return r;
+}
+
+void (*lk_cuda_on_layer)(bool known, uint64_t usec);
+
+static uint64_t usec_now(void) {
+        struct timespec t;
+
+        (void) clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
+}
+
+/* Under the lock. l: NULL, or it was told and is not used yet. */
+static int layer_first(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, bool biased, Layer *l, const Layer **ret) {
+        uint64_t begin = usec_now();
+        bool known = false;
+        int r;
+
+        r = l ? layer_told(c, l, &known) : layer_new(c, k, rows, y_type, biased, ret);
+        if (l)
+                *ret = l;
+        if (r >= 0 && lk_cuda_on_layer)
+                lk_cuda_on_layer(known, usec_now() - begin);
+        return r;
+}
+
+/* Under the lock. */
+static Layer *layer_find(int arch, uint64_t k, uint64_t rows, LkType y_type, bool biased) {
+        Layer *l;
+
+        for (l = layers; l; l = l->next)
+                if (l->arch == arch && l->k == k && l->rows == rows && l->y_type == y_type && l->biased == biased)
+                        break;
+        return l;
+}
+
+static_assert(sizeof(LtPin) == LK_CUDA_PIN_WORDS * sizeof(uint32_t), "a pin's numbers");
+
+unsigned lk_cuda_pins(int arch, LkCudaPin *ret, unsigned max) {
+        unsigned n = 0;
+
+        (void) pthread_mutex_lock(&lock);
+        for (const Layer *l = layers; l && n < max; l = l->next)
+                if (l->arch == arch) {
+                        LkCudaPin *p = ret + n++;
+
+                        *p = (LkCudaPin) {};
+                        p->k = l->k;
+                        p->rows = l->rows;
+                        p->type = l->y_type;
+                        p->biased = l->biased;
+                        p->own = l->pin.own;
+                        p->few = l->pin.few;
+                        memcpy(p->large, &l->pin.large, sizeof(p->large));
+                        memcpy(p->small, &l->pin.small, sizeof(p->small));
+                }
+        (void) pthread_mutex_unlock(&lock);
+        return n;
+}
+
+/* NULL: nothing. */
+static const char *wrong_with(const LkCudaPin *p) {
+        LtPin large, small;
+
+        memcpy(&large, p->large, sizeof(large));
+        memcpy(&small, p->small, sizeof(small));
+        if (p->type != LK_F32 && p->type != LK_BF16 && p->type != LK_F16)
+                return "its type is none of f32, bf16 and f16";
+        if (p->k == 0 || p->rows == 0 || p->k % 8 != 0 || p->rows % 8 != 0 || p->k > LAUNCH_MAX || p->rows > LAUNCH_MAX)
+                return "a layer of this size is none of the library's";
+        if (p->biased > 1 || p->own > 1 || p->few > 1 || (p->biased && p->type != LK_F16))
+                return "a yes or no of it is neither";
+        if (!p->own && (!lt_is_one_chain(&large) || (p->few && !lt_is_one_chain(&small))))
+                return "it splits sums, so that parts would have other bits than the whole";
+        return NULL;
+}
+
+/* Under the lock. False: out of memory. */
+static bool layer_tell(int arch, const LkCudaPin *p) {
+        Layer *l = layer_find(arch, p->k, p->rows, (LkType) p->type, p->biased);
+
+        if (l) /* found here, or told twice */
+                return true;
+        l = (Layer *) calloc(1, sizeof(*l));
+        if (!l)
+                return false;
+        l->arch = arch;
+        l->k = p->k;
+        l->rows = p->rows;
+        l->y_type = (LkType) p->type;
+        l->biased = p->biased;
+        l->is_told = true;
+        l->pin.own = p->own;
+        l->pin.few = p->few;
+        memcpy(&l->pin.large, p->large, sizeof(p->large));
+        memcpy(&l->pin.small, p->small, sizeof(p->small));
+        l->next = layers;
+        layers = l;
+        return true;
+}
+
+/* From the last on: the list has them in their order then. */
+unsigned lk_cuda_pins_take(int arch, const LkCudaPin *pins, unsigned n, char *why, size_t why_size) {
+        unsigned taken = 0;
+
+        if (why_size > 0)
+                why[0] = '\0';
+        (void) pthread_mutex_lock(&lock);
+        for (unsigned i = n; i-- > 0;) {
+                const char *wrong = wrong_with(pins + i);
+
+                if (!wrong && !layer_tell(arch, pins + i))
+                        wrong = "there is no memory for it";
+                taken += !wrong;
+                if (wrong)
+                        (void) snprintf(why, why_size, "the layer of %" PRIu64 " x %" PRIu64 ": %s", pins[i].rows, pins[i].k, wrong);
+        }
+        (void) pthread_mutex_unlock(&lock);
+        return taken;
+}
+
 int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, bool biased, const LayerPin **ret) {
         static const LayerPin own = { true, false, {}, {} };
         const CudaProduct *p = c->product;
         const Layer *l;
+        Layer *known;
         int r = 0;
 
         if (!p->lt || p->own_only || k % 8 != 0 || layer_rows % 8 != 0) {
@@ -306,11 +451,9 @@ int layer_pin(LkContext *c, uint64_t k, uint64_t layer_rows, LkType y_type, bool
                 return 0;
         }
         (void) pthread_mutex_lock(&lock);
-        for (l = layers; l; l = l->next)
-                if (l->arch == c->arch && l->k == k && l->rows == layer_rows && l->y_type == y_type && l->biased == biased)
-                        break;
-        if (!l)
-                r = layer_new(c, k, layer_rows, y_type, biased, &l);
+        l = known = layer_find(c->arch, k, layer_rows, y_type, biased);
+        if (!known || known->is_told)
+                r = layer_first(c, k, layer_rows, y_type, biased, known, &l);
         (void) pthread_mutex_unlock(&lock);
         if (r >= 0)
                 *ret = &l->pin;

@@ -63,6 +63,7 @@ struct WorkerLink {
         uint64_t told_out; /* devices that a step was planned without, and that this was said of: bits */
         GpuLinks links;  /* that a worker tried, until one dies */
         bool tries_links; /* it was asked to */
+        WirePins pins;   /* that a worker found; n 0: none */
         WireMemory memory; /* as it said last */
         uint32_t ranks;
         sd_event_source *io, *child, *timer;

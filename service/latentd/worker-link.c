@@ -391,6 +391,18 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *userdata) {
         return 0;
 }
 
+/* A new worker would try the layers of its model in its first step: 25 ms each. What it makes of them is its own affair; they are kept
+ * when a worker dies, since a trial would find the same again. */
+static void send_pins(WorkerLink *w) {
+        WireMessage m;
+
+        if (w->pins.n == 0 || strcmp(w->pins.numerics_id, w->hello.numerics_id) != 0)
+                return;
+        wire_init(&m, WIRE_KNOWN_PINS, w->epoch, 0, 0);
+        memcpy(m.bytes + sizeof(m.header), (const uint8_t *) &w->pins + sizeof(m.header), sizeof(w->pins) - sizeof(m.header));
+        worker_send(w, &m, -EBADF);
+}
+
 static void welcome(WorkerLink *w) {
         const Config *c = w->manager->config;
         WireMessage m;
@@ -418,6 +430,7 @@ static void welcome(WorkerLink *w) {
         if (w->tries_links) /* pairs that hang take some seconds each, and it may have started slowly */
                 arm(w, clock_usec() + w->hello_usec);
         worker_send(w, &m, -EBADF);
+        send_pins(w);
 }
 
 /* It can compute nothing, and says why. */
@@ -557,6 +570,14 @@ static void on_work_message(WorkerLink *w, const WireMessage *m) {
                         break;
                 }
                 on_memory(w, &m->memory);
+                break;
+
+        case WIRE_PINS:
+                if (m->pins.n > WIRE_PINS_MAX) {
+                        worker_link_drop(w, "broke the protocol: it says more pins than there is room for");
+                        break;
+                }
+                w->pins = m->pins;
                 break;
 
         case WIRE_STEP_DONE:

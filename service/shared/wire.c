@@ -26,6 +26,7 @@ static const TypeInfo types[WIRE_TYPE_MAX] = {
         [WIRE_MEMORY] = {"MEMORY", sizeof(WireMemory), false},
         [WIRE_LINKS] = {"LINKS", sizeof(WireLinks), false},
         [WIRE_ERROR] = {"ERROR", sizeof(WireError), false},
+        [WIRE_PINS] = {"PINS", sizeof(WirePins), false},
         [WIRE_WELCOME] = {"WELCOME", sizeof(WireWelcome), false},
         [WIRE_MODEL_OPEN] = {"MODEL_OPEN", sizeof(WireModelOpen), false},
         [WIRE_REGION] = {"REGION", sizeof(WireRegion), true},
@@ -40,6 +41,7 @@ static const TypeInfo types[WIRE_TYPE_MAX] = {
         [WIRE_CANCEL] = {"CANCEL", sizeof(WireCancel), false},
         [WIRE_DIE] = {"DIE", sizeof(WireDie), false},
         [WIRE_TRIM] = {"TRIM", sizeof(WireTrim), false},
+        [WIRE_KNOWN_PINS] = {"KNOWN_PINS", sizeof(WirePins), false},
         [WIRE_JOB_RUN] = {"JOB_RUN", sizeof(WireJobRun), false},
 };
 
@@ -223,6 +225,13 @@ static void normalise(WireMessage *m) {
 
         case WIRE_LINKS:
                 TERMINATE(m->links.notes);
+                break;
+
+        case WIRE_PINS:
+        case WIRE_KNOWN_PINS:
+                TERMINATE(m->pins.numerics_id);
+                TERMINATE(m->pins.device);
+                m->pins.reserved = 0;
                 break;
 
         case WIRE_LORA_NOTES:

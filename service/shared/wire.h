@@ -8,6 +8,7 @@
  *
  * Order of a worker's life:
  *   worker: HELLO                          broker: WELCOME (epoch); worker: LINKS, if that asks for it
+ *                                          broker: KNOWN_PINS, if a worker with these numerics said PINS before
  *   broker: MODEL_OPEN, REGION x n, MODEL_COMMIT      worker: MODEL_READY or ERROR (header.job = model id)
  *   broker: ARENA x 2 per session
  *   broker: JOB_OPEN        worker: JOB_READY (rows, steps, where results lie) or ERROR
@@ -62,6 +63,7 @@ typedef enum WireType {
         WIRE_LORA_NOTES,
         WIRE_MEMORY,
         WIRE_LINKS,
+        WIRE_PINS,
         WIRE_ERROR,
         /* broker to worker */
         WIRE_WELCOME = 32,
@@ -79,6 +81,7 @@ typedef enum WireType {
         WIRE_DIE,
         WIRE_JOB_RUN,
         WIRE_TRIM,
+        WIRE_KNOWN_PINS,
         WIRE_TYPE_MAX,
 } WireType;
 
@@ -141,6 +144,29 @@ typedef struct WireLinks {
         uint32_t rates[WIRE_DEVICES_MAX];
         char notes[1024];
 } WireLinks;
+
+#define WIRE_PINS_MAX 72
+#define WIRE_PIN_WORDS 8
+
+/* How the products with a layer's weights are made, as a trial of it ended: by a library's algorithm, which has numbers of its own, or by
+ * an own kernel. */
+typedef struct WirePin {
+        uint64_t columns, rows; /* of the weights */
+        uint32_t type;          /* of what is made */
+        uint32_t biased, own, few;
+        uint32_t large[WIRE_PIN_WORDS], small[WIRE_PIN_WORDS];
+} WirePin;
+
+/* PINS: what the worker's trials have found so far, whenever that has changed; before the answer to what changed it. KNOWN_PINS: the
+ * same, behind WELCOME, of a worker before it: it tries none of these layers again, but tries what its library does not take. What does not
+ * fit it (numerics_id and device are not its own, numbers that are wrong) it leaves out, and says so in its log. */
+typedef struct WirePins {
+        WireHeader header;
+        char numerics_id[128]; /* of HELLO */
+        char device[256];      /* what else the pins hold for: device and driver, in words */
+        uint32_t n, reserved;
+        WirePin pins[WIRE_PINS_MAX];
+} WirePins;
 
 typedef struct WireWelcome {
         WireHeader header; /* epoch: adopted by the worker */
@@ -577,6 +603,7 @@ typedef union WireMessage {
         WireLoraNotes lora_notes;
         WireMemory memory;
         WireLinks links;
+        WirePins pins; /* KNOWN_PINS, too */
         WireError error;
         WireWelcome welcome;
         WireModelOpen model_open;

@@ -34,6 +34,12 @@ typedef struct Backend {
         /* Behind it, likewise: tries the ways between those that have ranks, and how fast these are; peer_mbs, host_mbs, rates and notes of
          * ret say what it found, and begin as zeros. */
         void (*try_links)(WireHello *ret);
+        /* What trials of the device's library have found, for a worker after this one: device, n and pins. Any thread. NULL: there are no
+         * trials. */
+        void (*pins)(WirePins *ret);
+        /* What a worker before this one found; with what does not fit, or is wrong, it does nothing. Returns how many were taken; f says of
+         * one that was not why. Before there are steps. */
+        uint32_t (*take_pins)(const WirePins *pins, Fault *f);
         /* Of a device. Any thread but those of the ranks: it may be bound to the device then. */
         int (*device_memory)(uint32_t device, uint64_t *ret_free, uint64_t *ret_total);
         /* In words what is wrong with one of them, after an operation failed. Whether it is gone from the bus: then with its

@@ -9,6 +9,9 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/memfd.h"
 
+/* Of a denoiser's first parts: the text's refiner and a block or two. */
+#define TOUCH_AHEAD (UINT64_C(2) << 30)
+
 ModelEntry *model_entry_ref(ModelEntry *m) {
         m->n_ref++;
         return m;
@@ -25,6 +28,7 @@ ModelEntry *model_entry_unref(ModelEntry *m) {
         if (!m || --m->n_ref > 0)
                 return NULL;
 
+        (void) touch_free(m->touch);
         (void) h3_model_free(m->h3); /* before what its views point to */
         (void) h3_lora_free(m->lora);
         (void) h3_text_free(m->conditioner);
@@ -445,6 +449,8 @@ int model_table_commit(ModelTable *t, uint64_t id, const LkOps *ops, WireModelRe
                 return r;
         }
 
+        if ((*slot)->h3 && !ops->host_weights)
+                (*slot)->touch = touch_begin(&h3_weights_denoiser, (*slot)->h3, TOUCH_AHEAD);
         describe(*slot, ops, ret);
         return 0;
 }

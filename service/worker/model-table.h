@@ -17,6 +17,7 @@
 #include "service/h3/video-vae.h"
 #include "service/shared/wire.h"
 #include "service/worker/ranges.h"
+#include "service/worker/touch.h"
 
 #define MODELS_MAX 64
 #define MODEL_FILES_MAX 256
@@ -49,6 +50,7 @@ typedef struct ModelEntry {
         H3PictureRules picture_rules; /* of a conditioner */
         H3VideoVae *video_vae;
         H3AudioVae *audio_vae;
+        Touch *touch; /* of what a device's first step registers first; NULL: nothing */
         atomic_bool closed; /* by MODEL_CLOSE: only jobs and merged models hold it still */
         Fault fault; /* the first region that could not be mapped, and why: MODEL_COMMIT answers with it */
 } ModelEntry;

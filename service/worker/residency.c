@@ -12,7 +12,8 @@
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
 #include "service/worker/coder.h"
-#include "service/worker/crew.h"
+#include "service/worker/timeline.h"
+#include "service/worker/touch.h"
 
 /* Rows that an MLP is made for at a time, where there is memory: more read weights less often. With int8 products
  * what is between them stays in the cache with fewer. */
@@ -23,10 +24,6 @@ static const uint32_t pieces[] = {24576, 16384, 8192, 4096, 2048, 1024};
 
 #define REGROW_FIRST_USEC UINT64_C(30000000)
 #define REGROW_LAST_USEC UINT64_C(3600000000)
-
-/* Who touches memory before it is registered, and from how many bytes on. */
-#define TOUCH_THREADS 4
-#define TOUCH_FROM (UINT64_C(1) << 20)
 
 /* Of the memory that is planned with: what allocations are rounded up by. */
 #define SLACK 64
@@ -78,47 +75,28 @@ static int protect(const void *host, uint64_t size, int protection_bits) {
         return mprotect((void *) begin, end - begin, protection_bits) < 0 ? -errno : 0;
 }
 
-typedef struct Pages {
-        uintptr_t begin, n, size;
-} Pages;
-
-static void touch_part(void *userdata, uint32_t i, uint32_t n) {
-        const Pages *p = userdata;
-        uintptr_t first = p->n * i / n, last = p->n * (i + 1) / n;
-
-        /* a kernel that cannot does it later */
-        (void) madvise((void *) (p->begin + first * p->size), (last - first) * p->size, MADV_POPULATE_WRITE);
-}
-
-/* The whole pages of memory of a region that may be written. Registering one that this process has not touched takes three times as
- * long, and is one thread's work; touching is not. */
-static void touch_all(const void *host, uint64_t size) {
-        uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE), begin = ((uintptr_t) host + page - 1) & ~(page - 1);
-        uintptr_t end = ((uintptr_t) host + size) & ~(page - 1);
-        Crew crew;
-
-        if (size < TOUCH_FROM)
-                return;
-        crew_begin(&crew, TOUCH_THREADS, touch_part, &(Pages){begin, (end - begin) / page, page});
-        crew_end(&crew);
-}
-
 /* Under the lock. Regions are mapped to be read, and written only by a driver that registers them. What it has registered already is left
  * alone: changing the protection of mapped memory to and fro takes 50 ms a GB. */
-static int pin_region(const Residency *x, LkContext *c, Region *region, const void *host, uint64_t size) {
-        uint64_t begin = (uintptr_t) host, end = begin + size;
+static int pin_in_region(const Residency *x, LkContext *c, Region *region, const void *host, uint64_t size) {
+        uint64_t begin = clock_usec(), touched, open, pinned;
         int r;
 
-        if (ranges_have(&region->registered, begin, end))
+        if (ranges_have(&region->registered, (uintptr_t) host, (uintptr_t) host + size))
                 return 0;
+        if (!touch_await(x->base->touch, host, size))
+                touch_now(host, size);
+        touched = clock_usec();
         r = protect(host, size, PROT_READ | PROT_WRITE);
-        if (r >= 0) {
-                touch_all(host, size);
-                r = x->ops->pin(c, host, size);
-        }
-        (void) protect(host, size, PROT_READ);
+        open = clock_usec();
         if (r >= 0)
-                (void) ranges_add(&region->registered, begin, end); /* else it is registered anew, which costs time */
+                r = x->ops->pin(c, host, size);
+        pinned = clock_usec();
+        (void) protect(host, size, PROT_READ);
+        timeline_count("touched", touched - begin);
+        timeline_count("registered", pinned - open);
+        timeline_count("protected", open - touched + (clock_usec() - pinned));
+        if (r >= 0)
+                (void) ranges_add(&region->registered, (uintptr_t) host, (uintptr_t) host + size); /* else it is registered anew, which costs time */
         return r;
 }
 
@@ -132,7 +110,7 @@ static int pin(void *userdata, LkContext *c, const void *host, uint64_t size) {
         if (!region && !x->merged) /* few bytes, of the heap: others' lie in the same pages */
                 return 0;
         (void) pthread_mutex_lock(&protection);
-        r = region ? pin_region(x, c, region, host, size) : x->ops->pin(c, host, size);
+        r = region ? pin_in_region(x, c, region, host, size) : x->ops->pin(c, host, size);
         if (r < 0 && !x->warned) {
                 x->warned = true;
                 log_warning("The weights cannot be registered with the device (%s): copies to it are slower. Is "

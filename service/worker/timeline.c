@@ -12,12 +12,14 @@
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
 
-#define NOTES_MAX 24u
+#define NOTES_MAX 32u
 #define LINE_MAX 1024
 
 typedef struct Note {
         const char *what;
         uint64_t usec;
+        bool beside;
+        unsigned n; /* of what is counted: usec is a time then; else 0 */
 } Note;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
@@ -48,13 +50,38 @@ static bool is_noted(const char *what) {
         return false;
 }
 
-void timeline_note(const char *what) {
+static void note(const char *what, bool beside) {
         if (ended)
                 return;
         (void) pthread_mutex_lock(&lock);
         if (n_notes < NOTES_MAX && !is_noted(what))
-                notes[n_notes++] = (Note){what, clock_usec()};
+                notes[n_notes++] = (Note){.what = what, .usec = clock_usec(), .beside = beside};
         (void) pthread_mutex_unlock(&lock);
+}
+
+void timeline_count(const char *what, uint64_t usec) {
+        unsigned i = 0;
+
+        if (ended)
+                return;
+        (void) pthread_mutex_lock(&lock);
+        while (i < n_notes && strcmp(notes[i].what, what) != 0)
+                i++;
+        if (i == n_notes && i < NOTES_MAX)
+                notes[n_notes++] = (Note){.what = what};
+        if (i < n_notes) {
+                notes[i].n++;
+                notes[i].usec += usec;
+        }
+        (void) pthread_mutex_unlock(&lock);
+}
+
+void timeline_note(const char *what) {
+        note(what, false);
+}
+
+void timeline_beside(const char *what) {
+        note(what, true);
 }
 
 static void append(char *ret, size_t size, size_t *at, const char *what, double msec) {
@@ -66,16 +93,31 @@ static void append(char *ret, size_t size, size_t *at, const char *what, double 
 int timeline_print(char *ret, size_t size) {
         uint64_t last;
         size_t at = 0;
+        char text[64];
 
         (void) pthread_mutex_lock(&lock);
         last = begin_usec;
         append(ret, size, &at, "linked", (double) linked_usec / 1000);
-        for (unsigned i = 0; i < n_notes; last = notes[i++].usec)
+        for (unsigned i = 0; i < n_notes; i++) {
+                if (notes[i].beside || notes[i].n > 0)
+                        continue;
                 append(ret, size, &at, notes[i].what, (double) (notes[i].usec - last) / 1000);
+                last = notes[i].usec;
+        }
         if (first_usec > 0) { /* the device may have begun before the host said so */
                 append(ret, size, &at, "first kernel", ((double) first_usec - (double) last) / 1000);
                 append(ret, size, &at, "all", ((double) first_usec - (double) begin_usec) / 1000);
         }
+        for (unsigned i = 0; i < n_notes; i++)
+                if (notes[i].n > 0) {
+                        (void) snprintf(text, sizeof(text), "%u %s in", notes[i].n, notes[i].what);
+                        append(ret, size, &at, text, (double) notes[i].usec / 1000);
+                }
+        for (unsigned i = 0, n = 0; i < n_notes; i++)
+                if (notes[i].beside) {
+                        (void) snprintf(text, sizeof(text), "%s%s at", n++ == 0 ? "beside it " : "", notes[i].what);
+                        append(ret, size, &at, text, (double) (notes[i].usec - begin_usec) / 1000);
+                }
         (void) pthread_mutex_unlock(&lock);
         return (int) at;
 }

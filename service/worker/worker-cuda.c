@@ -46,6 +46,7 @@ static struct {
         bool started;
         LkOps ops;
         char kernels[2048];
+        char pins_device[sizeof(((WirePins *) NULL)->device)]; /* what pins hold for, beside the numerics */
         uint32_t n;
         Gpu gpus[WIRE_DEVICES_MAX];
         bool reaches[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX]; /* [from][to]: there is a direct way */
@@ -124,6 +125,10 @@ static int try_kernel(LkContext *c) {
         return r < 0 ? r : half == 0x3f80 ? 0 : -EIO;
 }
 
+static void on_warm(void) {
+        timeline_beside("library ran");
+}
+
 static int open_device(Gpu *g, Fault *f) {
         LkContext *c = NULL;
         char text[256];
@@ -140,7 +145,7 @@ static int open_device(Gpu *g, Fault *f) {
         if (r >= 0) {
                 (void) lk_cuda_numerics_id(c, g->numerics_id, sizeof(g->numerics_id));
                 g->first = c;
-                lk_cuda_warm();
+                lk_cuda_warm(on_warm);
                 return 0;
         }
 
@@ -306,10 +311,76 @@ static void start_nccl(void) {
         timeline_note("NCCL");
 }
 
+static void on_layer(bool known, uint64_t usec) {
+        timeline_count(known ? "layers known" : "layers tried", usec);
+}
+
+/* Their algorithms may be others with another driver, and where there are more or fewer processors. */
+static void name_pins_device(void) {
+        const struct cudaDeviceProp *p = &cuda.gpus[0].properties;
+        char driver[64] = "?";
+        int version = 0;
+        FILE *file = fopen("/sys/module/nvidia/version", "re");
+
+        if (file) {
+                if (fscanf(file, "%63s", driver) != 1)
+                        driver[0] = '\0';
+                (void) fclose(file);
+        }
+        (void) cudaDriverGetVersion(&version);
+        (void) snprintf(cuda.pins_device, sizeof(cuda.pins_device), "%.100s with %d processors, driver %s (CUDA %d)", p->name,
+                p->multiProcessorCount, driver, version);
+}
+
+static int arch(void) {
+        return 10 * cuda.gpus[0].properties.major + cuda.gpus[0].properties.minor;
+}
+
+_Static_assert(sizeof(LkCudaPin) == sizeof(WirePin) && LK_CUDA_PIN_WORDS == WIRE_PIN_WORDS, "pins");
+
+static void pins(WirePins *ret) {
+        LkCudaPin all[WIRE_PINS_MAX];
+
+        (void) snprintf(ret->device, sizeof(ret->device), "%s", cuda.pins_device);
+        ret->n = cuda.started ? lk_cuda_pins(arch(), all, WIRE_PINS_MAX) : 0;
+        for (uint32_t i = 0; i < ret->n; i++) {
+                WirePin *p = ret->pins + i;
+
+                *p = (WirePin){.columns = all[i].k, .rows = all[i].rows, .type = all[i].type, .biased = all[i].biased,
+                        .own = all[i].own, .few = all[i].few};
+                memcpy(p->large, all[i].large, sizeof(p->large));
+                memcpy(p->small, all[i].small, sizeof(p->small));
+        }
+}
+
+static uint32_t take_pins(const WirePins *m, Fault *f) {
+        LkCudaPin all[WIRE_PINS_MAX];
+        char why[256];
+        uint32_t n;
+
+        if (!cuda.started || strcmp(m->device, cuda.pins_device) != 0) {
+                (void) fault_set(f, -EINVAL, FAULT_INTERNAL, "they are of %.200s, this worker has %.200s", m->device, cuda.pins_device);
+                return 0;
+        }
+        for (uint32_t i = 0; i < m->n; i++) {
+                const WirePin *p = m->pins + i;
+
+                all[i] = (LkCudaPin){.k = p->columns, .rows = p->rows, .type = p->type, .biased = p->biased,
+                        .own = p->own, .few = p->few};
+                memcpy(all[i].large, p->large, sizeof(p->large));
+                memcpy(all[i].small, p->small, sizeof(p->small));
+        }
+        n = lk_cuda_pins_take(arch(), all, m->n, why, sizeof(why));
+        if (why[0] != '\0')
+                (void) fault_set(f, -EINVAL, FAULT_INTERNAL, "%s", why);
+        return n;
+}
+
 static int start(Fault *f) {
         const bool wants_nccl = nccl_is_wanted();
         int n = 0, r;
 
+        lk_cuda_on_layer = on_layer;
         r = count_devices(&n, f);
         if (r >= 0)
                 r = open_devices(n, f);
@@ -317,6 +388,7 @@ static int start(Fault *f) {
         if (r < 0)
                 return r;
         (void) lk_cuda_describe(cuda.gpus[0].first, cuda.kernels, sizeof(cuda.kernels));
+        name_pins_device();
         connect_all();
         (void) atexit(lk_cuda_warm_await); /* before the driver's library ends */
         cuda.ops.numerics_id = cuda.gpus[0].numerics_id;
@@ -454,6 +526,8 @@ const Backend *backend_get(Fault *f) {
                 .bind = bind_device,
                 .choose = choose,
                 .try_links = try_links,
+                .pins = pins,
+                .take_pins = take_pins,
                 .memory_available = meminfo_available,
                 .device_memory = device_memory,
                 .device_error = device_error,

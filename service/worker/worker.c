@@ -33,8 +33,9 @@ typedef struct Worker {
         ArenaPair *arenas[SESSIONS_MAX];
         Job *jobs[JOBS_MAX];
         size_t jobs_end; /* behind the last one */
-        pthread_mutex_t memory_lock;
+        pthread_mutex_t memory_lock; /* of the rest */
         WireMemory memory; /* as the broker knows it */
+        WirePins pins;     /* likewise */
 } Worker;
 
 static Worker worker = {.memory_lock = PTHREAD_MUTEX_INITIALIZER};
@@ -70,6 +71,52 @@ static void report_memory(Worker *w) {
                 link_send(w->link, &m);
         }
         (void) pthread_mutex_unlock(&w->memory_lock);
+}
+
+/* What trials of the devices' library have found, for the next worker. Any thread. */
+static void report_pins(Worker *w) {
+        WireMessage m;
+
+        if (!w->backend->pins)
+                return;
+        wire_init(&m, WIRE_PINS, link_epoch(w->link), 0, 0);
+        w->backend->pins(&m.pins);
+        (void) snprintf(m.pins.numerics_id, sizeof(m.pins.numerics_id), "%s", w->backend->ops->numerics_id);
+
+        (void) pthread_mutex_lock(&w->memory_lock);
+        w->pins.header = m.pins.header;
+        if (m.pins.n > 0 && memcmp(&m.pins, &w->pins, sizeof(m.pins)) != 0) {
+                w->pins = m.pins;
+                link_send(w->link, &m);
+        }
+        (void) pthread_mutex_unlock(&w->memory_lock);
+}
+
+/* They are tried again, then: another library, another device. */
+static int on_known_pins(Worker *w, const WirePins *p, Fault *f) {
+        Fault why = {};
+        uint32_t n = 0;
+
+        if (p->n > WIRE_PINS_MAX)
+                return fault_set(f, -EPROTO, FAULT_INTERNAL, "KNOWN_PINS has %" PRIu32 " pins, at most %d are possible.", p->n,
+                        WIRE_PINS_MAX);
+        if (!w->backend->take_pins)
+                return 0;
+        if (strcmp(p->numerics_id, w->backend->ops->numerics_id) != 0)
+                (void) fault_set(&why, -EINVAL, FAULT_INTERNAL, "they are of %.127s, this worker has %s", p->numerics_id,
+                        w->backend->ops->numerics_id);
+        else
+                n = w->backend->take_pins(p, &why);
+        timeline_beside("layers told");
+        if (n == p->n) { /* the broker knows what this worker has */
+                (void) pthread_mutex_lock(&w->memory_lock);
+                w->pins = *p;
+                (void) pthread_mutex_unlock(&w->memory_lock);
+        }
+        if (n < p->n)
+                log_notice("%" PRIu32 " of %" PRIu32 " layers are tried again that a worker before this one knew: %s.", p->n - n, p->n,
+                        why.text);
+        return 0;
 }
 
 static ArenaPair **find_arenas(Worker *w, uint64_t session) {
@@ -132,6 +179,7 @@ static void on_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         j->n_pending--;
 
         report_memory(w);
+        report_pins(w);
         if (r < 0 && device_is_lost(w, r))
                 end_without_device(w, j, step, &f);
         if (r < 0) {
@@ -494,6 +542,9 @@ static int on_message(void *userdata, const WireMessage *m, int *fd, Fault *f) {
 
         case WIRE_WELCOME:
                 return on_welcome(w, m, f);
+
+        case WIRE_KNOWN_PINS:
+                return on_known_pins(w, &m->pins, f);
 
         case WIRE_MODEL_OPEN:
                 return model_table_open(&w->models, &m->model_open, f);

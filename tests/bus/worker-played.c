@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +35,8 @@ typedef struct Played {
         volatile uint64_t trials;     /* of ways between devices, by all workers */
         volatile uint64_t rates;      /* of 10^9 operations a second, 16 bits for each device; 0: not measured */
         volatile uint64_t goes;       /* with the copy that fails it is gone */
+        volatile uint64_t tried, told; /* layers, by all workers: by trials, by workers before them */
+        volatile uint64_t spoils;     /* what is handed on: 1: a layer's size is wrong, 2: it is of another device */
 } Played;
 
 static Played *played;
@@ -206,6 +209,46 @@ static void try_links(WireHello *ret) {
                         (void) ops.context_free(own[i]);
 }
 
+/* Two layers, of 16 and 24 rows. */
+#define LAYERS 2u
+static bool knows[LAYERS];
+static pthread_mutex_t layers_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void pins(WirePins *ret) {
+        (void) pthread_mutex_lock(&layers_lock);
+        ret->n = LAYERS;
+        (void) snprintf(ret->device, sizeof(ret->device), played->spoils == 2 ? "another one" : "the played one");
+        for (uint32_t i = 0; i < LAYERS; i++) {
+                played->tried += !knows[i];
+                knows[i] = true;
+                ret->pins[i] = (WirePin){.columns = 64, .rows = played->spoils == 1 && i == 1 ? 13 : 16 + 8 * i};
+        }
+        (void) pthread_mutex_unlock(&layers_lock);
+}
+
+static uint32_t take_pins(const WirePins *m, Fault *f) {
+        uint32_t n = 0;
+
+        if (strcmp(m->device, "the played one") != 0) {
+                (void) fault_set(f, -EINVAL, FAULT_INTERNAL, "they are of %s", m->device);
+                return 0;
+        }
+        (void) pthread_mutex_lock(&layers_lock);
+        for (uint32_t i = 0; i < m->n; i++) {
+                uint64_t rows = m->pins[i].rows;
+
+                if (rows % 8 != 0 || rows / 8 - 2 >= LAYERS) {
+                        (void) fault_set(f, -EINVAL, FAULT_INTERNAL, "the layer of %" PRIu64 " rows", rows);
+                        continue;
+                }
+                knows[rows / 8 - 2] = true;
+                n++;
+        }
+        (void) pthread_mutex_unlock(&layers_lock);
+        played->told += n;
+        return n;
+}
+
 static WireHello found; /* notes of start() */
 
 static void start_nccl(void) {
@@ -291,6 +334,8 @@ const Backend *backend_get(Fault *f) {
                 .bind = bind_device,
                 .choose = choose,
                 .try_links = try_links,
+                .pins = pins,
+                .take_pins = take_pins,
                 .memory_available = meminfo_available,
                 .device_memory = device_memory,
                 .device_error = device_error,

@@ -755,6 +755,84 @@ static void memory_of_an_idle_worker_ends_it(void **state) {
         assert_int_equal(f->n_starts, 2);
 }
 
+static WirePins pins_known;
+
+static bool keep_known_pins(Fake *f, const WireMessage *m) {
+        if (m->header.type == WIRE_KNOWN_PINS)
+                pins_known = m->pins;
+        return false;
+}
+
+static void say_pins(Fake *f, const char *numerics, uint32_t n, uint8_t seed) {
+        WireMessage m;
+
+        wire_init(&m, WIRE_PINS, f->epoch, 0, 0);
+        memset(m.bytes + sizeof(WireHeader), seed, sizeof(WirePins) - sizeof(WireHeader));
+        (void) snprintf(m.pins.numerics_id, sizeof(m.pins.numerics_id), "%s", numerics);
+        (void) snprintf(m.pins.device, sizeof(m.pins.device), "of its own");
+        m.pins.n = n;
+        m.pins.reserved = 0;
+        fake_send(f, &m);
+}
+
+/* Whatever the worker made of its layers comes to the next one as it was said last, also if it was killed. */
+static void pins_go_to_the_next_worker(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        WorkerLink *w = f->m->worker;
+        WirePins said;
+        Job *j;
+
+        j = fake_submit(f, s, WIRE_JOB_STEP, 1, 0);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_int_equal(f->count[WIRE_KNOWN_PINS], 0);
+        say_pins(f, w->hello.numerics_id, 1, 3);
+        say_pins(f, w->hello.numerics_id, WIRE_PINS_MAX, 5);
+        RUN_UNTIL(f, w->pins.n == WIRE_PINS_MAX);
+        said = w->pins;
+        fake_die(f);
+        RUN_UNTIL(f, w->state == LINK_IDLE);
+
+        f->hook = keep_known_pins;
+        j = fake_submit(f, s, WIRE_JOB_STEP, 1, 0);
+        RUN_UNTIL(f, job_is_finished(j));
+        assert_int_equal(f->count[WIRE_KNOWN_PINS], 1);
+        assert_int_equal(pins_known.header.epoch, f->epoch);
+        assert_memory_equal(
+                (uint8_t *) &pins_known + sizeof(WireHeader), (uint8_t *) &said + sizeof(WireHeader), sizeof(said) - sizeof(WireHeader));
+        assert_true(said.pins[WIRE_PINS_MAX - 1].small[WIRE_PIN_WORDS - 1] == UINT32_C(0x05050505));
+}
+
+static void pins_of_other_numerics_stay(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        WorkerLink *w = f->m->worker;
+        Job *j;
+
+        j = fake_submit(f, s, WIRE_JOB_STEP, 1, 0);
+        RUN_UNTIL(f, job_is_finished(j));
+        say_pins(f, "another", 1, 3);
+        RUN_UNTIL(f, w->pins.n == 1);
+        fake_die(f);
+        RUN_UNTIL(f, w->state == LINK_IDLE);
+        assert_works(f, s);
+        assert_int_equal(f->n_starts, 2);
+        assert_int_equal(f->count[WIRE_KNOWN_PINS], 0);
+}
+
+static void pins_without_room_drop_the_worker(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+        Job *j;
+
+        j = fake_submit(f, s, WIRE_JOB_STEP, 1, 0);
+        RUN_UNTIL(f, job_is_finished(j));
+        say_pins(f, f->m->worker->hello.numerics_id, WIRE_PINS_MAX + 1, 3);
+        RUN_UNTIL(f, f->m->worker->state == LINK_IDLE);
+        assert_int_equal(f->m->worker->pins.n, 0);
+        assert_works(f, s);
+}
+
 static void plan_fits_ranks_of_worker_and_session(void **state) {
         Fake *f = *state;
         Session *s = fake_session(f, START);
@@ -928,6 +1006,9 @@ int main(int argc, char **argv) {
                 TEST(forget_model_while_it_opens_closes_it_later),
                 TEST(release_ends_only_an_idle_worker),
                 TEST(memory_of_an_idle_worker_ends_it),
+                TEST(pins_go_to_the_next_worker),
+                TEST(pins_of_other_numerics_stay),
+                TEST(pins_without_room_drop_the_worker),
                 TEST(plan_fits_ranks_of_worker_and_session),
                 TEST(spawn_child_is_shut_in),
                 TEST(spawn_child_that_exits_degrades),

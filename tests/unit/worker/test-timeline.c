@@ -46,6 +46,36 @@ static void end_tells_when_the_first_kernel_began(void **state) {
         assert_true(all >= 50 && all < 1000);
 }
 
+static void beside_is_told_at_the_end_and_takes_no_time_of_others(void **state) {
+        double linked, driver, text, touched;
+        char line[256];
+        int n = 0;
+
+        timeline_begin();
+        timeline_note("driver");
+        (void) usleep(20000);
+        timeline_beside("touched");
+        timeline_note("text");
+        (void) timeline_print(line, sizeof(line));
+        assert_int_equal(
+                sscanf(line, "linked %lf, driver %lf, text %lf, beside it touched at %lf%n", &linked, &driver, &text, &touched, &n), 4);
+        assert_int_equal((size_t) n, strlen(line));
+        assert_true(text >= 20 && touched >= 20);
+}
+
+static void what_is_counted_is_summed(void **state) {
+        char line[256];
+
+        timeline_begin();
+        timeline_count("layers tried", 25000);
+        timeline_note("text");
+        timeline_count("layers known", 100);
+        timeline_count("layers tried", 24500);
+        (void) timeline_print(line, sizeof(line));
+        assert_non_null(strstr(line, ", text "));
+        assert_non_null(strstr(line, ", 2 layers tried in 49.5, 1 layers known in 0.1"));
+}
+
 static void end_without_a_stamp_tells_no_kernel(void **state) {
         char line[256];
 
@@ -69,6 +99,8 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(note_counts_the_first_time_only),
                 cmocka_unit_test(end_tells_when_the_first_kernel_began),
+                cmocka_unit_test(beside_is_told_at_the_end_and_takes_no_time_of_others),
+                cmocka_unit_test(what_is_counted_is_summed),
                 cmocka_unit_test(end_without_a_stamp_tells_no_kernel),
                 cmocka_unit_test(line_that_is_too_long_is_cut),
         };

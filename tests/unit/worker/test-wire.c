@@ -112,7 +112,7 @@ static void wire_receive_every_type_arrives(void **state) {
                 if (fd >= 0)
                         assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
         }
-        assert_int_equal(n, 25);
+        assert_int_equal(n, 27);
         assert_string_equal(wire_type_name(WIRE_HELLO), "HELLO");
         assert_string_equal(wire_type_name(WIRE_DIE), "DIE");
         assert_int_equal(wire_size_of(UINT16_MAX), 0);
@@ -183,8 +183,8 @@ static void wire_receive_header_rules_refused(void **state) {
 }
 
 static void wire_receive_strings_without_end_are_ended(void **state) {
-        static const WireType with_strings[] = {WIRE_HELLO, WIRE_LINKS, WIRE_MODEL_READY, WIRE_LORA_NOTES, WIRE_ERROR,
-                WIRE_MODEL_OPEN, WIRE_REGION, WIRE_JOB_OPEN};
+        static const WireType with_strings[] = {WIRE_HELLO, WIRE_LINKS, WIRE_PINS, WIRE_MODEL_READY, WIRE_LORA_NOTES, WIRE_ERROR,
+                WIRE_KNOWN_PINS, WIRE_MODEL_OPEN, WIRE_REGION, WIRE_JOB_OPEN};
         CLEANUP_CLOSE int fd = -EBADF;
         WireMessage m, got;
         Fault f = {};
@@ -218,6 +218,12 @@ static void wire_receive_strings_without_end_are_ended(void **state) {
                         break;
                 case WIRE_LINKS:
                         assert_int_equal(strlen(got.links.notes), sizeof(got.links.notes) - 1);
+                        break;
+                case WIRE_PINS:
+                case WIRE_KNOWN_PINS:
+                        assert_int_equal(strlen(got.pins.numerics_id), sizeof(got.pins.numerics_id) - 1);
+                        assert_int_equal(strlen(got.pins.device), sizeof(got.pins.device) - 1);
+                        assert_int_equal(got.pins.reserved, 0);
                         break;
                 case WIRE_MODEL_READY:
                         assert_int_equal(strlen(got.model_ready.layout), sizeof(got.model_ready.layout) - 1);

@@ -122,6 +122,21 @@ static void welcome_wrong_ends_the_worker(void **state) {
         }
 }
 
+/* A worker without trials goes on, whatever it is told. */
+static void known_pins_are_nothing_to_a_cpu(void **state) {
+        CLEANUP(broker_freep) Broker *b = broker_open(1);
+        WireMessage m;
+
+        wire_init(&m, WIRE_KNOWN_PINS, 1, 0, 0);
+        m.pins.n = WIRE_PINS_MAX;
+        broker_send(b, &m, -EBADF);
+        broker_expect_acks(b, 2);
+
+        m.pins.n++; /* more than there are */
+        broker_send(b, &m, -EBADF);
+        assert_fails(b);
+}
+
 static void message_before_welcome_ends_the_worker(void **state) {
         CLEANUP(broker_freep) Broker *b = broker_spawn(SOCK_SEQPACKET);
 
@@ -428,6 +443,7 @@ int main(void) {
                 cmocka_unit_test(start_wrong_socket_refused),
                 cmocka_unit_test(hello_describes_the_worker),
                 cmocka_unit_test(welcome_wrong_ends_the_worker),
+                cmocka_unit_test(known_pins_are_nothing_to_a_cpu),
                 cmocka_unit_test(message_before_welcome_ends_the_worker),
                 cmocka_unit_test(second_welcome_ends_the_worker),
                 cmocka_unit_test(garbage_ends_the_worker),
