@@ -331,8 +331,8 @@ static int make_memory(Render *r) {
         }
 
         r->stage = RENDER_STAGE_MEMORY;
-        error = session_new_work(r->job->manager, r->job->uid, (r->sizes.work_bytes + page - 1) / page * page, render_on_memory, r,
-                &r->work, &f);
+        error = session_new_work(r->job->manager, r->job->uid, (r->sizes.work_bytes + page - 1) / page * page, r->plan_message != NULL,
+                render_on_memory, r, &r->work, &f);
         if (error >= 0)
                 return 0;
         if (f.name[0] == '\0')
