@@ -14,6 +14,7 @@
 #include "service/latentd/loader.h"
 #include "service/latentd/peer.h"
 #include "service/latentd/queue.h"
+#include "service/latentd/quota.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
@@ -606,6 +607,11 @@ int model_commit(Model *m, Peer *p, Job **ret, Fault *f) {
 
         if (m->n_parts == 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The model has no files; add some with AddFiles first.");
+
+        model_hash_files(m);
+        r = quota_check_model(m, f);
+        if (r < 0)
+                return r;
 
         r = job_new(m->manager, p, JOB_LOAD, &j, f);
         if (r < 0)
