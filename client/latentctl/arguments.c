@@ -86,16 +86,12 @@ static int add_string(Parser *p, const Option *o, const char *value) {
         return 0;
 }
 
-static const char *shown(const char *value) {
-        return value[0] != '\0' ? value : "\"\"";
-}
-
 static int set_uint(Parser *p, const Option *o, const char *value) {
         uint64_t max = o->max > 0 ? o->max : UINT64_MAX, v;
 
         if (parse_uint(value, &v) < 0 || v < o->min || v > max)
                 return ctl_error(p->error, -EINVAL, CTL_ERROR_USAGE, "--%s %s: expected a whole number from %" PRIu64 " to %" PRIu64,
-                        o->name, shown(value), o->min, max);
+                        o->name, format_value(value), o->min, max);
         *(uint64_t *) o->value = v;
         return 0;
 }
@@ -104,7 +100,7 @@ static int set_double(Parser *p, const Option *o, const char *value) {
         double v;
 
         if (parse_double(value, &v) < 0 || v < o->range->min || v > o->range->max)
-                return ctl_error(p->error, -EINVAL, CTL_ERROR_USAGE, "--%s %s: expected %s", o->name, shown(value), o->range->text);
+                return ctl_error(p->error, -EINVAL, CTL_ERROR_USAGE, "--%s %s: expected %s", o->name, format_value(value), o->range->text);
         *(double *) o->value = v;
         return 0;
 }

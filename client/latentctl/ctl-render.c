@@ -31,7 +31,8 @@
 #define PICTURE_PIXELS_MAX (768u * 1344u + 16u * 2540u + 256u) /* of a film that is as a picture: canvas_from_picture(), sides rounded up */
 
 _Static_assert(CANVAS_FRAMES_MAX == 362, "range_seconds says it in words");
-static const NumberRange range_seconds = {DBL_TRUE_MIN, CANVAS_FRAMES_MAX / 24.0, "a number greater than 0 and at most 15.083 (362 frames)"};
+static const NumberRange range_seconds = {
+        DBL_TRUE_MIN, CANVAS_FRAMES_MAX / 24.0, "a number greater than 0 and at most 15.083 (362 frames)"};
 
 typedef enum Part {
         PART_DENOISER,
@@ -95,7 +96,8 @@ static int choose_format(Render *x, latent_error *e) {
                         return 0;
                 }
 
-        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o %s: expected a name that ends with .mp4, .webm or .mkv", x->coding.output);
+        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o %s: expected a name that ends with .mp4, .webm or .mkv",
+                format_value(x->coding.output));
 }
 
 static int take_seconds(Render *x, latent_error *e) {

@@ -127,7 +127,8 @@ static void parse_mistakes_refused(void **state) {
                 static char *const wrong[] = {"", "nan", "inf", "1e999", " 1", "0", "-1.5", "1e300", "1e-300"};
                 char says[96];
 
-                (void) snprintf(says, sizeof(says), "--shift %s: expected a number greater than 0 and at most", wrong[i][0] ? wrong[i] : "\"\"");
+                (void) snprintf(says, sizeof(says), "--shift %s: expected a number greater than 0 and at most",
+                        wrong[i][0] ? wrong[i] : "\"\"");
                 refuse(PARSE(&p, "m", "--shift", wrong[i]), &p, says);
         }
         assert_int_equal(PARSE(&p, "m", "--sigma", "0", "--shift", "3e38"), 0);
