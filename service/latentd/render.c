@@ -185,7 +185,7 @@ static int start_phase(Render *r) {
 
         render_make_request(r, r->phase, &q, &from, &to);
         if (r->plan_message)
-                q.flags = WIRE_JOB_PLAN_ONLY;
+                q.flags = WIRE_JOB_PLAN_ONLY | WIRE_JOB_UNREAD; /* there are none: render_assume_latents() */
         error = alias(r, from, to, &s);
         if (error >= 0)
                 error = session_submit_hidden(s, render_model(r, r->phase), &q, loras, r, &child);
