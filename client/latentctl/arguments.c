@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,6 +11,9 @@
 #include <string.h>
 
 #include "client/latentctl/report.h"
+
+const NumberRange range_shift = {FLT_TRUE_MIN, FLT_MAX, "a number greater than 0 and at most 3.4e+38, such as 12"};
+const NumberRange range_sigma = {0, 1, "a number from 0 to 1"};
 
 int parse_uint(const char *s, uint64_t *ret) {
         unsigned long long v;
@@ -87,8 +91,17 @@ static int set_uint(Parser *p, const Option *o, const char *value) {
 
         if (parse_uint(value, &v) < 0 || v < o->min || v > max)
                 return ctl_error(p->error, -EINVAL, CTL_ERROR_USAGE, "--%s %s: expected a whole number from %" PRIu64 " to %" PRIu64,
-                        o->name, value, o->min, max);
+                        o->name, format_value(value), o->min, max);
         *(uint64_t *) o->value = v;
+        return 0;
+}
+
+static int set_double(Parser *p, const Option *o, const char *value) {
+        double v;
+
+        if (parse_double(value, &v) < 0 || v < o->range->min || v > o->range->max)
+                return ctl_error(p->error, -EINVAL, CTL_ERROR_USAGE, "--%s %s: expected %s", o->name, format_value(value), o->range->text);
+        *(double *) o->value = v;
         return 0;
 }
 
@@ -106,9 +119,7 @@ static int set_option(Parser *p, const Option *o, const char *value) {
                 r = set_uint(p, o, value);
                 break;
         case OPTION_DOUBLE:
-                r = parse_double(value, o->value);
-                if (r < 0)
-                        (void) ctl_error(p->error, r, CTL_ERROR_USAGE, "--%s: \"%s\" is not a number", o->name, value);
+                r = set_double(p, o, value);
                 break;
         case OPTION_STRINGS:
                 return add_string(p, o, value);

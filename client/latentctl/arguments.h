@@ -22,6 +22,14 @@ typedef struct StringList {
         uint32_t n;
 } StringList;
 
+typedef struct NumberRange {
+        double min, max;
+        const char *text; /* "expected " and this */
+} NumberRange;
+
+/* What the service takes as an f32. */
+extern const NumberRange range_shift, range_sigma;
+
 typedef struct Option {
         const char *name; /* without the dashes */
         OptionType type;
@@ -30,6 +38,7 @@ typedef struct Option {
         char letter; /* '\0': none */
         uint8_t tag; /* STRINGS: for options that share a list */
         uint64_t min, max; /* UINT; max 0: all */
+        const NumberRange *range; /* DOUBLE */
 } Option;
 
 /* Parses argv[1..] against the verb's options and the global ones (c). Operands go to ret_operands,

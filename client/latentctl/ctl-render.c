@@ -3,6 +3,7 @@
 /* latentctl render: from a prompt to a film. */
 
 #include <errno.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -28,6 +29,10 @@
 #define ARENA_MIN 4096u
 #define STEPS_DEFAULT 20u
 #define PICTURE_PIXELS_MAX (768u * 1344u + 16u * 2540u + 256u) /* of a film that is as a picture: canvas_from_picture(), sides rounded up */
+
+_Static_assert(CANVAS_FRAMES_MAX == 362, "range_seconds says it in words");
+static const NumberRange range_seconds = {
+        DBL_TRUE_MIN, CANVAS_FRAMES_MAX / 24.0, "a number greater than 0 and at most 15.083 (362 frames)"};
 
 typedef enum Part {
         PART_DENOISER,
@@ -91,24 +96,17 @@ static int choose_format(Render *x, latent_error *e) {
                         return 0;
                 }
 
-        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o %s: expected a name that ends with .mp4, .webm or .mkv", x->coding.output);
+        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "-o %s: expected a name that ends with .mp4, .webm or .mkv",
+                format_value(x->coding.output));
 }
 
-/* Zero would mean the default to the library: it is the service's error, said here. */
-static int check_numbers(Render *x, latent_error *e) {
+static int take_seconds(Render *x, latent_error *e) {
         if (x->has_frames && x->has_seconds)
                 return usage(e, "--frames and --seconds do not go together");
         if (x->has_seconds) {
-                if (!(x->seconds > 0 && x->seconds * 24 <= CANVAS_FRAMES_MAX))
-                        return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--seconds %g: expected more than 0 and at most %.3f (%u frames)",
-                                x->seconds, CANVAS_FRAMES_MAX / 24.0, CANVAS_FRAMES_MAX);
-                x->frames = (uint64_t) ceil(x->seconds * 24 - 1e-9);
+                x->frames = (uint64_t) fmax(ceil(x->seconds * 24 - 1e-9), 1);
                 x->has_frames = true;
         }
-        if (x->has_shift_video && x->shift_video <= 0)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--shift-video %g: expected more than 0", x->shift_video);
-        if (x->has_shift_audio && x->shift_audio <= 0)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--shift-audio %g: expected more than 0", x->shift_audio);
         return 0;
 }
 
@@ -157,7 +155,7 @@ static int check_options(Render *x, latent_error *e) {
         if (r >= 0)
                 r = parse_size(x->size, &x->width, &x->height, e);
         if (r >= 0)
-                r = check_numbers(x, e);
+                r = take_seconds(x, e);
         if (r >= 0)
                 r = compute_check_sparse(x->sparse, e);
         if (r >= 0)
@@ -479,14 +477,14 @@ int verb_render(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 CODING_OPTIONS(x.coding),
                 {"prompt", OPTION_STRING, &x.prompt, NULL, 'p'},
                 {"size", OPTION_STRING, &x.size, NULL, '\0'},
-                {"seconds", OPTION_DOUBLE, &x.seconds, &x.has_seconds, '\0'},
+                {"seconds", OPTION_DOUBLE, &x.seconds, &x.has_seconds, '\0', .range = &range_seconds},
                 {"frames", OPTION_UINT, &x.frames, &x.has_frames, '\0', .min = 1, .max = CANVAS_FRAMES_MAX},
                 {"steps", OPTION_UINT, &x.steps, &x.has_steps, '\0', .min = 1, .max = STEPS_MAX},
                 {"seed", OPTION_UINT, &x.seed, &x.has_seed, '\0'},
                 {"noise", OPTION_STRING, &x.noise, NULL, '\0'},
                 {"schedule", OPTION_STRING, &x.schedule, NULL, '\0'},
-                {"shift-video", OPTION_DOUBLE, &x.shift_video, &x.has_shift_video, '\0'},
-                {"shift-audio", OPTION_DOUBLE, &x.shift_audio, &x.has_shift_audio, '\0'},
+                {"shift-video", OPTION_DOUBLE, &x.shift_video, &x.has_shift_video, '\0', .range = &range_shift},
+                {"shift-audio", OPTION_DOUBLE, &x.shift_audio, &x.has_shift_audio, '\0', .range = &range_shift},
                 {"sampler", OPTION_STRING, &x.sampler, NULL, '\0'},
                 {"lora", OPTION_STRINGS, &x.lora_arguments, NULL, '\0'},
                 {"sparse", OPTION_STRING, &x.sparse, NULL, '\0'},

@@ -16,12 +16,6 @@ typedef struct SampleOptions {
         bool has_steps, has_shift_video, has_shift_audio, keep_steps;
 } SampleOptions;
 
-static int check_options(const SampleOptions *o, latent_error *e) {
-        if ((o->has_shift_video && o->shift_video <= 0) || (o->has_shift_audio && o->shift_audio <= 0))
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "a shift must be greater than 0");
-        return 0;
-}
-
 /* Evaluations: as many as the file's sigmas have steps, else --steps. */
 static int count_steps(const ComputeJob *j, const SampleOptions *o, uint32_t *ret, latent_error *e) {
         const latent_tensor *sigmas = inputs_get(&j->inputs, INPUT_SIGMAS_VIDEO);
@@ -98,9 +92,6 @@ static int sample_run(ComputeJob *j, void *userdata, latent_error *e) {
         ComputeSize size = {.sampler = o->sampler, .keep_steps = o->keep_steps};
         int r;
 
-        r = check_options(o, e);
-        if (r < 0)
-                return r;
         r = compute_open_files(j, true, e);
         if (r < 0)
                 return r;
@@ -124,8 +115,8 @@ int verb_sample(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 {"steps", OPTION_UINT, &o.steps, &o.has_steps, '\0', .min = 1, .max = STEPS_MAX},
                 {"sampler", OPTION_STRING, &o.sampler, NULL, '\0'},
                 {"schedule", OPTION_STRING, &o.schedule, NULL, '\0'},
-                {"shift-video", OPTION_DOUBLE, &o.shift_video, &o.has_shift_video, '\0'},
-                {"shift-audio", OPTION_DOUBLE, &o.shift_audio, &o.has_shift_audio, '\0'},
+                {"shift-video", OPTION_DOUBLE, &o.shift_video, &o.has_shift_video, '\0', .range = &range_shift},
+                {"shift-audio", OPTION_DOUBLE, &o.shift_audio, &o.has_shift_audio, '\0', .range = &range_shift},
                 {"noise", OPTION_STRING, &o.compute.noise, NULL, '\0'},
                 {"keep-steps", OPTION_FLAG, &o.keep_steps, NULL, '\0'},
         };

@@ -60,8 +60,8 @@ int verb_step(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         StepOptions o = {};
         const Option options[] = {
                 COMPUTE_OPTIONS(o.compute),
-                {"sigma-video", OPTION_DOUBLE, &o.sigma_video, &o.has_sigma_video, '\0'},
-                {"sigma-audio", OPTION_DOUBLE, &o.sigma_audio, &o.has_sigma_audio, '\0'},
+                {"sigma-video", OPTION_DOUBLE, &o.sigma_video, &o.has_sigma_video, '\0', .range = &range_sigma},
+                {"sigma-audio", OPTION_DOUBLE, &o.sigma_audio, &o.has_sigma_audio, '\0', .range = &range_sigma},
         };
 
         return compute_verb(c, verb, argc, argv, options, ELEMENTSOF(options), &o.compute, step_run, &o);

@@ -176,6 +176,7 @@ static int parse_bits(const char *s, double *ret) {
 int inputs_sigma(const TensorFile *f, const char *key, double *ret, latent_error *e) {
         const char *decimal, *bits;
         char bits_key[64];
+        double v = 0;
         int r;
 
         (void) snprintf(bits_key, sizeof(bits_key), "%s_f32", key);
@@ -186,12 +187,16 @@ int inputs_sigma(const TensorFile *f, const char *key, double *ret, latent_error
                         "%s has no noise level in its metadata (%s or %s). Give it: --%.5s-%s S.", f->path,
                         bits_key, key, key, key + 6);
 
-        r = bits ? parse_bits(bits, ret) : parse_double(decimal, ret);
+        r = bits ? parse_bits(bits, &v) : parse_double(decimal, &v);
+        if (r >= 0 && !(v >= range_sigma.min && v <= range_sigma.max)) /* nor NaN */
+                r = -EINVAL;
         if (r < 0)
                 return ctl_error(e, r, LATENT_ERROR_INVALID_FILE,
                         "%s: the metadata %s is \"%s\"; expected %s.", f->path, bits ? bits_key : key,
                         bits ? bits : decimal,
-                        bits ? "the 8 hexadecimal digits of an f32" : "a number from 0 to 1");
+                        bits ? "the 8 hexadecimal digits of an f32 from 0 to 1" : range_sigma.text);
+
+        *ret = v;
         return 0;
 }
 
@@ -199,9 +204,9 @@ int inputs_shift(const TensorFile *f, const char *key, double *ret, latent_error
         const char *s = st_header_meta(f->header, key);
         double v = 0;
 
-        if (s && (parse_double(s, &v) < 0 || v <= 0))
-                return ctl_error(e, -EBADMSG, LATENT_ERROR_INVALID_FILE,
-                        "%s: the metadata %s is \"%s\"; expected a number greater than 0.", f->path, key, s);
+        if (s && (parse_double(s, &v) < 0 || v < range_shift.min || v > range_shift.max))
+                return ctl_error(e, -EBADMSG, LATENT_ERROR_INVALID_FILE, "%s: the metadata %s is \"%s\"; expected %s.", f->path, key, s,
+                        range_shift.text);
 
         *ret = v;
         return 0;

@@ -13,7 +13,7 @@
 
 static int error_output(latent_error *e, int r, const char *path) {
         return ctl_error(e, r, r == -EACCES || r == -EPERM ? LATENT_ERROR_ACCESS_DENIED : LATENT_ERROR_IO,
-                "%s cannot be written: %s.", path, strerror(-r));
+                "%s cannot be written: %s.", format_value(path), strerror(-r));
 }
 
 void output_done(Output *o) {

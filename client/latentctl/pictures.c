@@ -19,7 +19,7 @@ static int fail(const char *path, latent_error *e) {
                 error == ENOENT || error == ENOTDIR ? LATENT_ERROR_NOT_FOUND
                 : error == EACCES                   ? LATENT_ERROR_ACCESS_DENIED
                                                     : LATENT_ERROR_IO,
-                "%s cannot be read: %s.", path, strerror(error));
+                "%s cannot be read: %s.", format_value(path), strerror(error));
 }
 
 static int open_one(Pictures *p, const char *path, const char *kind, uint32_t flags, latent_error *e) {
@@ -75,7 +75,8 @@ int parse_size(const char *size, uint32_t *ret_width, uint32_t *ret_height, late
                         return ctl_error(e, -ENOMEM, LATENT_ERROR_INTERNAL, "Out of memory.");
         }
         if (!width || parse_uint(width, &w) < 0 || parse_uint(cross + 1, &h) < 0 || w == 0 || h == 0 || w > UINT32_MAX || h > UINT32_MAX)
-                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--size %s: expected WIDTHxHEIGHT in pixels, such as 1344x768", size);
+                return ctl_error(e, -EINVAL, CTL_ERROR_USAGE, "--size %s: expected WIDTHxHEIGHT in pixels, such as 1344x768",
+                        format_value(size));
 
         *ret_width = (uint32_t) w;
         *ret_height = (uint32_t) h;

@@ -92,6 +92,10 @@ void report_help(const Verb *verb) {
                 verb->options);
 }
 
+const char *format_value(const char *value) {
+        return value[0] != '\0' ? value : "\"\"";
+}
+
 const char *format_bytes(uint64_t bytes, char buf[static FORMAT_MAX]) {
         static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
         double v = (double) bytes;

@@ -22,6 +22,8 @@ void report_help(const Verb *verb);
 
 #define FORMAT_MAX 32
 /* "1.5 GiB", "0 B"; "1m05s", "0.12 s". Return buf. */
+/* value, or two quotes where there is nothing to see. */
+const char *format_value(const char *value);
 const char *format_bytes(uint64_t bytes, char buf[static FORMAT_MAX]);
 const char *format_usec(uint64_t usec, char buf[static FORMAT_MAX]);
 

@@ -158,14 +158,20 @@ static int load_and_wait(const Ctl *c, latent_client *client, const char *name, 
         return 0;
 }
 
+/* A file or directory, also one that cannot be reached, which is said of it then: a link to nowhere, or a path of the whole machine. */
+static bool is_here(const char *name) {
+        struct stat st;
+
+        return lstat(name, &st) >= 0 || (name[0] == '/' && errno != ENOENT && errno != ENOTDIR);
+}
+
 int run_open_model(const Ctl *c, latent_client *client, const char *name, const latent_load_options *options,
         latent_model **ret, latent_job **ret_load, latent_error *e) {
         CLEANUP(latent_value_freep) latent_value *models = NULL;
         const latent_value *model;
-        struct stat st;
         int r;
 
-        if (stat(name, &st) >= 0)
+        if (is_here(name))
                 return load_and_wait(c, client, name, true, options, ret, ret_load, e);
 
         r = latent_client_models(client, &models, e);

@@ -20,7 +20,7 @@ static int error_open(latent_error *e, int r, const char *path) {
                            : r == -EACCES || r == -EPERM ? LATENT_ERROR_ACCESS_DENIED
                                                          : LATENT_ERROR_IO;
 
-        return ctl_error(e, r, name, "%s cannot be opened: %s.", path, strerror(-r));
+        return ctl_error(e, r, name, "%s cannot be opened: %s.", format_value(path), strerror(-r));
 }
 
 /* All n bytes at offset: a file that ends before was cut while we read. */

@@ -28,7 +28,7 @@
 /* What a key's parser gets. `allowed` ends the sentence "... is wrong, expected ". */
 typedef struct ConfigKey {
         const char *name;
-        /* 0, -EINVAL, -ERANGE, -ENOENT (no such user), -ENOMEM */
+        /* 0, -EINVAL, -ERANGE, -ENOENT (no such user), -EEXIST (a GPU is named twice), -ENOMEM */
         int (*parse)(const struct ConfigKey *key, const char *value, Config *c);
         size_t offset;
         uint64_t min, max; /* numbers */
@@ -425,14 +425,23 @@ static bool is_gpu_name(const char *s) {
         return n == 12 && strspn(s, "0123456789abcdefABCDEF:.") == n && s[4] == ':' && s[7] == ':' && s[10] == '.';
 }
 
-/* max 1: each with a share behind its '='. An empty list is none at all. */
+static bool is_same_name(const char *a, const char *b) {
+        if (isdigit((unsigned char) a[0]) && isdigit((unsigned char) b[0]) && strlen(a) < 4 && strlen(b) < 4)
+                return atoi(a) == atoi(b);
+        return strcasecmp(a, b) == 0;
+}
+
+/* max 1: each with a share behind its '='. An empty list is none at all. That two names are of one GPU turns out when a worker says
+ * which there are (gpu-set.c). */
 static int parse_gpus(const ConfigKey *key, const char *value, Config *c) {
         CLEANUP_FREE char *copy = strdup(value), *list = strdup(value);
+        CLEANUP_FREE const char **names = calloc(strlen(value) / 2 + 1, sizeof(*names));
         char **p = field(key, c), *save = NULL;
+        size_t n = 0;
         double share;
         int r;
 
-        if (!copy || !list)
+        if (!copy || !list || !names)
                 return -ENOMEM;
         for (char *s = strtok_r(copy, " \t,", &save); s; s = strtok_r(NULL, " \t,", &save)) {
                 char *number = key->max > 0 ? strchr(s, '=') : NULL;
@@ -447,6 +456,10 @@ static int parse_gpus(const ConfigKey *key, const char *value, Config *c) {
                 }
                 if (!is_gpu_name(s))
                         return -EINVAL;
+                for (size_t i = 0; i < n; i++)
+                        if (is_same_name(names[i], s))
+                                return -EEXIST;
+                names[n++] = s;
         }
         free(*p);
         *p = strspn(value, " \t,") == strlen(value) ? NULL : STEAL_PTR(list);
@@ -478,12 +491,14 @@ static const ConfigKey keys[] = {
                 "a number from 0 (one per device) to 64"},
         {"WorkerThreads", parse_u32, offsetof(Config, worker_threads), 0, 1024, /* kernels/cpu/threads.h */
                 "a number from 0 (all) to 1024"},
-        {"Gpus", parse_gpus, offsetof(Config, gpus), 0, 0, "numbers, UUIDs (GPU-...) or PCI addresses (0000:41:00.0), or nothing for all"},
-        {"GpusExclude", parse_gpus, offsetof(Config, gpus_exclude), 0, 0, "numbers, UUIDs (GPU-...) or PCI addresses (0000:41:00.0)"},
+        {"Gpus", parse_gpus, offsetof(Config, gpus), 0, 0,
+                "numbers, UUIDs (GPU-...) or PCI addresses (0000:41:00.0), each GPU once, or nothing for all"},
+        {"GpusExclude", parse_gpus, offsetof(Config, gpus_exclude), 0, 0,
+                "numbers, UUIDs (GPU-...) or PCI addresses (0000:41:00.0), each GPU once"},
         {"GpusMax", parse_u32, offsetof(Config, gpus_max), 0, WIRE_DEVICES_MAX, "a number from 0 (all) to 8"},
         {"GpuMinFree", parse_bytes, offsetof(Config, gpu_min_free), 0, 0, BYTES},
         {"GpuShares", parse_gpus, offsetof(Config, gpu_shares), 0, 1,
-                "GPU=SHARE words, a number, UUID or PCI address and a number greater than 0 and at most 1000 each"},
+                "GPU=SHARE words, a number, UUID or PCI address and a number greater than 0 and at most 1000 each, for each GPU once"},
         {"CacheRamMax", parse_bytes, offsetof(Config, cache_ram_max), 0, 0, BYTES},
         {"CacheRamReserve", parse_bytes_or_percent, offsetof(Config, cache_ram_reserve), 0, 0,
                 BYTES ", or 0% to 100%"},
@@ -574,6 +589,8 @@ static int unknown_key(const char *file, unsigned line, const char *name, Fault 
 }
 
 static const char *what_is_wrong(int error) {
+        if (error == -EEXIST)
+                return "wrong, it names a GPU more than once";
         return error == -ERANGE ? "out of range" : error == -ENOENT ? "unknown" : "wrong";
 }
 

@@ -68,6 +68,9 @@ static void on_name(void *userdata, const char *name, const char *value) {
                 if (!gpu_is_named(name, x->hello->devices + i, i))
                         continue;
                 found = true;
+                if (x->devices >> i & 1)
+                        gpu_set_note(x->hello, "%s= names the GPU %s (%s) more than once%s.", x->key, x->hello->devices[i].name,
+                                x->hello->devices[i].pci_address, value[0] != '\0' ? ": the last share counts" : "");
                 x->devices |= UINT64_C(1) << i;
                 if (device_parse_share(value, &share) >= 0)
                         x->shares[i] = share;
@@ -142,6 +145,28 @@ static void keep(WireHello *h, uint64_t devices, const double *shares, GpuSet *r
                 }
 }
 
+void gpu_set_note_cpu(const Config *c, WireHello *h) {
+        const struct {
+                const char *key;
+                bool set;
+        } keys[] = {
+                {"Gpus", c->gpus},
+                {"GpusExclude", c->gpus_exclude},
+                {"GpusMax", c->gpus_max > 0},
+                {"GpuMinFree", c->gpu_min_free > 0},
+                {"GpuShares", c->gpu_shares},
+                {"VramLimit", c->vram_limit > 0},
+        };
+        char list[128] = "";
+        size_t n = 0;
+
+        for (size_t i = 0; i < ELEMENTSOF(keys); i++)
+                if (keys[i].set)
+                        n += (size_t) snprintf(list + n, sizeof(list) - n, "%s%s=", n > 0 ? ", " : "", keys[i].key);
+        if (n > 0)
+                gpu_set_note(h, "%s of latentd.conf: without effect, since the worker computes on the CPU.", list);
+}
+
 int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, WireHello *h, GpuSet *ret, Fault *f) {
         Naming list = {.hello = h, .key = "Gpus"}, exclude = {.hello = h, .key = "GpusExclude"}, shares = {.hello = h, .key = "GpuShares"};
         uint64_t devices = 0, said = 0;
@@ -151,7 +176,8 @@ int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, Wire
                 each_word(c->gpus, on_name, &list);
                 each_word(c->gpus_exclude, on_name, &exclude);
                 each_word(c->gpu_shares, on_name, &shares);
-        }
+        } else if (h->n_devices > 0)
+                gpu_set_note_cpu(c, h);
         for (uint32_t i = 0; i < h->n_devices; i++) {
                 const DeviceInfo *info = info_of(infos, n_infos, h->devices + i);
 

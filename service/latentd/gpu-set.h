@@ -20,7 +20,8 @@ typedef struct GpuSet {
 } GpuSet;
 
 /* Leaves those devices in h, in its order, and what is known of the ways between them; a line in its notes for each that is left
- * out for want of memory or for GpusMax=, and for each name that fits none. A CPU (no PCI address) always takes part. infos: of
+ * out for want of memory or for GpusMax=, for each name that fits none and each GPU that a key names twice. A CPU (no PCI address)
+ * always takes part, as gpu_set_note_cpu(). infos: of
  * device_enumerate(). -ENODEV with f: none is left. */
 int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, WireHello *h, GpuSet *ret, Fault *f);
 
@@ -39,6 +40,9 @@ bool gpu_set_recall(const GpuLinks *x, GpuSet *s, WireHello *h);
 
 /* One line more in h's notes, and in the log; what has no room is left out. */
 void gpu_set_note(WireHello *h, const char *format, ...) __attribute__((__format__(__printf__, 2, 3)));
+
+/* A line in h's notes that names those keys of GPUs that latentd.conf has beside a worker of the CPU. */
+void gpu_set_note_cpu(const Config *c, WireHello *h);
 
 /* Whether the name is this device's: its number (from 0), its UUID or its PCI address. */
 bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number);

@@ -14,10 +14,12 @@
 #include "service/latentd/loader.h"
 #include "service/latentd/peer.h"
 #include "service/latentd/queue.h"
+#include "service/latentd/quota.h"
 #include "service/latentd/worker-link.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/shared/log.h"
+#include "service/shared/suffix.h"
 
 #define PROGRESS_USEC UINT64_C(100000)
 #define MIB UINT64_C(1048576)
@@ -110,6 +112,18 @@ static void model_fail(Model *m, int r, const Fault *f) {
         model_set_state(m, MODEL_FAILED);
 }
 
+/* Of what is in the files the worker does not know whose they are. Of a model of one file it begins with that: once is enough. */
+static void name_model(const Model *m, const Fault *f, Fault *ret) {
+        const char *file = m->n_parts == 1 ? m->parts[0].name : "";
+        size_t n = strlen(file);
+
+        if (n > 0 && strncmp(f->text, file, n) == 0 && (f->text[n] == ':' || f->text[n] == ' ') &&
+                (strcmp(m->name, file) == 0 || has_suffix(m->name, file)))
+                (void) fault_set(ret, -EIO, f->name, "%.256s%s", m->name, f->text + n);
+        else
+                (void) fault_set(ret, -EIO, f->name, "%.256s: %s", m->name, f->text);
+}
+
 static void on_worker_model(void *userdata, Model *model, const WireModelReady *info, const Fault *f) {
         Model *m = userdata;
 
@@ -117,9 +131,8 @@ static void on_worker_model(void *userdata, Model *model, const WireModelReady *
         if (f) {
                 Fault named = {};
 
-                /* Of what is in the files it does not know whose they are. */
                 if (strcmp(f->name, FAULT_INVALID_MODEL) == 0 || strcmp(f->name, FAULT_INVALID_FILE) == 0)
-                        (void) fault_set(&named, -EIO, f->name, "%.256s: %s", m->name, f->text);
+                        name_model(m, f, &named);
                 model_fail(m, -EIO, named.name[0] != '\0' ? &named : f);
                 return;
         }
@@ -606,6 +619,11 @@ int model_commit(Model *m, Peer *p, Job **ret, Fault *f) {
 
         if (m->n_parts == 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The model has no files; add some with AddFiles first.");
+
+        model_hash_files(m);
+        r = quota_check_model(m, f);
+        if (r < 0)
+                return r;
 
         r = job_new(m->manager, p, JOB_LOAD, &j, f);
         if (r < 0)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #include "service/latentd/bus-error.h"
 #include "service/latentd/descriptors.h"
@@ -134,7 +135,7 @@ const char *model_file_label(const Model *m, const char *file, char ret[static M
 }
 
 static int check_limits(Manager *m, const Peer *owner, Fault *f) {
-        size_t n = 0, max = owner ? MODELS_PRIVATE_MAX : MODELS_SHARED_MAX;
+        size_t n = 0, max = owner ? MODELS_OPEN_MAX : MODELS_SHARED_MAX;
         Model *model;
 
         TAILQ_FOREACH(model, &m->models, entry)
@@ -145,7 +146,8 @@ static int check_limits(Manager *m, const Peer *owner, Fault *f) {
                 return 0;
 
         return fault_set(f, -EDQUOT, FAULT_LIMIT, owner
-                         ? "You have %zu models of your own, the most that one user may have; unload one first."
+                         ? "You have opened %zu models of your own, the most that one user may have: unload one, or end a program that "
+                           "has one."
                          : "%zu models are loaded, the most that this service keeps; unload one first.", n);
 }
 
@@ -199,7 +201,7 @@ static bool name_is_plain(const char *name) {
         return true;
 }
 
-static int check_descriptor(const char *name, int fd, uint64_t *ret_size, Fault *f) {
+static int check_descriptor(const char *name, int fd, FileIdentity *ret, Fault *f) {
         struct statx st;
         int flags;
 
@@ -212,13 +214,21 @@ static int check_descriptor(const char *name, int fd, uint64_t *ret_size, Fault 
 
         /* What the kernel knows already: a file system in user space (or far away) must not keep the loop waiting. The loader looks
          * closely, on the pool. */
-        if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_SIZE, &st) < 0)
+        if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, &st) < 0)
                 return -errno;
 
         if (!S_ISREG(st.stx_mode))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT, "The descriptor of \"%s\" is not a regular file.", name);
 
-        *ret_size = st.stx_size;
+        *ret = (FileIdentity){
+                .device = makedev(st.stx_dev_major, st.stx_dev_minor),
+                .inode = st.stx_ino,
+                .size = st.stx_size,
+                .mtime_sec = st.stx_mtime.tv_sec,
+                .mtime_nsec = st.stx_mtime.tv_nsec,
+                .ctime_sec = st.stx_ctime.tv_sec,
+                .ctime_nsec = st.stx_ctime.tv_nsec,
+        };
         return 0;
 }
 
@@ -264,7 +274,8 @@ static int check_files(const Model *m, const ModelFile *files, size_t n_files, F
 
         if (n_open + n_files > MODEL_OPEN_FILES_MAX)
                 return fault_set(f, -EDQUOT, FAULT_LIMIT,
-                                 "You would have %zu files open in models that are not loaded yet; at most %d are allowed.",
+                                 "You would have %zu files open in models that are not loaded yet; at most %d are allowed. Wait until some "
+                                 "are loaded, or unload one.",
                                  n_open + n_files, MODEL_OPEN_FILES_MAX);
 
         for (size_t i = 0; i < n_files; i++) {
@@ -279,10 +290,10 @@ static int check_files(const Model *m, const ModelFile *files, size_t n_files, F
 static int part_fill(Model *m, const ModelFile *file, ModelPart *ret, Fault *f) {
         CLEANUP_CLOSE int fd = -EBADF;
         CLEANUP_FREE char *name = NULL;
-        uint64_t size = 0;
+        FileIdentity identity;
         int r;
 
-        r = check_descriptor(file->name, file->fd, &size, f);
+        r = check_descriptor(file->name, file->fd, &identity, f);
         if (r < 0)
                 return r;
 
@@ -294,8 +305,27 @@ static int part_fill(Model *m, const ModelFile *file, ModelPart *ret, Fault *f) 
         if (!name)
                 return -ENOMEM;
 
-        *ret = (ModelPart) { .model = m, .name = STEAL_PTR(name), .fd = STEAL_FD(fd), .size = size };
+        *ret = (ModelPart) { .model = m, .name = STEAL_PTR(name), .fd = STEAL_FD(fd), .size = identity.size, .identity = identity };
         return 0;
+}
+
+static uint64_t hash_bytes(uint64_t h, const void *bytes, size_t n) {
+        for (const unsigned char *p = bytes; n > 0; n--)
+                h = (h ^ *p++) * UINT64_C(0x100000001b3);
+        return h;
+}
+
+void model_hash_files(Model *m) {
+        uint64_t h = hash_bytes(REGION_HASH_BEGIN, m->partition, strlen(m->partition) + 1);
+
+        h = hash_bytes(h, &m->qkv_order, sizeof(m->qkv_order));
+        h = hash_bytes(h, &m->numa.kind, sizeof(m->numa.kind));
+        h = hash_bytes(h, &m->numa.node, sizeof(m->numa.node));
+        for (size_t i = 0; i < m->n_parts; i++) {
+                h = hash_bytes(h, m->parts[i].name, strlen(m->parts[i].name) + 1);
+                h = hash_bytes(h, &m->parts[i].identity, sizeof(m->parts[i].identity)); /* no padding: file_source_same() */
+        }
+        m->files_hash = h;
 }
 
 static void part_done(ModelPart *p) {

@@ -18,7 +18,8 @@
 #include "service/latentd/model-files.h"
 
 #define MODELS_SHARED_MAX 256    /* shared ones */
-#define MODELS_PRIVATE_MAX 64    /* per user */
+#define MODELS_PRIVATE_MAX 64    /* per user, of different files */
+#define MODELS_OPEN_MAX 1024     /* per user: objects, those that several clients have of the same files too */
 #define MODEL_OPEN_FILES_MAX 512 /* descriptors of a user's models that are not loaded yet */
 #define MODEL_FILES_PER_CALL 4
 
@@ -35,7 +36,7 @@ typedef struct ModelPart {
         char *name;
         int fd; /* until the region is there; a deferred model's for good */
         uint64_t size;
-        FileIdentity identity; /* shared models: when it was opened */
+        FileIdentity identity; /* when it was opened; of a private model what the kernel knew then, for limits only */
         Region *region; /* one reference */
         StoreRequest *request;
 } ModelPart;
@@ -60,6 +61,7 @@ struct Model {
         Peer *owner; /* private models: who made it, NULL once gone or for a shared one */
         uid_t uid;   /* private models */
         bool is_private;
+        uint64_t files_hash; /* private models, once committed: the same for the same files and options */
         bool announced;  /* has a path; a shared one only once its files were found */
         bool superseded; /* its files have changed since: goes with its last user */
         ModelState state;
@@ -109,6 +111,8 @@ Model *model_free(Model *m);
 int model_new(Manager *m, Peer *owner, const ModelOptions *o, const char *name, Model **ret, Fault *f);
 /* All or none; the descriptors are duplicated. */
 int model_add_files(Model *m, const ModelFile *files, size_t n_files, Fault *f);
+/* files_hash, of a private model that has its files. */
+void model_hash_files(Model *m);
 /* Busy with users or while loading. Frees the regions that no other model uses. */
 int model_unload(Model *m, Fault *f);
 void model_pin(Model *m, bool pin);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "service/latentd/job.h"
+#include "service/latentd/model.h"
 #include "service/latentd/remains.h"
 #include "service/latentd/session.h"
 
@@ -101,6 +102,38 @@ int quota_check_arena(const Manager *m, uid_t uid, uint64_t bytes, Fault *f) {
                         bytes, held, c->arena_bytes_per_user, leaving);
 
         return 0;
+}
+
+/* What it has been committed with takes room. */
+static bool is_committed(const Model *m) {
+        return m->is_private && m->state != MODEL_NEW && m->state != MODEL_FAILED;
+}
+
+int quota_check_model(const Model *model, Fault *f) {
+        uint64_t files[MODELS_PRIVATE_MAX];
+        const Model *m;
+        size_t n = 0;
+
+        TAILQ_FOREACH(m, &model->manager->models, entry) {
+                size_t i = 0;
+
+                if (!is_committed(m) || m->uid != model->uid)
+                        continue;
+                if (m->files_hash == model->files_hash)
+                        return 0;
+                while (i < n && files[i] != m->files_hash)
+                        i++;
+                if (i == n && n < MODELS_PRIVATE_MAX)
+                        files[n++] = m->files_hash;
+        }
+
+        if (n < MODELS_PRIVATE_MAX)
+                return 0;
+
+        return fault_set(f, -EDQUOT, FAULT_LIMIT,
+                "You have %zu different models of your own, the most that one user may have (the same files count once, however many "
+                "programs opened them): unload one, or end a program that has one.",
+                n);
 }
 
 int quota_check_job(const Manager *m, uid_t uid, Fault *f) {

@@ -261,7 +261,7 @@ static int make_room(Render *r, Fault *f) {
                 return error;
 
         r->stage = RENDER_STAGE_ROOM;
-        return session_new_work(r->job->manager, r->job->uid, (bytes + page - 1) / page * page, render_on_memory, r, &r->pixels, f);
+        return session_new_work(r->job->manager, r->job->uid, (bytes + page - 1) / page * page, false, render_on_memory, r, &r->pixels, f);
 }
 
 /* ---- reading them ---- */

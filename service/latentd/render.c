@@ -185,7 +185,7 @@ static int start_phase(Render *r) {
 
         render_make_request(r, r->phase, &q, &from, &to);
         if (r->plan_message)
-                q.flags = WIRE_JOB_PLAN_ONLY;
+                q.flags = WIRE_JOB_PLAN_ONLY | WIRE_JOB_UNREAD; /* there are none: render_assume_latents() */
         error = alias(r, from, to, &s);
         if (error >= 0)
                 error = session_submit_hidden(s, render_model(r, r->phase), &q, loras, r, &child);
@@ -331,8 +331,8 @@ static int make_memory(Render *r) {
         }
 
         r->stage = RENDER_STAGE_MEMORY;
-        error = session_new_work(r->job->manager, r->job->uid, (r->sizes.work_bytes + page - 1) / page * page, render_on_memory, r,
-                &r->work, &f);
+        error = session_new_work(r->job->manager, r->job->uid, (r->sizes.work_bytes + page - 1) / page * page, r->plan_message != NULL,
+                render_on_memory, r, &r->work, &f);
         if (error >= 0)
                 return 0;
         if (f.name[0] == '\0')

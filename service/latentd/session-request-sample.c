@@ -3,6 +3,7 @@
 #include "service/latentd/session-request-internal.h"
 
 #include <errno.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -86,7 +87,7 @@ static int shift(const char *key, double value, bool seen, float *ret, Fault *f)
 
         if (!isfinite(value) || !isfinite(narrow) || !(narrow > 0.0f))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "\"%s\" is %g, expected a number above 0.", key, value);
+                        "\"%s\" is %g, expected a number above 0 and at most %.2g, such as 12.", key, value, (double) FLT_MAX);
 
         *ret = narrow;
         return 0;

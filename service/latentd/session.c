@@ -133,7 +133,7 @@ static int populate(void *userdata) {
                         return r;
         }
 
-        r = populate_one(s, s->output_fd, s->output_bytes);
+        r = s->bare ? 0 : populate_one(s, s->output_fd, s->output_bytes);
         if (r < 0)
                 return r;
 
@@ -296,7 +296,7 @@ int session_new(
         return 0;
 }
 
-int session_new_work(Manager *m, uid_t uid, uint64_t bytes, SessionOpenFn fn, void *userdata, Session **ret, Fault *f) {
+int session_new_work(Manager *m, uid_t uid, uint64_t bytes, bool bare, SessionOpenFn fn, void *userdata, Session **ret, Fault *f) {
         const SessionOptions o = { .input_bytes = bytes, .output_bytes = bytes, .job_class = "normal" };
         CLEANUP(session_freep) Session *s = NULL;
         int r;
@@ -311,6 +311,7 @@ int session_new_work(Manager *m, uid_t uid, uint64_t bytes, SessionOpenFn fn, vo
         if (r < 0)
                 return r;
         s->input_fd = s->output_fd;
+        s->bare = bare;
 
         r = start_populating(s, fn, userdata);
         if (r < 0)

@@ -51,6 +51,7 @@ struct Session {
         void *output_map;     /* read-only: the broker reads commit words through it */
         uint64_t arena_epoch; /* worker_link_epoch() of the worker that has the arenas */
         atomic_bool unwanted; /* it was closed: the populating ends early */
+        bool bare;            /* nothing will be written to it: it is not populated */
         unsigned n_busy;      /* unfinished jobs, and the populating */
 
         /* queue.c: the last JOB_OPEN that the worker of this epoch answered, and how; 0: none */
@@ -79,8 +80,9 @@ int session_new(
         Manager *m, Peer *owner, const SessionOptions *o, SessionOpenFn fn, void *userdata, Fault *f);
 
 /* An arena of so many bytes (a multiple of the page size) for the jobs of a Render, which counts for the user like a session's; its
- * content is zeros. As session_new(), and *ret is there at once: session_forget() for whoever does not want to wait. */
-int session_new_work(Manager *m, uid_t uid, uint64_t bytes, SessionOpenFn fn, void *userdata, Session **ret, Fault *f);
+ * content is zeros. bare: of a plan, which is counted like any other, but whose pages, to which next to nothing is written, are not
+ * made. As session_new(), and *ret is there at once: session_forget() for whoever does not want to wait. */
+int session_new_work(Manager *m, uid_t uid, uint64_t bytes, bool bare, SessionOpenFn fn, void *userdata, Session **ret, Fault *f);
 /* A session whose jobs read the input arena of `from`, or with from_output its output arena, and write to the output arena of `to`. */
 int session_new_alias(Session *from, Session *to, bool from_output, Session **ret);
 /* session_close() of either; fn is not called any more. */

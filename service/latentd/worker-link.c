@@ -50,6 +50,8 @@ int worker_link_new(Manager *m, WorkerLink **ret) {
         STAILQ_INIT(&w->queue);
         TAILQ_INIT(&w->models);
         TAILQ_INIT(&w->requests);
+        if (m->config->worker == WORKER_CPU) /* known before one has started */
+                gpu_set_note_cpu(m->config, &w->hello);
 
         /* For tests, whose sequences are shorter than a tile. Results do not depend on it. */
         if (tile && atoi(tile) > 0 && atoi(tile) <= ROW_TILE)

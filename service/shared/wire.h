@@ -345,6 +345,7 @@ enum {
         WIRE_JOB_KEEP_STEPS = 1u << 0, /* SAMPLE only */
         WIRE_JOB_RESUME = 1u << 1, /* the output arena holds a valid commit word of this job: go on from there */
         WIRE_JOB_PLAN_ONLY = 1u << 2, /* everything is checked and counted, nothing is written: only JOB_CLOSE may follow */
+        WIRE_JOB_UNREAD = 1u << 3, /* PLAN_ONLY of a SAMPLE (made noise, no masks) or DECODE: the latents have a shape, no content yet */
 };
 
 /* Everything a job needs, by place in the session's arenas. Fields that a kind does not name are 0. The worker copies what it

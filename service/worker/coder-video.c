@@ -82,9 +82,9 @@ static int take_latents(Job *j, const WireJobOpen *w, VideoWork *x, Fault *f) {
         if (r >= 0) /* memory for what is made together */
                 r = h3_video_decode_plan_as(x->vae, type,
                         tile_pool_together(h3_video_decode_tiles(&x->plan), ops->batch, j->coder->ranks), &x->plan, f);
-        if (r >= 0)
+        if (r >= 0 && !(w->flags & WIRE_JOB_UNREAD))
                 r = tensor_copy(&w->video, &rule, &j->arenas->input, (void **) &x->z, f);
-        if (r < 0)
+        if (r < 0 || (w->flags & WIRE_JOB_UNREAD))
                 return r;
         return tensor_check_finite("video", ST_F32, x->z, 4, w->video.shape, f);
 }

@@ -33,11 +33,12 @@ static const CoderClass *choose_class(uint32_t kind, const ModelEntry *m) {
 
 static int check_numbers(const WireJobOpen *w, Fault *f) {
         const uint32_t known = WIRE_JOB_RESUME | WIRE_JOB_PLAN_ONLY;
+        bool unread = w->kind == WIRE_JOB_DECODE && w->flags == (WIRE_JOB_PLAN_ONLY | WIRE_JOB_UNREAD);
 
         if (w->compute > WIRE_COMPUTE_BF16)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The job has the unknown compute type %" PRIu32 ".", w->compute);
-        if ((w->flags & ~known) || w->flags == known)
+        if (!unread && ((w->flags & ~known) || w->flags == known))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The job has the flags 0x%" PRIx32 ", expected 0 or one of 0x%" PRIx32 ".", w->flags,
                         known);

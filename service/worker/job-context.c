@@ -105,7 +105,7 @@ static int check_sample_numbers(const WireJobOpen *w, Fault *f) {
 
 static int check_numbers(const WireJobOpen *w, Fault *f) {
         uint32_t flags = w->kind == WIRE_JOB_SAMPLE
-                                 ? WIRE_JOB_RESUME | WIRE_JOB_PLAN_ONLY | WIRE_JOB_KEEP_STEPS
+                                 ? WIRE_JOB_RESUME | WIRE_JOB_PLAN_ONLY | WIRE_JOB_KEEP_STEPS | WIRE_JOB_UNREAD
                          : w->kind == WIRE_JOB_STEP ? WIRE_JOB_RESUME | WIRE_JOB_PLAN_ONLY
                                                     : 0;
 
@@ -123,6 +123,10 @@ static int check_numbers(const WireJobOpen *w, Fault *f) {
         if ((w->flags & WIRE_JOB_RESUME) && (w->flags & WIRE_JOB_PLAN_ONLY))
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The job is to be planned only: there is nothing to resume.");
+        if ((w->flags & WIRE_JOB_UNREAD) && (!(w->flags & WIRE_JOB_PLAN_ONLY) || w->noise == WIRE_NOISE_GIVEN ||
+                                                    !tensor_is_absent(&w->mask_video) || !tensor_is_absent(&w->mask_audio)))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job's latents are not to be read, which is for plans with made noise and without masks.");
         if (w->kind == WIRE_JOB_MERGE)
                 return 0;
         if (w->condition_noise > WIRE_NOISE_OFFICIAL)
@@ -149,19 +153,19 @@ static int take_latents(Job *j, const WireJobOpen *w, Latents *ret, Fault *f) {
         TensorRule audio = {.name = "audio", .type = ST_F32, .n_dims = 3, .shape = {c->audio_channels, 2}};
         int r;
 
-        r = tensor_copy(&w->video, &video, &j->arenas->input, (void **) &ret->video, f);
-        if (r < 0)
-                return r;
-
-        r = tensor_copy(&w->audio, &audio, &j->arenas->input, (void **) &ret->audio, f);
-        if (r < 0)
-                return r;
-
-        r = tensor_check_finite("video", ST_F32, ret->video, 4, w->video.shape, f);
-        if (r < 0)
-                return r;
-
-        r = tensor_check_finite("audio", ST_F32, ret->audio, 3, w->audio.shape, f);
+        if (w->flags & WIRE_JOB_UNREAD) {
+                r = tensor_check(&w->video, &video, &j->arenas->input, f);
+                if (r >= 0)
+                        r = tensor_check(&w->audio, &audio, &j->arenas->input, f);
+        } else {
+                r = tensor_copy(&w->video, &video, &j->arenas->input, (void **) &ret->video, f);
+                if (r >= 0)
+                        r = tensor_copy(&w->audio, &audio, &j->arenas->input, (void **) &ret->audio, f);
+                if (r >= 0)
+                        r = tensor_check_finite("video", ST_F32, ret->video, 4, w->video.shape, f);
+                if (r >= 0)
+                        r = tensor_check_finite("audio", ST_F32, ret->audio, 3, w->audio.shape, f);
+        }
         if (r < 0)
                 return r;
 

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -17,7 +18,7 @@
 typedef struct Parsed {
         const char *output, *compute;
         uint64_t steps, some;
-        double shift;
+        double shift, sigma;
         bool keep, has_steps;
         StringList loras;
         const char *operands[2];
@@ -31,7 +32,8 @@ static int parse(Parsed *p, int argc, char *argv[]) {
                 {"compute", OPTION_STRING, &p->compute, NULL, '\0'},
                 {"steps", OPTION_UINT, &p->steps, &p->has_steps, '\0'},
                 {"some", OPTION_UINT, &p->some, NULL, '\0', .min = 2, .max = 4},
-                {"shift", OPTION_DOUBLE, &p->shift, NULL, '\0'},
+                {"shift", OPTION_DOUBLE, &p->shift, NULL, '\0', .range = &range_shift},
+                {"sigma", OPTION_DOUBLE, &p->sigma, NULL, '\0', .range = &range_sigma},
                 {"keep-steps", OPTION_FLAG, &p->keep, NULL, '\0'},
                 {"lora", OPTION_STRINGS, &p->loras, NULL, '\0'},
                 {"more", OPTION_STRINGS, &p->loras, NULL, '\0', 7},
@@ -47,7 +49,7 @@ static void parse_all_spellings(void **state) {
         Parsed p = {};
 
         assert_int_equal(PARSE(&p, "model", "-o", "a", "--compute=f32", "--steps", "8", "in", "--keep-steps",
-                                 "--shift=-1.5"),
+                                 "--shift=1.5"),
                 0);
         assert_string_equal(p.operands[0], "model");
         assert_string_equal(p.operands[1], "in");
@@ -56,7 +58,7 @@ static void parse_all_spellings(void **state) {
         assert_int_equal(p.steps, 8);
         assert_true(p.has_steps);
         assert_true(p.keep);
-        assert_true(p.shift == -1.5);
+        assert_true(p.shift == 1.5);
 
         p = (Parsed){};
         assert_int_equal(PARSE(&p, "-oa", "--", "--steps"), 0);
@@ -121,11 +123,17 @@ static void parse_mistakes_refused(void **state) {
         refuse(PARSE(&p, "m", "--some", "-3"), &p, "2 to 4");
         refuse(PARSE(&p, "m", "--bus-address="), &p, "a value is missing behind --bus-address");
         p.ctl = (Ctl){};
-        for (size_t i = 0; i < 5; i++) {
-                static char *const wrong[] = {"", "nan", "inf", "1e999", " 1"};
+        for (size_t i = 0; i < 9; i++) {
+                static char *const wrong[] = {"", "nan", "inf", "1e999", " 1", "0", "-1.5", "1e300", "1e-300"};
+                char says[96];
 
-                refuse(PARSE(&p, "m", "--shift", wrong[i]), &p, "number");
+                (void) snprintf(says, sizeof(says), "--shift %s: expected a number greater than 0 and at most",
+                        wrong[i][0] ? wrong[i] : "\"\"");
+                refuse(PARSE(&p, "m", "--shift", wrong[i]), &p, says);
         }
+        assert_int_equal(PARSE(&p, "m", "--sigma", "0", "--shift", "3e38"), 0);
+        assert_int_equal(PARSE(&p, "m", "--sigma", "1", "--shift", "1e-40"), 0);
+        refuse(PARSE(&p, "m", "--sigma", "1.0001"), &p, "--sigma 1.0001: expected a number from 0 to 1");
 }
 
 static void parse_global_stops_at_the_verb(void **state) {

@@ -184,6 +184,25 @@ static void config_read_gpus(void **state) {
         }
 }
 
+static void config_read_gpu_named_twice_is_refused(void **state) {
+        static const char *const wrong[] = {"GpuShares=0=1 0=2", "GpuShares=0=1 1=1 00=1", "Gpus=1,2,1",
+                "GpusExclude=0000:4a:00.0 0000:4A:00.0",
+                "Gpus=GPU-01234567-89ab-cdef-0123-456789ABCDEF gpu-01234567-89ab-cdef-0123-456789abcdef"};
+        State *s = *state;
+
+        for (size_t i = 0; i < ELEMENTSOF(wrong); i++) {
+                char text[128];
+                size_t n = strcspn(wrong[i], "=");
+                Fault *f = &s->fault;
+
+                (void) snprintf(text, sizeof(text), "[latentd]\n%s\n", wrong[i]);
+                assert_int_equal(read_text(s, text), -EBADMSG);
+                if (strncmp(strstr(f->text, " of ") + 4, wrong[i], n) != 0 || !strstr(f->text, "names a GPU more than once"))
+                        fail_msg("%s: %s", wrong[i], f->text);
+        }
+        assert_int_equal(read_text(s, "[latentd]\nGpus=1 10 100 0000:41:00.0 0000:41:00.1\n"), 0);
+}
+
 static void config_read_percent_is_of_all_memory(void **state) {
         State *s = *state;
         uint64_t total = (uint64_t) sysconf(_SC_PHYS_PAGES) * (uint64_t) sysconf(_SC_PAGESIZE);
@@ -433,6 +452,7 @@ int main(void) {
                 TEST(config_read_parts_and_cache_of_encode),
                 TEST(config_read_device_memory),
                 TEST(config_read_gpus),
+                TEST(config_read_gpu_named_twice_is_refused),
                 TEST(config_read_percent_is_of_all_memory),
                 TEST(config_read_wrong_line_names_file_line_and_what_is_allowed),
                 TEST(config_read_key_before_section_is_refused),

@@ -121,7 +121,38 @@ static void set_without_any_is_refused(void **state) {
         h = (WireHello){.n_devices = 1}; /* a CPU is none of these */
         assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), 0);
         assert_int_equal(h.n_devices, 1);
+}
+
+static void keys_beside_a_cpu_are_noted(void **state) {
+        Config c = {.gpus = (char *) "7", .gpu_shares = (char *) "0=2"};
+        const Config none = {.vram_reserve = GIB, .vram_idle_sec = 300}; /* as they are without a word */
+        const Config all = {.gpus = (char *) "1", .gpus_exclude = (char *) "1", .gpus_max = 1, .gpu_min_free = 1,
+                .gpu_shares = (char *) "0=1", .vram_limit = 1};
+        WireHello h = {.n_devices = 1};
+        Fault f = {};
+        GpuSet s;
+
+        assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), 0);
+        assert_string_equal(h.notes, "Gpus=, GpuShares= of latentd.conf: without effect, since the worker computes on the CPU.\n");
+        h = (WireHello){.n_devices = 1};
+        assert_int_equal(gpu_set_apply(&none, NULL, 0, &h, &s, &f), 0);
         assert_string_equal(h.notes, "");
+        gpu_set_note_cpu(&all, &h);
+        assert_non_null(strstr(h.notes, "Gpus=, GpusExclude=, GpusMax=, GpuMinFree=, GpuShares=, VramLimit= of"));
+}
+
+/* Two spellings of one are seen only here. */
+static void gpu_named_twice_is_noted(void **state) {
+        Config c = {.gpus = (char *) "0 1 0000:42:00.0"};
+        WireHello h = hello_of(3);
+        Fault f = {};
+        GpuSet s;
+
+        expect_set(&c, NULL, 0, 3, "01", "Gpus= names the GPU Card (0000:42:00.0) more than once.");
+        c = (Config){.gpu_shares = (char *) "2=3 GPU-01234567-89ab-cdef-0123-456789abcde2=5"};
+        assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), 0);
+        assert_int_equal(s.shares[2], 5000);
+        assert_string_equal(h.notes, "GpuShares= names the GPU Card (0000:43:00.0) more than once: the last share counts.\n");
 }
 
 /* As HELLO has it: ways to itself alone. */
@@ -295,6 +326,8 @@ int main(void) {
                 TEST(note_of_the_longest_is_kept),
                 TEST(set_of_udev),
                 TEST(set_without_any_is_refused),
+                TEST(keys_beside_a_cpu_are_noted),
+                TEST(gpu_named_twice_is_noted),
                 TEST(links_are_kept_for_the_same_devices),
                 TEST(shares_follow_the_rates),
                 TEST(wishes_become_ranks),

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "service/latentd/job.h"
+#include "service/latentd/model.h"
 #include "service/latentd/quota.h"
 #include "service/latentd/remains.h"
 #include "service/latentd/session.h"
@@ -20,6 +21,7 @@ typedef struct Lists {
         Manager m;
         Session sessions[1024];
         Job jobs[4];
+        Model models[70];
 } Lists;
 
 static int setup(void **state) {
@@ -32,6 +34,7 @@ static int setup(void **state) {
         TAILQ_INIT(&l->m.remains);
         TAILQ_INIT(&l->m.jobs);
         TAILQ_INIT(&l->m.unfinished);
+        TAILQ_INIT(&l->m.models);
         *state = l;
         return 0;
 }
@@ -116,6 +119,37 @@ static void job_number_counts_unfinished_of_the_user(void **state) {
         assert_int_equal(quota_check_job(&l->m, 2, &f), 0);
 }
 
+static Model *add_model(Lists *l, unsigned i, uid_t uid, ModelState state, uint64_t files) {
+        l->models[i] = (Model){ .manager = &l->m, .is_private = true, .uid = uid, .state = state, .files_hash = files };
+        TAILQ_INSERT_TAIL(&l->m.models, &l->models[i], entry);
+        return &l->models[i];
+}
+
+static void models_of_the_same_files_count_once(void **state) {
+        static const ModelState states[] = { MODEL_DEFERRED, MODEL_LOADING, MODEL_READY };
+        Model *same, *other, *hers, *shared;
+        Lists *l = *state;
+        Fault f = {};
+
+        for (unsigned i = 0; i < MODELS_PRIVATE_MAX - 1; i++)
+                (void) add_model(l, i, 1, states[i % 3], i);
+        shared = add_model(l, 63, 1, MODEL_READY, 63);
+        shared->is_private = false;
+        (void) add_model(l, 64, 1, MODEL_FAILED, 64);
+        same = add_model(l, 65, 1, MODEL_NEW, 5);
+        other = add_model(l, 66, 1, MODEL_NEW, 66);
+        hers = add_model(l, 67, 2, MODEL_NEW, 67);
+        assert_int_equal(quota_check_model(other, &f), 0);
+        (void) add_model(l, 68, 1, MODEL_READY, 5);
+        assert_int_equal(quota_check_model(other, &f), 0);
+        (void) add_model(l, 69, 1, MODEL_READY, 69);
+        assert_int_equal(quota_check_model(other, &f), -EDQUOT);
+        assert_string_equal(f.name, FAULT_LIMIT);
+        assert_non_null(strstr(f.text, "64 different models"));
+        assert_int_equal(quota_check_model(same, &f), 0);
+        assert_int_equal(quota_check_model(hers, &f), 0);
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test_setup_teardown(session_bytes_of_one_user_are_counted, setup, teardown),
@@ -124,6 +158,7 @@ int main(void) {
                 cmocka_unit_test_setup_teardown(
                         session_memory_that_clients_keep_is_counted, setup, teardown),
                 cmocka_unit_test_setup_teardown(job_number_counts_unfinished_of_the_user, setup, teardown),
+                cmocka_unit_test_setup_teardown(models_of_the_same_files_count_once, setup, teardown),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);

@@ -666,7 +666,7 @@ static void request_sample_bad_input_is_named(void **state) {
         for (size_t i = 0; i < ELEMENTSOF(shifts); i++) {
                 m = with_steps("");
                 ADD(m, "shift-audio", "d", shifts[i]);
-                expect(false, m, s, FAULT_INVALID_ARGUMENT, "shift-audio");
+                expect(false, m, s, FAULT_INVALID_ARGUMENT, "expected a number above 0 and at most 3.4e+38");
         }
 
         m = with_steps("");

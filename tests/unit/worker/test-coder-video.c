@@ -490,6 +490,30 @@ static void decode_plan_only_writes_nothing(void **state) {
         assert_int_equal(bench_try_step(b, j, &result, &f), -EINVAL);
 }
 
+/* The latents of a film that is planned are not there yet. */
+static void decode_plan_unread_is_the_same_plan(void **state) {
+        CoderBench *b = *state;
+        WireJobOpen w = film_job(b, ST_U8);
+        CLEANUP(job_unrefp) Job *read = NULL;
+        CLEANUP(job_unrefp) Job *unread = NULL;
+        WireJobReady a = {}, c = {};
+
+        w.flags = WIRE_JOB_PLAN_ONLY;
+        read = bench_open(b, &w);
+        memset(b->input + w.video.offset, 0xff, (size_t) w.video.size); /* NaN */
+        bench_refuse(b, &w, FAULT_INVALID_TENSOR, "video has NaN");
+        w.flags = WIRE_JOB_PLAN_ONLY | WIRE_JOB_UNREAD;
+        unread = bench_open(b, &w);
+        job_describe(read, &a);
+        job_describe(unread, &c);
+        assert_memory_equal(&a, &c, sizeof(a));
+        w.flags = WIRE_JOB_UNREAD;
+        bench_refuse(b, &w, FAULT_INVALID_ARGUMENT, "flags 0x8");
+        w.flags = WIRE_JOB_PLAN_ONLY | WIRE_JOB_UNREAD;
+        w.video.shape[0]++;
+        bench_refuse(b, &w, FAULT_INVALID_TENSOR, "video has the shape");
+}
+
 /* ---- ENCODE_MEDIA ---- */
 
 /* Two clips, the second one of three frames; two tiles. */
@@ -672,6 +696,7 @@ int main(void) {
                 TEST(decode_result_not_finite_is_not_committed),
                 TEST(decode_bad_requests_are_refused),
                 TEST(decode_plan_only_writes_nothing),
+                TEST(decode_plan_unread_is_the_same_plan),
                 TEST(encode_ranks_and_delays_same_bits),
                 TEST(encode_sampled_clip_by_clip_same_bits),
                 TEST(encode_f32_pixels_are_those_of_u8),

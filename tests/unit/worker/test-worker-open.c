@@ -59,7 +59,7 @@ static WireTensor mask(uint32_t n_dims, uint64_t x, uint64_t y, uint64_t z) {
 CHANGE(kind, j->kind = _WIRE_JOB_KIND_MAX)
 CHANGE(coding, j->kind = WIRE_JOB_ENCODE)
 CHANGE(compute, j->compute = 3)
-CHANGE(flags, j->flags = 1u << 3)
+CHANGE(flags, j->flags = 1u << 4)
 CHANGE(keep_of_step, j->kind = WIRE_JOB_STEP; j->flags = WIRE_JOB_KEEP_STEPS)
 CHANGE(sampler, j->sampler = 3)
 CHANGE(schedule, j->schedule = 3)
@@ -118,7 +118,7 @@ static const Wrong wrong[] = {
         {"kind", kind, FAULT_INVALID_ARGUMENT, "unknown kind 7"},
         {"coding", coding, FAULT_INVALID_ARGUMENT, "it needs a conditioner"},
         {"compute", compute, FAULT_INVALID_ARGUMENT, "unknown compute type 3"},
-        {"flags", flags, FAULT_INVALID_ARGUMENT, "flags 0x8"},
+        {"flags", flags, FAULT_INVALID_ARGUMENT, "flags 0x10"},
         {"keep of a step", keep_of_step, FAULT_INVALID_ARGUMENT, "flags 0x1"},
         {"sampler", sampler, FAULT_INVALID_ARGUMENT, "unknown sampler 3"},
         {"schedule", schedule, FAULT_INVALID_ARGUMENT, "unknown schedule 3"},
@@ -215,6 +215,11 @@ CHANGE(kept_of_fewer, j->start_step = 2; j->slot = slot_of(5120); j->flags = WIR
         j->kept = (WireTensor){.size = 5120, .dtype = ST_U8, .n_dims = 2, .shape = {1, 5120}})
 CHANGE(slot_nan, j->start_step = 1; j->slot = slot_of(5120); memset(a->input + 4, 0xff, 4))
 CHANGE(start_at_end, j->start_step = 4; j->slot = slot_of(5120))
+CHANGE(unread_alone, j->flags = WIRE_JOB_UNREAD; j->noise = WIRE_NOISE_COMFY)
+CHANGE(unread_given, j->flags = WIRE_JOB_PLAN_ONLY | WIRE_JOB_UNREAD)
+CHANGE(unread_mask, j->flags = WIRE_JOB_PLAN_ONLY | WIRE_JOB_UNREAD; j->noise = WIRE_NOISE_COMFY; j->mask_video = mask(3, 2, 4, 4))
+CHANGE(unread_step, j->kind = WIRE_JOB_STEP; j->flags = WIRE_JOB_PLAN_ONLY | WIRE_JOB_UNREAD)
+CHANGE(unread_shape, j->flags = WIRE_JOB_PLAN_ONLY | WIRE_JOB_UNREAD; j->noise = WIRE_NOISE_COMFY; j->audio.shape[1] = 3)
 CHANGE(resume_plan, j->flags = WIRE_JOB_PLAN_ONLY | WIRE_JOB_RESUME)
 CHANGE(carried_shift, j->sampler = WIRE_SAMPLER_RES_MULTISTEP; j->shift_audio = 0)
 CHANGE(carried_shift_nan, j->sampler = WIRE_SAMPLER_RES_MULTISTEP; j->shift_video = NAN)
@@ -293,6 +298,11 @@ static const Wrong wrong_tasks[] = {
                 "kept has the shape [1, 5120], expected [2, 5120]"},
         {"slot nan", slot_nan, FAULT_INVALID_TENSOR, "video of slot has NaN at [0, 0, 0, 1]"},
         {"start at end", start_at_end, FAULT_INVALID_ARGUMENT, "cannot go on after step 4"},
+        {"unread alone", unread_alone, FAULT_INVALID_ARGUMENT, "are not to be read"},
+        {"unread given", unread_given, FAULT_INVALID_ARGUMENT, "are not to be read"},
+        {"unread mask", unread_mask, FAULT_INVALID_ARGUMENT, "are not to be read"},
+        {"unread step", unread_step, FAULT_INVALID_ARGUMENT, "flags 0xc"},
+        {"unread shape", unread_shape, FAULT_INVALID_TENSOR, "audio has the shape [32, 3, "},
         {"resume plan", resume_plan, FAULT_INVALID_ARGUMENT, "nothing to resume"},
         {"carried shift", carried_shift, FAULT_INVALID_ARGUMENT, "needs the shifts"},
         {"carried shift nan", carried_shift_nan, FAULT_INVALID_ARGUMENT, "needs the shifts"},

@@ -361,6 +361,29 @@ static void plan_only_touches_nothing(void **state) {
         }
 }
 
+/* The plan of a film is that of its latents, which are not there yet. */
+static void plan_unread_is_the_same_plan(void **state) {
+        CLEANUP(arenas_freep) Arenas *a = arenas_new(ARENA, 1 << 16);
+        CLEANUP(broker_freep) Broker *b = open_with(a);
+        WireMessage open, read, unread;
+
+        open = job_of_golden(b, 5, a, "traj_res_multistep_4");
+        open.job_open.noise = WIRE_NOISE_COMFY;
+        open.job_open.flags = WIRE_JOB_PLAN_ONLY;
+        broker_open_job(b, &open, &read);
+        broker_say(b, WIRE_JOB_CLOSE, 5, 0);
+
+        memset(a->input + open.job_open.video.offset, 0xff, (size_t) open.job_open.video.size); /* NaN */
+        memset(a->input + open.job_open.audio.offset, 0xff, (size_t) open.job_open.audio.size);
+        broker_send(b, &open, -EBADF);
+        broker_expect_error(b, 5, FAULT_INVALID_TENSOR, "video has NaN");
+        open.job_open.flags |= WIRE_JOB_UNREAD;
+        broker_open_job(b, &open, &unread);
+        unread.job_ready.header = read.job_ready.header;
+        assert_memory_equal(&unread.job_ready, &read.job_ready, sizeof(read.job_ready));
+        broker_say(b, WIRE_JOB_CLOSE, 5, 0);
+}
+
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(step_conditions_match_reference),
@@ -372,6 +395,7 @@ int main(void) {
                 cmocka_unit_test(sample_start_below_one_keeps_part_of_the_latents),
                 cmocka_unit_test(model_partition_refuses_the_other_task),
                 cmocka_unit_test(plan_only_touches_nothing),
+                cmocka_unit_test(plan_unread_is_the_same_plan),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);
