@@ -21,7 +21,7 @@ struct LkContext {
         cudaStream_t stream; /* LK_COMPUTE */
         cudaStream_t copy;   /* LK_COPY, of lower priority */
         cudaStream_t peer;   /* LK_PEER */
-        cudaStream_t side;   /* LK_SIDE */
+        cudaStream_t side;   /* LK_SIDE, of lower priority than LK_COMPUTE: what others wait for comes first */
         bool aside;          /* it was given work since memory was taken */
         cudaEvent_t events[LK_EVENTS_MAX]; /* NULL: never marked */
         cudaEvent_t stamp, now; /* they measure time; NULL: none taken yet */

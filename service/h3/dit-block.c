@@ -563,9 +563,9 @@ static int finish_chunk(
 
         if (n == 0)
                 return 0;
-        r = take_o(run, layer, chunk, rows);
-        if (r >= 0 && aside)
-                r = run->ops->wait(run->context, LK_COMPUTE, H3_EVENT_CHUNK + chunk % H3_CHUNK_EVENTS);
+        r = aside ? run->ops->wait(run->context, LK_COMPUTE, H3_EVENT_CHUNK + chunk % H3_CHUNK_EVENTS) : 0;
+        if (r >= 0) /* what it waits is what the exchange did not hide */
+                r = take_o(run, layer, chunk, rows);
         if (r >= 0)
                 r = attention_end(run, block, layer, rows);
         if (r >= 0)
