@@ -79,9 +79,10 @@ static int protect(const void *host, uint64_t size, int protection_bits) {
  * alone: changing the protection of mapped memory to and fro takes 50 ms a GB. */
 static int pin_in_region(const Residency *x, LkContext *c, Region *region, const void *host, uint64_t size) {
         uint64_t begin = clock_usec(), touched, open, pinned;
+        uintptr_t first = (uintptr_t) host;
         int r;
 
-        if (ranges_have(&region->registered, (uintptr_t) host, (uintptr_t) host + size))
+        if (ranges_have(&region->registered, first, first + size))
                 return 0;
         if (!touch_await(x->base->touch, host, size))
                 touch_now(host, size);
@@ -96,7 +97,7 @@ static int pin_in_region(const Residency *x, LkContext *c, Region *region, const
         timeline_count("registered", pinned - open);
         timeline_count("protected", open - touched + (clock_usec() - pinned));
         if (r >= 0)
-                (void) ranges_add(&region->registered, (uintptr_t) host, (uintptr_t) host + size); /* else it is registered anew, which costs time */
+                (void) ranges_add(&region->registered, first, first + size); /* else it is registered anew, which costs time */
         return r;
 }
 

@@ -6,8 +6,8 @@
  *     CUDA_INJECTION64_PATH=libkernel-times.so LATENT_KERNEL_TIMES=FILE LATENT_CUPTI=libcupti.so.13 PROGRAM...
  *
  * FILE.PID takes lines: "clock MONOTONIC CUPTI" (nanoseconds, of one moment), "name ID NAME", "kernel ID BEGIN END DEVICE STREAM",
- * "copy KIND BYTES BEGIN END DEVICE STREAM" (KIND: up, down, in, peer, other), "set BYTES BEGIN END"; "lost N": so many records. They are there a moment after
- * the work is done: the process may be killed then. Its calls of the driver take a microsecond longer. */
+ * "copy KIND BYTES BEGIN END DEVICE STREAM" (KIND: up, down, in, peer, other), "set BYTES BEGIN END"; "lost N": so many records. They are
+ * there a moment after the work is done: the process may be killed then. Its calls of the driver take a microsecond longer. */
 
 #include <dlfcn.h>
 #include <inttypes.h>
