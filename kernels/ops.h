@@ -597,12 +597,13 @@ typedef struct LkUnpatch {
 } LkUnpatch;
 
 /* The queues of a context run beside each other, the work of one in the order it was given. Every operation
- * goes to LK_COMPUTE but fetch(), copies between contexts, and attention that says LK_SIDE. */
+ * goes to LK_COMPUTE but fetch(), copies between contexts or with the host, and attention that says LK_SIDE. */
 typedef enum LkQueue {
         LK_COMPUTE,
         LK_COPY,
         LK_PEER,
         LK_SIDE,
+        LK_TAKE, /* what comes in, while LK_PEER sends */
         _LK_QUEUE_MAX,
 } LkQueue;
 
@@ -617,7 +618,8 @@ typedef struct LkFetch {
 } LkFetch;
 
 /* Rows of device memory to device memory: of the context's own on LK_COMPUTE, from its own to that of any context of the
- * process on LK_PEER. Nothing overlaps. */
+ * process on LK_PEER. Or, dense, between the context's own and host memory that is registered (pin()): to the host on LK_PEER, from it
+ * on LK_TAKE; the host's memory is the copy's until it is done. Nothing overlaps. */
 typedef struct LkCopy {
         void *to;
         const void *from;
@@ -661,7 +663,7 @@ typedef struct LkOps {
         int (*join)(LkContext *c, uint32_t event); /* the calling thread waits; sleeps meanwhile */
 
         /* Between the contexts of a process, on devices that reach each other; NULL: this backend has no such thing. */
-        int (*copy)(LkContext *c, LkQueue queue, const LkCopy *a); /* LK_COMPUTE or LK_PEER */
+        int (*copy)(LkContext *c, LkQueue queue, const LkCopy *a); /* LK_COMPUTE, LK_PEER or LK_TAKE */
         /* Work that the queue is given later waits for what other's event stands for now, or for what it stands for a moment
          * later. other may be at work on its thread meanwhile, but has marked the event before (the caller knows that). */
         int (*wait_for)(LkContext *c, LkQueue queue, LkContext *other, uint32_t event);
@@ -682,10 +684,10 @@ typedef struct LkOps {
          * earliest. Waiting costs the device nothing. NULL: it cannot. */
         int (*hold)(LkContext *c, LkQueue queue, uint64_t nsec);
 
-        /* Host memory [host, host + size) that is fetched from often: registered with the device, for all
-         * contexts of the process, once; what is registered already is left alone. On failure it is as before
-         * and may be fetched from all the same, slowly. unpin() takes what lies in the range back; nothing may
-         * be fetched from it meanwhile. The map is writable during pin(). */
+        /* Host memory [host, host + size) that is fetched from often, or that copy() works with: registered with the
+         * device, for all contexts of the process, once; what is registered already is left alone. On failure it is as
+         * before and may be fetched from all the same, slowly. unpin() takes what lies in the range back; nothing may
+         * be fetched from it, or copied with it, meanwhile. The map is writable during pin(). */
         int (*pin)(LkContext *c, const void *host, uint64_t size);
         void (*unpin)(const void *host, uint64_t size);
 

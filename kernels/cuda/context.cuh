@@ -22,6 +22,7 @@ struct LkContext {
         cudaStream_t copy;   /* LK_COPY, of lower priority */
         cudaStream_t peer;   /* LK_PEER */
         cudaStream_t side;   /* LK_SIDE, of lower priority than LK_COMPUTE: what others wait for comes first */
+        cudaStream_t take;   /* LK_TAKE */
         bool aside;          /* it was given work since memory was taken */
         cudaEvent_t events[LK_EVENTS_MAX]; /* NULL: never marked */
         cudaEvent_t stamp, now; /* they measure time; NULL: none taken yet */
@@ -74,6 +75,8 @@ static inline cudaStream_t cuda_stream_of(const LkContext *c, LkQueue queue) {
                 return c->peer;
         case LK_SIDE:
                 return c->side;
+        case LK_TAKE:
+                return c->take;
         default:
                 return c->stream;
         }

@@ -132,8 +132,21 @@ int cuda_fetch(LkContext *c, const LkFetch *a) {
         return 0;
 }
 
-/* Where both ends are comes from their addresses. Between devices that were not made to reach each other the driver goes
- * through the host. */
+/* Bytes in a row. Where both ends are comes from their addresses; one on the host may lie over several registrations, which of device
+ * memory there is none. */
+static int copy_run(cudaStream_t stream, uint8_t *to, const uint8_t *from, uint64_t size) {
+        for (uint64_t at = 0, n; at < size; at += n) {
+                int r;
+
+                n = cuda_pin_run(from + at, cuda_pin_run(to + at, size - at));
+                r = cuda_result(cudaMemcpyAsync(to + at, from + at, n, cudaMemcpyDefault, stream));
+                if (r < 0)
+                        return r;
+        }
+        return 0;
+}
+
+/* Between devices that were not made to reach each other the driver goes through the host. */
 int cuda_copy(LkContext *c, LkQueue queue, const LkCopy *a) {
         const bool dense = a->rows <= 1 || (a->to_stride == a->width && a->from_stride == a->width);
         cudaStream_t stream = cuda_stream_of(c, queue);
@@ -142,8 +155,10 @@ int cuda_copy(LkContext *c, LkQueue queue, const LkCopy *a) {
                 return 0;
         if (queue == LK_COPY || (unsigned) queue >= _LK_QUEUE_MAX || !a->to || !a->from)
                 return -EINVAL;
-        if (dense)
+        if (dense && queue == LK_COMPUTE)
                 return cuda_result(cudaMemcpyAsync(a->to, a->from, a->rows * a->width, cudaMemcpyDefault, stream));
+        if (dense)
+                return copy_run(stream, (uint8_t *) a->to, (const uint8_t *) a->from, a->rows * a->width);
         if (a->to_stride < a->width || a->from_stride < a->width || a->to_stride > PITCH_MAX || a->from_stride > PITCH_MAX)
                 return -EINVAL;
         return cuda_result(cudaMemcpy2DAsync(a->to, a->to_stride, a->from, a->from_stride, a->width, a->rows, cudaMemcpyDefault, stream));

@@ -19,7 +19,7 @@ static LkContext *context_free(LkContext *c) {
         if (c->stream)
                 (void) cuda_result(cudaStreamSynchronize(c->stream));
         product_free(c);
-        if (c->stream && c->copy && c->peer && c->side)
+        if (c->stream && c->copy && c->peer && c->side && c->take)
                 cuda_memory_done(c);
         cuda_stage_free(c->stage);
         cuda_laps_free(c->laps);
@@ -32,6 +32,8 @@ static LkContext *context_free(LkContext *c) {
                 (void) cuda_result(cudaEventDestroy(c->stamp));
         if (c->now)
                 (void) cuda_result(cudaEventDestroy(c->now));
+        if (c->take)
+                (void) cuda_result(cudaStreamDestroy(c->take));
         if (c->side)
                 (void) cuda_result(cudaStreamDestroy(c->side));
         if (c->peer)
@@ -69,6 +71,8 @@ static int make_queues(LkContext *c) {
                 r = cuda_result(cudaStreamCreateWithPriority(&c->peer, cudaStreamNonBlocking, highest));
         if (r >= 0)
                 r = cuda_result(cudaStreamCreateWithPriority(&c->side, cudaStreamNonBlocking, highest < lowest ? highest + 1 : highest));
+        if (r >= 0)
+                r = cuda_result(cudaStreamCreateWithPriority(&c->take, cudaStreamNonBlocking, highest));
         return r < 0 ? r : cuda_event_new(&c->order);
 }
 

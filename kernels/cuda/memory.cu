@@ -99,6 +99,7 @@ static void give_back(LkContext *c, bool used) {
         CudaBlock **at = &c->blocks;
 
         (void) cuda_result(cudaStreamSynchronize(c->peer));
+        (void) cuda_result(cudaStreamSynchronize(c->take));
         (void) cuda_result(cudaStreamSynchronize(c->copy));
         (void) cuda_result(cudaStreamSynchronize(c->side));
         (void) cuda_result(cudaStreamSynchronize(c->stream));

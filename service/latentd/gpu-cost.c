@@ -8,8 +8,6 @@
 #define QUICKER 0.98
 /* A product of int8 against one of bf16, which rates are of (1,229 to 1,333 of 700 on sm_90). */
 #define INT8_RATE 1.8
-/* Ways through the host are measured one half behind the other; a step's copies do both at a time. */
-#define HOST_OVERLAP 2.0
 /* A number of 4 bits, and a scale of 8 for 16 of them, become 16 bits. */
 #define NVFP4_EXPANDED (16 / 4.5)
 
@@ -49,7 +47,7 @@ static double receive_sec(const WireHello *h, const GpuWork *x, const WirePlan *
 
         for (uint32_t i = 0; i < p->ranks; i++) {
                 uint32_t from = i % h->n_devices, to = rank % h->n_devices;
-                double mbs = p->exchange != WIRE_EXCHANGE_HOST ? h->peer_mbs[from][to] : HOST_OVERLAP * h->host_mbs[from][to];
+                double mbs = p->exchange != WIRE_EXCHANGE_HOST ? h->peer_mbs[from][to] : h->host_mbs[from][to];
 
                 if (from == to || !plan_has_part(p, i))
                         continue;

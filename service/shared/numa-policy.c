@@ -172,6 +172,12 @@ int numa_policy_apply(const NumaPolicy *p, void *map, uint64_t size) {
                 node_set_add(&s, (unsigned) p->node);
                 mode = MPOL_BIND;
                 break;
+        case NUMA_PREFER:
+                if (p->node < 0 || p->node >= NODES_MAX)
+                        return -EINVAL;
+                node_set_add(&s, (unsigned) p->node);
+                mode = MPOL_PREFERRED;
+                break;
         default:
                 return 0;
         }

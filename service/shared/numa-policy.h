@@ -12,11 +12,12 @@ typedef enum NumaKind {
         NUMA_DEFAULT,    /* leave it to the kernel */
         NUMA_INTERLEAVE, /* over all nodes with memory */
         NUMA_BIND,
+        NUMA_PREFER,     /* another node where this one is full; of no setting */
 } NumaKind;
 
 typedef struct NumaPolicy {
         NumaKind kind;
-        int node; /* NUMA_BIND only */
+        int node; /* NUMA_BIND, NUMA_PREFER */
 } NumaPolicy;
 
 /* "auto" (interleave if there is more than one node), "interleave", "bind:N", "default". -EINVAL. */

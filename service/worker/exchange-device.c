@@ -145,13 +145,13 @@ int device_exchange_close(Exchange *e, const H3Rank *rank) {
         return r;
 }
 
-int device_exchange_hold(const Exchange *e, const H3Rank *rank) {
-        return e->hook.link_bytes > 0 && rank->ops->hold ? rank->ops->hold(rank->context, LK_PEER, 0) : 0;
+int device_exchange_hold(const Exchange *e, const H3Rank *rank, LkQueue queue) {
+        return e->hook.link_bytes > 0 && rank->ops->hold ? rank->ops->hold(rank->context, queue, 0) : 0;
 }
 
-int device_exchange_release(const Exchange *e, const H3Rank *rank, uint64_t bytes) {
+int device_exchange_release(const Exchange *e, const H3Rank *rank, LkQueue queue, uint64_t bytes) {
         return e->hook.link_bytes > 0 && rank->ops->hold
-                       ? rank->ops->hold(rank->context, LK_PEER, bytes * 1000 / e->hook.link_bytes + 1)
+                       ? rank->ops->hold(rank->context, queue, bytes * 1000 / e->hook.link_bytes + 1)
                        : 0;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* What the transports from device to device share: each rank's memory on its device, with places of what it sends, then of what it
+/* What the transports of devices share: each rank's memory on its device, with places of what it sends, then of what it
  * is sent, and waiting for queues by asking. */
 
 #include "service/worker/exchange-private.h"
@@ -47,9 +47,9 @@ int device_exchange_wait_open(Exchange *e, uint32_t rank, uint32_t other);
 /* What the event stands for is done, as long as the group has no error (any: it may have one). */
 int device_exchange_wait_done(Exchange *e, const H3Rank *rank, uint32_t event, uint64_t patience_usec, bool any);
 
-/* Around what LK_PEER is given of so many bytes, for the hook's link_bytes. */
-int device_exchange_hold(const Exchange *e, const H3Rank *rank);
-int device_exchange_release(const Exchange *e, const H3Rank *rank, uint64_t bytes);
+/* Around what a queue is given of so many bytes, for the hook's link_bytes. */
+int device_exchange_hold(const Exchange *e, const H3Rank *rank, LkQueue queue);
+int device_exchange_release(const Exchange *e, const H3Rank *rank, LkQueue queue, uint64_t bytes);
 
 /* Views to a place or back, inside the rank's device, on LK_COMPUTE. */
 int device_exchange_copy(const H3Rank *rank, const H3View *views, uint32_t n, uint8_t *place, bool in);

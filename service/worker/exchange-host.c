@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Through memory of the worker: one copy in by the sender, one copy out by each receiver, each with its own device. No rank
- * sees another's memory. */
+ * sees another's memory. Where memory is a device's, exchange-staged.c does it beside the computation. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -58,7 +58,6 @@ static void unmake(Exchange *e) {
         free(s);
 }
 
-/* Views to bytes or back, by the rank's own device. */
 static int copy(const H3Rank *rank, const H3View *v, uint8_t *bytes, bool in) {
         bool dense = v->stride == v->width;
         uint64_t rows = dense ? 1 : v->rows, width = dense ? v->rows * v->width : v->width;
@@ -73,7 +72,7 @@ static int copy(const H3Rank *rank, const H3View *v, uint8_t *bytes, bool in) {
         return r;
 }
 
-static int copy_all(const H3Rank *rank, const H3View *views, uint32_t n, uint8_t *bytes, bool in) {
+int exchange_host_copy(const H3Rank *rank, const H3View *views, uint32_t n, uint8_t *bytes, bool in) {
         int r = 0;
 
         for (uint32_t i = 0; r >= 0 && i < n; i++) {
@@ -88,13 +87,13 @@ static int put(Exchange *e, const H3Rank *rank, const Place *p, const H3Message 
         const Staging *s = e->own;
 
         *ret_bytes = s->memory + p->offset;
-        return copy_all(rank, views, n, *ret_bytes, true);
+        return exchange_host_copy(rank, views, n, *ret_bytes, true);
 }
 
 static int get(Exchange *e, const H3Rank *rank, const Place *p, const H3Message *m, const H3View *views, uint32_t n) {
         const Staging *s = e->own;
 
-        return copy_all(rank, views, n, s->memory + p->offset, false);
+        return exchange_host_copy(rank, views, n, s->memory + p->offset, false);
 }
 
 const Transport exchange_host = {

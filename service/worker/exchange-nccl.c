@@ -142,13 +142,13 @@ static int post(Exchange *e, const H3Rank *rank, uint64_t patience_usec, bool an
         if (r >= 0)
                 r = rank->ops->wait(rank->context, LK_PEER, DEVICE_EVENT_ORDER);
         if (r >= 0)
-                r = device_exchange_hold(e, rank);
+                r = device_exchange_hold(e, rank, LK_PEER);
         if (r >= 0)
                 r = nccl_send(rank->ops, rank->context, LK_PEER, &g, &f);
         if (r == -ECANCELED) /* it is on its way */
                 return atomic_load(&e->error);
         if (r >= 0)
-                r = device_exchange_release(e, rank, sent_bytes(&g));
+                r = device_exchange_release(e, rank, LK_PEER, sent_bytes(&g));
         return r < 0 ? give_up(e, rank, r, &f) : rank->ops->mark(rank->context, LK_PEER, group_event(e, group));
 }
 

@@ -40,12 +40,12 @@ static int copy_to(Exchange *e, const H3Rank *rank, const Place *p, const H3Mess
         if (r >= 0)
                 r = ops->wait_for(rank->context, LK_PEER, x->peers[to].context, m->sequence > 1 ? taken_event(e, m) : DEVICE_EVENT_OPEN);
         if (r >= 0)
-                r = device_exchange_hold(e, rank);
+                r = device_exchange_hold(e, rank, LK_PEER);
         if (r >= 0)
                 r = ops->copy(rank->context, LK_PEER,
                         &(LkCopy){.to = device_exchange_reader_place(e, p, to), .from = from, .rows = 1, .width = size, .to_stride = size,
                                 .from_stride = size});
-        return r < 0 ? r : device_exchange_release(e, rank, size);
+        return r < 0 ? r : device_exchange_release(e, rank, LK_PEER, size);
 }
 
 static int put(Exchange *e, const H3Rank *rank, const Place *p, const H3Message *m, const H3View *views, uint32_t n,

@@ -14,6 +14,7 @@
 typedef struct Place {
         uint64_t size;             /* of its largest message */
         uint64_t offset;           /* the transport's */
+        uint64_t host_offset;      /* likewise, where it has memory of both kinds */
         uint64_t readers;          /* a bit per rank */
         atomic_uint published;     /* sequence of the message that is there */
         atomic_uint_least64_t taken; /* by these readers; all of them: the place is free */
@@ -40,12 +41,13 @@ typedef struct Transport {
         int (*get)(Exchange *e, const H3Rank *rank, const Place *p, const H3Message *m, const H3View *views, uint32_t n);
 } Transport;
 
-extern const Transport exchange_host, exchange_p2p, exchange_nccl;
+extern const Transport exchange_host, exchange_staged, exchange_p2p, exchange_nccl;
 
 struct Exchange {
         H3Exchange interface; /* first: the functions get a pointer to it */
         const Transport *transport;
         void *own; /* the transport's */
+        Staging *staging; /* somebody else's; NULL: none */
         const H3Plan *plan;
         uint64_t deadline_usec;
         ExchangeHook hook;
@@ -71,5 +73,9 @@ typedef int (*ExchangeAwaited)(const Exchange *e, const void *what);
 /* 0, or the group's first error: that may be that this wait took too long. */
 int exchange_wait(Exchange *e, uint32_t rank, ExchangeAwaited awaited, const void *what);
 
+/* Views to bytes or back, by the rank's own device, while its thread waits. */
+int exchange_host_copy(const H3Rank *rank, const H3View *views, uint32_t n, uint8_t *bytes, bool in);
+
 uint64_t exchange_host_memory(const H3Plan *p, ExchangeSize size);
+uint64_t exchange_staged_memory(const H3Plan *p, ExchangeSize size);
 uint64_t exchange_peer_memory(const H3Plan *p, ExchangeSize size, uint32_t rank);

@@ -65,10 +65,16 @@ uint64_t exchange_text_message(const void *text, const H3Message *m) {
         return h3_text_message_max(t->model, &t->size, m);
 }
 
+ExchangeKind exchange_kind_of(ExchangeKind kind, const LkOps *ops) {
+        return kind == EXCHANGE_HOST && ops->copy ? EXCHANGE_STAGED : kind;
+}
+
 uint64_t exchange_memory(ExchangeKind kind, const H3Plan *p, ExchangeSize size) {
         if (p->ranks <= 1)
                 return 0;
-        return exchange_places(p) * sizeof(Place) + (kind == EXCHANGE_HOST ? exchange_host_memory(p, size) : 0);
+        return exchange_places(p) * sizeof(Place) + (kind == EXCHANGE_HOST     ? exchange_host_memory(p, size)
+                                                            : kind == EXCHANGE_STAGED ? exchange_staged_memory(p, size)
+                                                                                      : 0);
 }
 
 uint64_t exchange_device_memory(ExchangeKind kind, const H3Plan *p, ExchangeSize size, uint32_t rank) {
@@ -206,7 +212,8 @@ static int put_message(Exchange *e, const H3Rank *rank, const H3Message *m, cons
         e->members[rank->index].sent += size;
         (void) pthread_mutex_lock(&e->lock);
         if (e->link)
-                exchange_link_send(e->link, (size_t) (p - e->places), rank->index, p->readers, size, e->transport == &exchange_host);
+                exchange_link_send(e->link, (size_t) (p - e->places), rank->index, p->readers, size,
+                        e->transport == &exchange_host || e->transport == &exchange_staged);
         atomic_store(&p->taken, 0);
         atomic_store_explicit(&p->published, m->sequence, memory_order_release);
         (void) pthread_cond_broadcast(&e->changed);
@@ -288,6 +295,13 @@ static int init_lock(Exchange *e) {
 
 DEFINE_CLEANUP(Exchange *, exchange_free)
 
+static const Transport *const transports[] = {
+        [EXCHANGE_HOST] = &exchange_host,
+        [EXCHANGE_STAGED] = &exchange_staged,
+        [EXCHANGE_P2P] = &exchange_p2p,
+        [EXCHANGE_NCCL] = &exchange_nccl,
+};
+
 int exchange_new(ExchangeKind kind, const H3Plan *p, ExchangeSize size, uint64_t deadline_usec, const ExchangeHook *hook,
         Exchange **ret) {
         CLEANUP(exchange_freep) Exchange *e = NULL;
@@ -304,7 +318,7 @@ int exchange_new(ExchangeKind kind, const H3Plan *p, ExchangeSize size, uint64_t
                 return r;
         }
         e->interface = (H3Exchange){send, recv, fail};
-        e->transport = kind == EXCHANGE_P2P ? &exchange_p2p : kind == EXCHANGE_NCCL ? &exchange_nccl : &exchange_host;
+        e->transport = transports[kind];
         e->plan = p;
         e->deadline_usec = deadline_usec;
         e->hook = hook ? *hook : (ExchangeHook){};
@@ -325,6 +339,10 @@ int exchange_new(ExchangeKind kind, const H3Plan *p, ExchangeSize size, uint64_t
                 return r;
         *ret = STEAL_PTR(e);
         return 0;
+}
+
+void exchange_set_staging(Exchange *e, Staging *s) {
+        e->staging = s;
 }
 
 Exchange *exchange_free(Exchange *e) {

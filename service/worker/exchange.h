@@ -13,12 +13,17 @@
 #include "service/h3/text.h"
 
 typedef struct Exchange Exchange;
+typedef struct Staging Staging; /* staging.h */
 
 typedef enum ExchangeKind {
         EXCHANGE_HOST, /* exchange-host.c: any backend */
+        EXCHANGE_STAGED, /* exchange-staged.c: through the host, too, beside the computation: contexts with queues (LkOps.copy) */
         EXCHANGE_P2P,  /* exchange-p2p.c: contexts that copy to each other (LkOps.copy) */
         EXCHANGE_NCCL, /* exchange-nccl.c: contexts of different devices, where nccl_start() was */
 } ExchangeKind;
+
+/* What to use where `kind` is asked for: the host's memory in the best way that the backend has. */
+ExchangeKind exchange_kind_of(ExchangeKind kind, const LkOps *ops);
 
 /* From here on events of the ranks' contexts are the exchange's. */
 #define EXCHANGE_FIRST_EVENT 128u
@@ -63,6 +68,8 @@ uint64_t exchange_device_memory(ExchangeKind kind, const H3Plan *p, ExchangeSize
  * NULL. -ENOMEM. */
 int exchange_new(ExchangeKind kind, const H3Plan *p, ExchangeSize size, uint64_t deadline_usec, const ExchangeHook *hook,
         Exchange **ret);
+/* Before a rank is there: where memory that is registered for it stays for the next one. Else it goes with the exchange. */
+void exchange_set_staging(Exchange *e, Staging *s);
 /* No rank may use it any more. */
 Exchange *exchange_free(Exchange *e);
 

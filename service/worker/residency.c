@@ -129,6 +129,7 @@ static int free_on_rank(void *userdata, uint32_t rank, LkContext *context) {
 
         x->ranks[rank].weights = model_weights_free(x->ranks[rank].weights);
         x->ranks[rank].pinned = 0;
+        staging_drop(&x->staging, rank);
         x->ops->memory_trim(context);
         return 0;
 }
@@ -166,6 +167,7 @@ void residency_clear(Residency *x, RankGroup *g) {
 void residency_done(Residency *x) {
         for (uint32_t i = 0; i < RANKS_MAX; i++)
                 x->ranks[i].weights = model_weights_free(x->ranks[i].weights);
+        staging_clear(&x->staging);
         forget(x);
 }
 
@@ -203,6 +205,7 @@ static int clean_rank(void *userdata, uint32_t rank, LkContext *context) {
                 r = model_weights_new(x->kind, x->model, &config, &own->weights);
         if (r >= 0 && own->weights && device_weights_plan(model_weights_device(own->weights), 0, false, &own->least) != -ENOSPC)
                 own->least = 0;
+        staging_drop(&x->staging, rank);
         x->ops->memory_trim(context);
         return r;
 }
@@ -522,6 +525,7 @@ static int release_rank(void *userdata, uint32_t rank, LkContext *context) {
 
         if (x->ranks[rank].weights)
                 device_weights_release(model_weights_device(x->ranks[rank].weights));
+        staging_drop(&x->staging, rank);
         x->ops->memory_trim(context);
         return 0;
 }

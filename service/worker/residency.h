@@ -16,6 +16,7 @@
 #include "service/worker/job-context.h"
 #include "service/worker/model-weights.h"
 #include "service/worker/rank.h"
+#include "service/worker/staging.h"
 
 /* What CUDA takes of a device for itself: context, modules, the products' scratch. */
 #define RESIDENCY_OVERHEAD (UINT64_C(1) << 30)
@@ -46,6 +47,7 @@ typedef struct Residency {
         uint64_t serial;
         ResidencyRank ranks[RANKS_MAX];
         uint8_t device_of[RANKS_MAX]; /* rank: its device; set when the worker starts */
+        Staging staging; /* its nodes likewise. Between the devices; it goes when memory of the devices does */
 
         bool planned;         /* memory is taken for the following */
         uint64_t plan_ranks;  /* bits */

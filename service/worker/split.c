@@ -203,6 +203,7 @@ int split_run(RankGroup *g, const SplitStep *s, uint64_t *ret_bytes, Fault *f) {
                         &s->hook, &exchange);
                 if (r < 0)
                         return r;
+                exchange_set_staging(exchange, s->staging);
                 x->exchange = exchange;
         }
 

@@ -13,6 +13,7 @@ typedef struct SplitStep {
         const H3Plan *plan;
         const H3StepInput *in;
         ExchangeKind exchange;
+        Staging *staging; /* kept for the next step; NULL: what is registered goes with this one */
         float *video, *audio; /* the velocities, written by all ranks */
 
         /* As H3StepHooks.on_block, on each rank's thread. */

@@ -198,7 +198,8 @@ uint64_t step_planned_memory(const StepRunner *s, const Job *j, uint32_t ranks) 
                 .heads = heads,
                 .sparse = j->sparse,
         };
-        return split_memory(s->backend->ops, j->model->h3, j->layout, &plan, EXCHANGE_HOST, j->compute, &bytes) < 0 ? 0 : bytes;
+        return split_memory(s->backend->ops, j->model->h3, j->layout, &plan,
+                       exchange_kind_of(EXCHANGE_HOST, s->backend->ops), j->compute, &bytes) < 0 ? 0 : bytes;
 }
 
 static void on_stuck(void *userdata, const Fault *f) {
@@ -211,6 +212,7 @@ static void on_stuck(void *userdata, const Fault *f) {
  * the process, and with it the work of others. Modulation rows of a schedule do not count: they are optional
  * memory, taken only beside a step's (step-table.c), and what is kept of them goes before a step is refused. */
 static int admit(StepRunner *s, Job *j, Fault *f) {
+        const uint64_t kept = staging_bytes(&s->residency.staging); /* this one's, or it goes for it */
         uint64_t need, have;
         int r;
 
@@ -225,9 +227,11 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
                         strerror(-r));
 
         have = s->backend->memory_available();
+        if (have > 0)
+                have += kept;
         if (have > 0 && need > have) {
                 step_runner_shrink(s);
-                have = s->backend->memory_available();
+                have = s->backend->memory_available() + kept;
         }
         if (have > 0 && need > have)
                 return fault_set(f, -ENOMEM, FAULT_DOES_NOT_FIT,
@@ -248,6 +252,7 @@ static int try_compute(StepRunner *s, RankGroup *g, Job *j, uint32_t step, H3Ste
                 .model = job_model(j),
                 .plan = &j->plan->h3,
                 .exchange = j->plan->exchange,
+                .staging = &s->residency.staging,
                 .in = &in,
                 .video = j->velocity.video,
                 .audio = j->velocity.audio,

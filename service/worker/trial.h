@@ -7,9 +7,13 @@
 
 #include "kernels/ops.h"
 
+#define TRIAL_PIECES 8u /* that a message through the host goes in */
+
 enum { /* of the contexts: nothing else uses them yet */
         TRIAL_READY,
         TRIAL_DONE,
+        TRIAL_SENT, /* [TRIAL_PIECES] */
+        TRIAL_ARRIVED = TRIAL_SENT + TRIAL_PIECES, /* likewise */
 };
 
 /* What is sent from one device to another; size: bytes, a multiple of 4. A counter: another pair's bytes, or those of another place,

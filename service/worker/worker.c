@@ -27,6 +27,7 @@ typedef struct Worker {
         const Backend *backend;
         Link *link;
         uint32_t n_devices;
+        uint16_t nodes[WIRE_DEVICES_MAX]; /* of each: 1 + its NUMA node; 0: not known */
         RankGroup *ranks; /* NULL before WELCOME */
         StepRunner steps; /* the steps' thread's */
         ModelTable models;
@@ -227,6 +228,7 @@ static int place_ranks(Worker *w, const WireWelcome *welcome, Fault *f) {
                         return fault_set(f, -EPROTO, FAULT_INTERNAL, "WELCOME gives rank %" PRIu32 " the device %u of %" PRIu32 ".", i,
                                 welcome->device_of[i], w->n_devices);
                 w->steps.residency.device_of[i] = welcome->device_of[i];
+                w->steps.residency.staging.nodes[i] = w->nodes[welcome->device_of[i]];
                 devices |= UINT64_C(1) << welcome->device_of[i];
         }
         if (w->backend->choose)
@@ -463,6 +465,8 @@ static void take_plan(Worker *w, Job *j, const WirePlan *plan) {
         if (r == -ENOMEM)
                 (void) fault_set(&j->plan_fault, r, FAULT_DOES_NOT_FIT,
                         "There is no memory for a plan (%zu bytes).", sizeof(Plan));
+        if (r >= 0)
+                j->plan->exchange = exchange_kind_of(j->plan->exchange, w->backend->ops);
 }
 
 static int on_plan(Worker *w, const WireMessage *m, Fault *f) {
@@ -640,6 +644,8 @@ int worker_start(const Backend *backend, int socket, const Fault *no_device, Fau
                         m.hello.devices[0].architecture);
         }
         w->n_devices = m.hello.n_devices;
+        for (uint32_t i = 0; i < w->n_devices; i++)
+                w->nodes[i] = m.hello.devices[i].numa_node < 0 ? 0 : (uint16_t) (m.hello.devices[i].numa_node + 1);
         (void) snprintf(m.hello.build_id, sizeof(m.hello.build_id), "%s", LATENTD_VERSION);
         (void) snprintf(m.hello.backend, sizeof(m.hello.backend), "%s", backend->ops->backend);
         (void) snprintf(m.hello.numerics_id, sizeof(m.hello.numerics_id), "%s", backend->ops->numerics_id);

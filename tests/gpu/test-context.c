@@ -298,6 +298,56 @@ static void queues_run_beside_each_other(void **state) {
         assert_int_equal(munmap(host, size), 0);
 }
 
+/* Through registered memory, over the edges of its pieces, to another context; each place is used again when the copy out of it has
+ * ended. */
+static void copies_through_the_host_arrive(void **state) {
+        const uint64_t size = 40 * MIB + 4096, shift = 3 * 256;
+        CLEANUP_FREE uint8_t *sent = NULL, *got = NULL;
+        LkContext *other = NULL;
+        LkCopy out, in;
+        uint8_t *host;
+        void *a, *b;
+
+        need_device();
+        sent = malloc(size);
+        got = calloc(1, size);
+        host = mmap(NULL, size + MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_true(sent && got);
+        assert_ptr_not_equal(host, MAP_FAILED);
+        fill(sent, size, 6);
+        assert_int_equal(ops->pin(gpu, host, size + MIB), 0);
+        assert_int_equal(ops->context_new(0, &other), 0);
+        assert_int_equal(ops->memory_new(gpu, size, &a), 0);
+        assert_int_equal(ops->memory_new(other, size, &b), 0);
+        assert_int_equal(ops->mark(other, LK_COMPUTE, 9), 0);
+        assert_int_equal(ops->mark(other, LK_TAKE, 8), 0);
+        out = (LkCopy){.to = host + shift, .from = a, .rows = 1, .width = size};
+        in = (LkCopy){.to = b, .from = host + shift, .rows = 1, .width = size};
+        for (unsigned round = 0; round < 5; round++) {
+                sent[round * 9 * MIB] ^= 0x55;
+                assert_int_equal(ops->upload(gpu, a, sent, size), 0);
+                assert_int_equal(ops->mark(gpu, LK_COMPUTE, 10), 0);
+                assert_int_equal(ops->wait(gpu, LK_PEER, 10), 0);
+                assert_int_equal(ops->wait_for(gpu, LK_PEER, other, 8), 0);
+                assert_int_equal(ops->copy(gpu, LK_PEER, &out), 0);
+                assert_int_equal(ops->mark(gpu, LK_PEER, 11), 0);
+                assert_int_equal(ops->wait_for(other, LK_TAKE, gpu, 11), 0);
+                assert_int_equal(ops->wait(other, LK_TAKE, 9), 0);
+                assert_int_equal(ops->copy(other, LK_TAKE, &in), 0);
+                assert_int_equal(ops->mark(other, LK_TAKE, 8), 0);
+                assert_int_equal(ops->wait(other, LK_COMPUTE, 8), 0);
+                assert_int_equal(ops->download(other, got, b, size), 0);
+                assert_int_equal(ops->mark(other, LK_COMPUTE, 9), 0);
+                assert_int_equal(ops->is_done(other, 8), 1);
+                assert_memory_equal(got, sent, size);
+        }
+        ops->memory_free(gpu, a);
+        ops->memory_free(other, b);
+        other = ops->context_free(other);
+        ops->unpin(host, size + MIB);
+        assert_int_equal(munmap(host, size + MIB), 0);
+}
+
 /* Rows inside a context, then to another context of the device, which waits for them; back over what the other has read. */
 static void copies_between_contexts_arrive(void **state) {
         const uint64_t rows = 1000, width = 4000, stride = 4352, size = rows * stride;
@@ -393,6 +443,7 @@ int main(void) {
                 cmocka_unit_test(event_numbers_are_checked),
                 cmocka_unit_test(queues_run_beside_each_other),
                 cmocka_unit_test(copies_between_contexts_arrive),
+                cmocka_unit_test(copies_through_the_host_arrive),
                 cmocka_unit_test(stamp_says_when_it_was_reached),
         };
 

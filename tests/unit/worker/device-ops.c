@@ -28,13 +28,31 @@ typedef struct Copy {
         uint64_t position;
 } Copy;
 
-/* To another context, or its own. */
+/* To another context, or its own, or to or from the host. */
 typedef struct PeerCopy {
         uint8_t *to;
         const uint8_t *from;
         uint64_t size, position;
+        Clock after; /* what the queue had been told to wait for */
         bool flip;
 } PeerCopy;
+
+/* Of a queue, in order; that did not happen yet. */
+typedef struct PeerCopies {
+        PeerCopy *copies; /* [COPIES_MAX] */
+        size_t first, end;
+} PeerCopies;
+
+/* Host memory that is registered. */
+typedef struct Registered {
+        uint8_t *p;
+        uint64_t size;
+        struct Grain {
+                uint64_t read[CONTEXTS_MAX]; /* position of each LK_TAKE that copied out of it last */
+                uint64_t wrote;              /* of the LK_PEER that copied into it last */
+                size_t writer;
+        } *grains; /* [size / ALIGN + 1]; NULL: nothing was copied yet */
+} Registered;
 
 typedef struct Block Block;
 
@@ -47,8 +65,7 @@ typedef struct Queues {
         bool marked[LK_EVENTS_MAX];
         Copy *copies; /* that did not happen yet */
         size_t n_copies;
-        PeerCopy *peers; /* likewise */
-        size_t n_peers;
+        PeerCopies peers[_LK_QUEUE_MAX]; /* likewise: of LK_PEER and LK_TAKE */
         uint32_t device;
         Block *open[OPEN_MAX]; /* to the operation that runs */
         size_t n_open;
@@ -72,6 +89,9 @@ static const LkOps *cpu;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below, and of device_sim */
 static Block blocks[BLOCKS_MAX];
 static Queues all_queues[CONTEXTS_MAX];
+static Clock seen; /* what hosts' threads have found done: they tell each other */
+static Registered *registered; /* [n_registered] */
+static size_t n_registered;
 
 /* On any thread, where a test's own assertion would jump out of another one's stack. */
 static _Noreturn void die(const char *text) {
@@ -160,9 +180,13 @@ static bool overlaps(const void *a, uint64_t n, const void *b, uint64_t m) {
 
 /* A copy between contexts that did not happen yet has to do with it. */
 static bool is_under_way(const Queues *q, const void *p, uint64_t size) {
-        for (size_t i = 0; i < q->n_peers; i++)
-                if (overlaps(q->peers[i].from, q->peers[i].size, p, size) || overlaps(q->peers[i].to, q->peers[i].size, p, size))
-                        return true;
+        for (unsigned k = 0; k < _LK_QUEUE_MAX; k++)
+                for (size_t i = q->peers[k].first; i < q->peers[k].end; i++) {
+                        const PeerCopy *a = q->peers[k].copies + i;
+
+                        if (overlaps(a->from, a->size, p, size) || overlaps(a->to, a->size, p, size))
+                                return true;
+                }
         return false;
 }
 
@@ -252,6 +276,17 @@ static void copy_until(Queues *q, uint64_t position) {
         memmove(q->copies, q->copies + n, q->n_copies * sizeof(*q->copies));
 }
 
+/* NULL, too, where somebody let go of his memory without a word and a device has it now. */
+static Registered *find_registered(const void *p, uint64_t size) {
+        for (size_t i = 0; i < BLOCKS_MAX; i++)
+                if (blocks[i].p && overlaps(blocks[i].p, blocks[i].size, p, size))
+                        return NULL;
+        for (size_t i = 0; i < n_registered; i++)
+                if ((const uint8_t *) p >= registered[i].p && (const uint8_t *) p + size <= registered[i].p + registered[i].size)
+                        return registered + i;
+        return NULL;
+}
+
 /* Of a copy between contexts: a rank that failed may have freed it already, it is kept then. */
 static Block *find_end(const void *p, uint64_t size) {
         for (size_t i = 0; i < BLOCKS_MAX; i++)
@@ -262,31 +297,48 @@ static Block *find_end(const void *p, uint64_t size) {
 
 /* Whatever its owner is about. */
 static void access_block(const void *p, uint64_t size, bool begin) {
-        Block *b = find_end(p, size);
+        Block *b = find_registered(p, size) ? NULL : find_end(p, size);
 
-        if (!b->open)
+        if (b && !b->open)
                 must(mprotect(b->p, whole_pages(b->size), begin ? PROT_READ | PROT_WRITE : PROT_NONE) == 0, "memory cannot be opened");
 }
 
-/* Copies between contexts up to a position happen. */
-static void peers_until(Queues *q, uint64_t position) {
-        size_t n = 0;
+static bool all_until(const Clock *clock);
 
-        while (n < q->n_peers && q->peers[n].position <= position && !device_sim.peer_stuck) {
-                const PeerCopy *a = q->peers + n++;
+static void copy_peer(const PeerCopy *a) {
+        access_block(a->from, a->size, true);
+        access_block(a->to, a->size, true);
+        memcpy(a->to, a->from, a->size);
+        if (a->flip)
+                a->to[a->size / 2] ^= 0x10;
+        access_block(a->from, a->size, false);
+        access_block(a->to, a->size, false);
+}
 
-                access_block(a->from, a->size, true);
-                access_block(a->to, a->size, true);
-                memcpy(a->to, a->from, a->size);
-                if (a->flip)
-                        a->to[a->size / 2] ^= 0x10;
-                access_block(a->from, a->size, false);
-                access_block(a->to, a->size, false);
+/* Copies between contexts up to a position happen, and what they wait for before them. False: not all of them can. */
+static bool peers_until(Queues *q, LkQueue queue, uint64_t position) {
+        PeerCopies *all = q->peers + queue;
+
+        while (all->first < all->end && all->copies[all->first].position <= position) {
+                const PeerCopy *a = all->copies + all->first;
+
+                if (device_sim.peer_stuck || !all_until(&a->after))
+                        return false;
+                copy_peer(a);
+                if (++all->first == all->end)
+                        all->first = all->end = 0;
         }
-        if (n == 0)
-                return;
-        q->n_peers -= n;
-        memmove(q->peers, q->peers + n, q->n_peers * sizeof(*q->peers));
+        return true;
+}
+
+/* What one waits for was given out before it: this ends. */
+static bool all_until(const Clock *clock) {
+        bool done = true;
+
+        for (size_t i = 0; i < CONTEXTS_MAX; i++)
+                done = peers_until(all_queues + i, LK_PEER, clock->at[i][LK_PEER]) &&
+                       peers_until(all_queues + i, LK_TAKE, clock->at[i][LK_TAKE]) && done;
+        return done;
 }
 
 static void memory_free(LkContext *c, void *p) {
@@ -379,12 +431,14 @@ static int wait_for(LkContext *c, LkQueue queue, LkContext *other, uint32_t even
 
 static int is_done(LkContext *c, uint32_t event) {
         LOCKED;
-        Queues *q = queues_of(c);
-        uint64_t position = own(q, q->events + event)[LK_PEER];
+        const Clock *clock;
 
         must(event < LK_EVENTS_MAX, "no such event");
-        peers_until(q, position);
-        return q->n_peers == 0 || q->peers[0].position > position;
+        clock = queues_of(c)->events + event;
+        if (!all_until(clock))
+                return 0;
+        merge(&seen, clock);
+        return 1;
 }
 
 static void *native(LkContext *c, LkQueue queue, int *ret_device) {
@@ -410,40 +464,110 @@ static int pin(LkContext *c, const void *host, uint64_t size) {
         if (device_sim.pin_fails)
                 return -ENOMEM;
         device_sim.pinned_bytes += size;
+        if (find_registered(host, size))
+                return 0;
+        registered = realloc(registered, (n_registered + 1) * sizeof(*registered));
+        must(registered, "no memory");
+        registered[n_registered++] = (Registered){.p = (uint8_t *) host, .size = size};
         return 0;
 }
 
 static void unpin(const void *host, uint64_t size) {
+        LOCKED;
+
+        for (size_t i = 0; i < CONTEXTS_MAX; i++)
+                must(!is_under_way(all_queues + i, host, size), "host memory is not registered any more while a copy is under way");
+        for (size_t i = n_registered; i-- > 0;)
+                if (overlaps(registered[i].p, registered[i].size, host, size)) {
+                        free(registered[i].grains);
+                        registered[i] = registered[--n_registered];
+                }
 }
 
 static void begin(Queues *q) {
         own(q, q->clocks + LK_COMPUTE)[LK_COMPUTE]++;
         copy_until(q, own(q, q->clocks + LK_COMPUTE)[LK_COPY]);
-        for (size_t i = 0; i < CONTEXTS_MAX; i++)
-                peers_until(all_queues + i, q->clocks[LK_COMPUTE].at[i][LK_PEER]);
+        (void) all_until(q->clocks + LK_COMPUTE);
 }
 
-/* To a context's own memory or another's, dense: later. */
+static void queue_copy(Queues *q, LkQueue queue, const LkCopy *a, uint64_t size) {
+        PeerCopies *all = q->peers + queue;
+
+        if (!all->copies)
+                all->copies = calloc(COPIES_MAX, sizeof(*all->copies));
+        must(all->copies && all->end < COPIES_MAX, "too many copies between contexts");
+        all->copies[all->end] = (PeerCopy){.to = a->to, .from = a->from, .size = size, .flip = device_sim.flip_next};
+        all->copies[all->end].after = q->clocks[queue];
+        all->copies[all->end++].position = ++own(q, q->clocks + queue)[queue];
+        device_sim.flip_next = false;
+        device_sim.peer_copies++;
+        device_sim.peer_bytes += size;
+}
+
+/* Work that read a block before it is overwritten by a copy of this queue. */
+static void expect_read(const Block *to, const void *p, uint64_t size, const Clock *known) {
+        for (uint64_t i = 0; i < (size + ALIGN - 1) / ALIGN; i++)
+                must(to->read[(uint64_t) ((const uint8_t *) p - to->p) / ALIGN + i] <= own(to->queues, (Clock *) known)[LK_COMPUTE],
+                        "a copy between contexts does not wait for work that reads what it overwrites");
+}
+
+static struct Grain *grains_of(Registered *r, const void *p) {
+        if (!r->grains)
+                r->grains = calloc(r->size / ALIGN + 1, sizeof(*r->grains));
+        must(r->grains, "no memory");
+        return r->grains + (uint64_t) ((const uint8_t *) p - r->p) / ALIGN;
+}
+
+static void write_host(Queues *q, Registered *to, const LkCopy *a, uint64_t size) {
+        struct Grain *g = grains_of(to, a->to);
+
+        for (uint64_t i = 0; i < (size + ALIGN - 1) / ALIGN; i++) {
+                for (size_t k = 0; k < CONTEXTS_MAX; k++)
+                        must(g[i].read[k] <= q->clocks[LK_PEER].at[k][LK_TAKE] || g[i].read[k] <= seen.at[k][LK_TAKE],
+                                "a copy to the host does not wait for those that read what it overwrites");
+                g[i].wrote = own(q, q->clocks + LK_PEER)[LK_PEER] + 1;
+                g[i].writer = (size_t) (q - all_queues);
+        }
+}
+
+static void read_host(Queues *q, Registered *from, const LkCopy *a, uint64_t size) {
+        struct Grain *g = grains_of(from, a->from);
+
+        for (uint64_t i = 0; i < (size + ALIGN - 1) / ALIGN; i++) {
+                must(g[i].wrote <= q->clocks[LK_TAKE].at[g[i].writer][LK_PEER] || g[i].wrote <= seen.at[g[i].writer][LK_PEER],
+                        "a copy from the host does not wait for what it copies");
+                g[i].read[q - all_queues] = own(q, q->clocks + LK_TAKE)[LK_TAKE] + 1;
+        }
+}
+
+/* From a context's memory to its own or another's, or to the host, dense: later. */
 static void queue_peer(Queues *q, const LkCopy *a) {
         const uint64_t size = a->rows * a->width;
-        Block *from = find_block(a->from, size), *to = find_end(a->to, size);
-        const uint64_t *known;
+        Block *from = find_block(a->from, size);
+        Registered *host = find_registered(a->to, size);
 
         must(a->rows <= 1 || (a->to_stride == a->width && a->from_stride == a->width), "a copy between contexts has gaps");
         must(from && from->queues == q, "a copy between contexts is of another's memory");
         must(from->wrote <= own(q, q->clocks + LK_PEER)[LK_COMPUTE], "a copy between contexts does not wait for what it copies");
-        known = q->clocks[LK_PEER].at[to->queues - all_queues];
-        for (uint64_t i = 0; i < (size + ALIGN - 1) / ALIGN; i++)
-                must(to->read[(uint64_t) ((uint8_t *) a->to - to->p) / ALIGN + i] <= known[LK_COMPUTE],
-                        "a copy between contexts does not wait for work that reads what it overwrites");
+        if (host)
+                write_host(q, host, a, size);
+        else
+                expect_read(find_end(a->to, size), a->to, size, q->clocks + LK_PEER);
+        queue_copy(q, LK_PEER, a, size);
+}
 
-        if (!q->peers)
-                q->peers = calloc(COPIES_MAX, sizeof(*q->peers));
-        must(q->peers && q->n_peers < COPIES_MAX, "too many copies between contexts");
-        q->peers[q->n_peers++] = (PeerCopy){a->to, a->from, size, ++own(q, q->clocks + LK_PEER)[LK_PEER], device_sim.flip_next};
-        device_sim.flip_next = false;
-        device_sim.peer_copies++;
-        device_sim.peer_bytes += size;
+/* From the host, dense: later. */
+static void queue_take(Queues *q, const LkCopy *a) {
+        const uint64_t size = a->rows * a->width;
+        Block *to = find_block(a->to, size);
+        Registered *host = find_registered(a->from, size);
+
+        must(a->rows <= 1 || (a->to_stride == a->width && a->from_stride == a->width), "a copy from the host has gaps");
+        must(host, "a copy from the host is of memory that is not registered");
+        must(to && to->queues == q, "a copy from the host goes to another's memory");
+        read_host(q, host, a, size);
+        expect_read(to, a->to, size, q->clocks + LK_TAKE);
+        queue_copy(q, LK_TAKE, a, size);
 }
 
 /* Inside the context: now. */
@@ -469,11 +593,13 @@ static void copy_rows(Queues *q, const LkCopy *a) {
 static int copy(LkContext *c, LkQueue queue, const LkCopy *a) {
         LOCKED;
 
-        must(queue == LK_COMPUTE || queue == LK_PEER, "a copy is on a queue that has none");
+        must(queue == LK_COMPUTE || queue == LK_PEER || queue == LK_TAKE, "a copy is on a queue that has none");
         if (a->rows == 0 || a->width == 0)
                 return 0;
         if (queue == LK_PEER)
                 queue_peer(queues_of(c), a);
+        else if (queue == LK_TAKE)
+                queue_take(queues_of(c), a);
         else
                 copy_rows(queues_of(c), a);
         return 0;
@@ -832,9 +958,26 @@ static int download(LkContext *c, void *host, const void *device, uint64_t size)
         return ended(c, cpu->download(c, host, device, size));
 }
 
+static bool has_peers(const Queues *q) {
+        return q->peers[LK_PEER].end > 0 || q->peers[LK_TAKE].end > 0;
+}
+
+/* Another context's positions begin anew. */
+static void forget_grains(Registered *r, size_t context) {
+        for (uint64_t i = 0; r->grains && i <= r->size / ALIGN; i++) {
+                r->grains[i].read[context] = 0;
+                if (r->grains[i].writer == context)
+                        r->grains[i].wrote = 0;
+        }
+}
+
 static void forget(Queues *q) {
+        memset(seen.at[q - all_queues], 0, sizeof(seen.at[0]));
+        for (size_t i = 0; i < n_registered; i++)
+                forget_grains(registered + i, (size_t) (q - all_queues));
         free(q->copies);
-        free(q->peers);
+        for (unsigned i = 0; i < _LK_QUEUE_MAX; i++)
+                free(q->peers[i].copies);
         *q = (Queues){};
 }
 
@@ -844,7 +987,7 @@ static LkContext *context_free(LkContext *c) {
 
         for (size_t i = 0; c && i < CONTEXTS_MAX; i++)
                 if (all_queues[i].context == c) {
-                        must(all_queues[i].n_copies == 0 && all_queues[i].n_peers == 0, "a context goes with copies under way");
+                        must(all_queues[i].n_copies == 0 && !has_peers(all_queues + i), "a context goes with copies under way");
                         trim(all_queues + i);
                         forget(all_queues + i);
                 }
@@ -868,7 +1011,7 @@ void device_ops_bind(uint32_t device) {
 uint32_t device_ops_device(const void *p) {
         LOCKED;
 
-        return find_end(p, 1)->queues->device;
+        return find_registered(p, 1) ? UINT32_MAX : find_end(p, 1)->queues->device;
 }
 
 const LkOps *device_ops(void) {
@@ -918,6 +1061,8 @@ const LkOps *device_ops(void) {
         table.context_free = context_free;
         for (size_t i = 0; i < CONTEXTS_MAX; i++)
                 forget(all_queues + i);
+        while (n_registered > 0)
+                free(registered[--n_registered].grains);
         device_sim = (DeviceSim){.fetches_left = -1};
         return &table;
 }
@@ -931,7 +1076,8 @@ void device_ops_sync(void) {
 
         for (size_t i = 0; i < CONTEXTS_MAX; i++)
                 if (all_queues[i].context) {
-                        peers_until(all_queues + i, UINT64_MAX);
+                        (void) peers_until(all_queues + i, LK_PEER, UINT64_MAX);
+                        (void) peers_until(all_queues + i, LK_TAKE, UINT64_MAX);
                         begin(all_queues + i);
                 }
 }
@@ -939,7 +1085,7 @@ void device_ops_sync(void) {
 void device_ops_done(void) {
         must(device_sim.used == 0, "memory is left");
         for (size_t i = 0; i < CONTEXTS_MAX; i++) {
-                must(all_queues[i].n_copies == 0 && all_queues[i].n_peers == 0, "copies are left");
+                must(all_queues[i].n_copies == 0 && !has_peers(all_queues + i), "copies are left");
                 forget(all_queues + i);
         }
 }

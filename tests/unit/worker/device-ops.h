@@ -4,7 +4,8 @@
 /* The CPU backend as a device with memory of its own (LkOps.host_weights is not set): operations refuse arrays that are not
  * there, and nobody else may touch it (the program ends); fresh memory is poisoned, copies of fetch() happen as late as the
  * queues allow, and a copy into memory whose readers it does not wait for ends the program. Each context has its queues and its
- * memory. Copies between contexts are as late, and ones that do not wait for what wrote their source end the program, too. */
+ * memory. Copies between contexts, and with the host, are as late, and ones that do not wait for what wrote their source, or for those
+ * that read their target, end the program, too. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -44,7 +45,7 @@ const LkOps *device_ops(void);
 /* Contexts that this thread makes from now on are of this device (from 0). */
 void device_ops_bind(uint32_t device);
 
-/* The device that this memory is on. */
+/* The device that this memory is on; UINT32_MAX: registered memory of the host. */
 uint32_t device_ops_device(const void *p);
 
 /* The CPU backend itself. */

@@ -13,7 +13,6 @@
 #include "service/latentd/plan.h"
 #include "tests/unit/worker/device-ops.h"
 
-#define RANKS EXCHANGE_BENCH_RANKS
 #define ROWS 57
 
 ExchangeBenchState exchange_bench;
@@ -26,15 +25,16 @@ int exchange_bench_bind(uint32_t device) {
 static void no_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
 }
 
-int exchange_bench_setup(ExchangeKind kind, const uint8_t *devices, void (*start)(void)) {
+int exchange_bench_setup(ExchangeKind kind, uint32_t ranks, const uint8_t *devices, void (*start)(void)) {
         Fault f = {};
 
         exchange_bench.kind = kind;
+        exchange_bench.ranks = ranks;
         exchange_bench.ops = *device_ops();
         device_sim.keeps = true;
         if (start)
                 start();
-        return rank_group_new(&exchange_bench.ops, RANKS, RANKS, &(RankPlaces){exchange_bench_bind, devices}, no_step, NULL,
+        return rank_group_new(&exchange_bench.ops, ranks, ranks, &(RankPlaces){exchange_bench_bind, devices}, no_step, NULL,
                 &exchange_bench.group, &f);
 }
 
@@ -85,8 +85,8 @@ static void never_stuck(void *userdata, const Fault *f) {
 }
 
 static void on_ranks(RankWork work, ExchangeBench *b) {
-        assert_int_equal(rank_group_run(exchange_bench.group, &(RankOrder){.ranks = (1u << RANKS) - 1, .work = work, .userdata = b,
-                                                       .deadline_usec = UINT64_C(60000000), .stuck = never}),
+        assert_int_equal(rank_group_run(exchange_bench.group, &(RankOrder){.ranks = (1u << exchange_bench.ranks) - 1, .work = work,
+                                                       .userdata = b, .deadline_usec = UINT64_C(60000000), .stuck = never}),
                 0);
 }
 
@@ -120,7 +120,7 @@ void exchange_bench_plan(ExchangeBench *b, uint32_t ranks, WirePlanKind kind, ui
         b->plan = plan_free(b->plan);
         wire_init(&w, WIRE_PLAN, 1, 1, 0);
         assert_int_equal(plan_make(ROWS, 56, ranks, 1, &(PlanWishes){.kind = kind, .chunks = chunks}, &w.plan), 0);
-        assert_int_equal(plan_new(&w.plan, ROWS, 56, RANKS, &b->plan, &f), 0);
+        assert_int_equal(plan_new(&w.plan, ROWS, 56, exchange_bench.ranks, &b->plan, &f), 0);
 }
 
 ExchangeBench exchange_bench_new(ToyKind kind) {
@@ -172,7 +172,7 @@ void exchange_bench_every_plan(int kinds) {
                 ExchangeBench b = exchange_bench_new((ToyKind) kind);
                 ExchangeOut o = exchange_out_new(&b);
 
-                for (uint32_t ranks = 2; ranks <= RANKS; ranks++)
+                for (uint32_t ranks = 2; ranks <= exchange_bench.ranks; ranks++)
                         for (int p = WIRE_PLAN_HIDDEN_GATHER; p < _WIRE_PLAN_MAX; p++) {
                                 uint64_t of_host, of_peers, copies = device_sim.peer_copies;
                                 Fault f = {};

@@ -13,19 +13,21 @@
 #include "service/worker/split.h"
 #include "tests/unit/worker/toy.h"
 
-#define EXCHANGE_BENCH_RANKS 4
+#define EXCHANGE_BENCH_RANKS 4 /* where a test says no other number */
+#define EXCHANGE_BENCH_RANKS_MAX 8
 
 typedef struct ExchangeBenchState {
         LkOps ops;
         RankGroup *group;
         ExchangeKind kind; /* that is tested */
+        uint32_t ranks;    /* of the group */
         bool lost;         /* the device, by the last test: its memory stays as it is */
 } ExchangeBenchState;
 
 extern ExchangeBenchState exchange_bench;
 
-/* devices: of each rank. start: before there are ranks; may be NULL. */
-int exchange_bench_setup(ExchangeKind kind, const uint8_t *devices, void (*start)(void));
+/* devices: of each rank. ranks: at most EXCHANGE_BENCH_RANKS_MAX. start: before there are ranks; may be NULL. */
+int exchange_bench_setup(ExchangeKind kind, uint32_t ranks, const uint8_t *devices, void (*start)(void));
 int exchange_bench_teardown(void **state);
 int exchange_bench_bind(uint32_t device);
 
@@ -34,7 +36,7 @@ typedef struct ExchangeBench {
         ToyStep *step;
         Plan *plan;
         float *video, *audio; /* through the host */
-        ModelWeights *weights[EXCHANGE_BENCH_RANKS];
+        ModelWeights *weights[EXCHANGE_BENCH_RANKS_MAX];
 } ExchangeBench;
 
 ExchangeBench exchange_bench_new(ToyKind kind);

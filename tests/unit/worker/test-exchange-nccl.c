@@ -60,7 +60,7 @@ static void start_nccl(void) {
 static int setup(void **state) {
         static const uint8_t devices[EXCHANGE_BENCH_RANKS] = {0, 1, 2, 3};
 
-        return exchange_bench_setup(EXCHANGE_NCCL, devices, start_nccl);
+        return exchange_bench_setup(EXCHANGE_NCCL, EXCHANGE_BENCH_RANKS, devices, start_nccl);
 }
 
 static void exchange_of_every_plan_same_bits_and_bytes(void **state) {

@@ -15,7 +15,7 @@
 static int setup(void **state) {
         static const uint8_t devices[EXCHANGE_BENCH_RANKS] = {0, 1, 0, 1}; /* two ranks of one device each */
 
-        return exchange_bench_setup(EXCHANGE_P2P, devices, NULL);
+        return exchange_bench_setup(EXCHANGE_P2P, EXCHANGE_BENCH_RANKS, devices, NULL);
 }
 
 static void exchange_of_every_plan_same_bits_and_bytes(void **state) {

@@ -35,7 +35,7 @@ static int connect(uint32_t from, uint32_t to) {
 
 static int copy(LkContext *c, LkQueue queue, const LkCopy *a) {
         assert_ptr_equal(c, contexts[device_bound]); /* drivers have a device that the thread is bound to */
-        peer_copies_of[device_bound]++;
+        peer_copies_of[device_bound] += queue == LK_PEER;
         device_sim.flip_next = device_bound == flips_from;
         return real->copy(c, queue, a);
 }
@@ -138,7 +138,20 @@ static void peers_without_a_way_are_told(void **state) {
         peers_try(&t, &h);
         assert_int_equal(h.peer_mbs[0][1], 0);
         assert_true(h.peer_mbs[1][0] > 0);
+        assert_true(h.host_mbs[0][1] > 0 && h.host_mbs[1][0] > 0); /* their only way */
         assert_non_null(strstr(h.notes, "GPU 0000:40:00.0 to 0000:41:00.0: the driver has no direct way"));
+}
+
+/* Slower, but known. */
+static void peers_without_registered_memory_are_measured(void **state) {
+        PeersTrial t = trial(2);
+        WireHello h = {};
+
+        device_sim.pin_fails = true;
+        peers_try(&t, &h);
+        assert_true(h.peer_mbs[0][1] > 0 && h.host_mbs[0][1] > 0 && h.host_mbs[1][0] > 0);
+        assert_string_equal(h.notes, "");
+        assert_int_equal(device_sim.used, 0);
 }
 
 /* Everything that is tried after it leaves these two alone. */
@@ -195,6 +208,7 @@ int main(void) {
                 cmocka_unit_test_setup_teardown(peers_without_a_way_are_told, setup, teardown),
                 cmocka_unit_test_setup_teardown(peers_rates_tell_a_slow_device, setup, teardown),
                 cmocka_unit_test_setup_teardown(peers_rate_that_fails_is_told, setup, teardown),
+                cmocka_unit_test_setup_teardown(peers_without_registered_memory_are_measured, setup, teardown),
                 cmocka_unit_test_setup_teardown(peers_hanging_copy_is_given_up, setup, teardown),
         };
 
