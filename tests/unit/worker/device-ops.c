@@ -17,6 +17,7 @@
 #define ALIGN 256u
 #define PAGE UINT64_C(4096)
 #define OPEN_MAX 64
+#define ASIDE_MAX 64
 
 /* What a queue has been given, and what it waits for of the others, of all contexts. */
 typedef struct Clock {
@@ -56,6 +57,12 @@ typedef struct Registered {
 
 typedef struct Block Block;
 
+/* Attention on LK_SIDE: it happens when LK_COMPUTE waits for it. */
+typedef struct Aside {
+        LkAttention args;
+        uint64_t position;
+} Aside;
+
 /* The queues of a context. */
 typedef struct Queues {
         LkContext *context;
@@ -66,6 +73,9 @@ typedef struct Queues {
         Copy *copies; /* that did not happen yet */
         size_t n_copies;
         PeerCopies peers[_LK_QUEUE_MAX]; /* likewise: of LK_PEER and LK_TAKE */
+        Aside aside[ASIDE_MAX]; /* likewise */
+        size_t n_aside;
+        uint64_t made_keys; /* position of LK_COMPUTE that normed heads last */
         uint32_t device;
         Block *open[OPEN_MAX]; /* to the operation that runs */
         size_t n_open;
@@ -356,6 +366,8 @@ static void memory_free(LkContext *c, void *p) {
                                 q->copies[i].position <= known,
                         "memory is freed while a copy into it is under way");
         copy_until(q, known);
+        if (q->n_aside > 0 && find_block(q->aside[0].args.o, 1) == b) /* of a step that failed */
+                q->n_aside = 0;
         b->kept = true;
         if (!device_sim.keeps)
                 give_back(b);
@@ -410,13 +422,35 @@ static void merge(Clock *to, const Clock *from) {
                                 to->at[i][k] = from->at[i][k];
 }
 
-static int wait(LkContext *c, LkQueue queue, uint32_t event) {
+static int attend(LkContext *c, const LkAttention *a);
+
+static bool next_aside(LkContext *c, LkAttention *ret) {
+        LOCKED;
+        Queues *q = queues_of(c);
+
+        if (q->n_aside == 0 || q->aside[0].position > own(q, q->clocks + LK_COMPUTE)[LK_SIDE])
+                return false;
+        *ret = q->aside[0].args;
+        memmove(q->aside, q->aside + 1, --q->n_aside * sizeof(*q->aside));
+        return true;
+}
+
+static void wait_on(LkContext *c, LkQueue queue, uint32_t event) {
         LOCKED;
         Queues *q = queues_of(c);
 
         must(queue < _LK_QUEUE_MAX && event < LK_EVENTS_MAX, "no such event");
         merge(q->clocks + queue, q->events + event);
-        return 0;
+}
+
+static int wait(LkContext *c, LkQueue queue, uint32_t event) {
+        LkAttention a;
+        int r = 0;
+
+        wait_on(c, queue, event);
+        while (r >= 0 && next_aside(c, &a))
+                r = attend(c, &a);
+        return r;
 }
 
 static int wait_for(LkContext *c, LkQueue queue, LkContext *other, uint32_t event) {
@@ -760,6 +794,13 @@ static int layer_norm(LkContext *c, const LkLayerNorm *a) {
         return ended(c, cpu->layer_norm(c, a));
 }
 
+static void keys_are_made(LkContext *c) {
+        LOCKED;
+        Queues *q = queues_of(c);
+
+        q->made_keys = own(q, q->clocks + LK_COMPUTE)[LK_COMPUTE];
+}
+
 static int qk_norm_rope(LkContext *c, const LkQkNormRope *a) {
         begin_work(c);
         read_vector(c, &a->weight);
@@ -770,6 +811,7 @@ static int qk_norm_rope(LkContext *c, const LkQkNormRope *a) {
                 touch(c, a->cos, turns * a->rope_dims * sizeof(float));
                 touch(c, a->sin, turns * a->rope_dims * sizeof(float));
         }
+        keys_are_made(c);
         return ended(c, cpu->qk_norm_rope(c, a));
 }
 
@@ -810,7 +852,17 @@ static int quantise(LkContext *c, const LkQuantise *a) {
         return ended(c, cpu->quantise(c, a));
 }
 
-static int attention(LkContext *c, const LkAttention *a) {
+static int queue_aside(LkContext *c, const LkAttention *a) {
+        LOCKED;
+        Queues *q = queues_of(c);
+
+        must(q->made_keys <= own(q, q->clocks + LK_SIDE)[LK_COMPUTE], "attention beside others does not wait for its keys");
+        must(q->n_aside < ASIDE_MAX, "too much attention on LK_SIDE");
+        q->aside[q->n_aside++] = (Aside){*a, ++own(q, q->clocks + LK_SIDE)[LK_SIDE]};
+        return 0;
+}
+
+static int attend(LkContext *c, const LkAttention *a) {
         uint64_t n = (uint64_t) a->heads * a->head_dim, keys = a->kv_heads > 0 ? (uint64_t) a->kv_heads * a->head_dim : n;
         uint64_t sequences = a->sequences > 0 ? a->sequences : 1;
 
@@ -822,6 +874,10 @@ static int attention(LkContext *c, const LkAttention *a) {
                 touch_rows(c, a->o, a->type, sequences * a->n_q, n, a->o_ld);
         }
         return ended(c, cpu->attention(c, a));
+}
+
+static int attention(LkContext *c, const LkAttention *a) {
+        return a->aside ? queue_aside(c, a) : attend(c, a);
 }
 
 /* The rows of all blocks. */
