@@ -12,6 +12,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/warm.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/log.h"
 #include "service/worker/meminfo.h"
@@ -127,6 +128,10 @@ static int try_kernel(LkContext *c) {
 
 static void on_warm(void) {
         timeline_beside("library ran");
+}
+
+static void on_told(void) {
+        timeline_beside("layers checked");
 }
 
 static int open_device(Gpu *g, Fault *f) {
@@ -373,6 +378,9 @@ static uint32_t take_pins(const WirePins *m, Fault *f) {
         n = lk_cuda_pins_take(arch(), all, m->n, why, sizeof(why));
         if (why[0] != '\0')
                 (void) fault_set(f, -EINVAL, FAULT_INTERNAL, "%s", why);
+        for (uint32_t i = 0; n > 0 && i < cuda.n; i++)
+                if (bind_device(i) >= 0)
+                        lk_cuda_warm_told(on_told);
         return n;
 }
 
