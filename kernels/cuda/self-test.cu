@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/product.cuh"
+#include "kernels/cuda/warm.h"
 
 #define REFERENCE_ROWS UINT64_C(73728) /* of a whole step: what the library is asked for */
 #define REFERENCE_FEW UINT64_C(1408)   /* of a prompt */
@@ -34,7 +36,7 @@ struct Layer {
         uint64_t k, rows;
         LkType y_type;
         bool biased;
-        bool is_told; /* by another process, and not used yet */
+        bool is_told; /* by another process, and nobody has asked the library yet */
         LayerPin pin;
 };
 
@@ -224,11 +226,11 @@ static int trial_bias(Trial *t) {
         return r < 0 ? r : expand_columns(t->c->product, t->c->stream, &w, &bias, false, true, &t->columns);
 }
 
-/* What the library is asked for. */
-static LtProduct reference(const LkContext *c, const Layer *l, bool few) {
+/* What the library is asked for; bias: any device memory. */
+static LtProduct reference(const Layer *l, bool few, const void *bias) {
         const uint64_t wide = l->rows > l->k ? l->rows : l->k;
         const LtProduct p = { few ? REFERENCE_FEW : at_most(REFERENCE_ROWS, LAUNCH_MAX / wide / 128 * 128), l->rows, l->k,
-                l->y_type == LK_F16 ? LK_F16 : LK_BF16, NULL, l->k, NULL, NULL, l->y_type, l->rows, l->biased ? c->product->scratch : NULL };
+                l->y_type == LK_F16 ? LK_F16 : LK_BF16, NULL, l->k, NULL, NULL, l->y_type, l->rows, l->biased ? bias : NULL };
 
         return p;
 }
@@ -239,7 +241,7 @@ static int pin_find(LkContext *c, const Layer *l, LayerPin *pin) {
         Scratch s = scratch_begin(p);
         Trial t = {};
         const uint64_t k = l->k, rows = l->rows;
-        const LtProduct whole = reference(c, l, false), small = reference(c, l, true);
+        const LtProduct whole = reference(l, false, p->scratch), small = reference(l, true, p->scratch);
         const LkType y_type = l->y_type, type = whole.type;
         uint64_t size;
         int r;
@@ -305,13 +307,19 @@ static int layer_new(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, boo
         return 0;
 }
 
-/* Under the lock: what another process found is used if the library takes it for what it was found for. */
+/* Whether the library takes what another process found for what it was found for. */
+static bool is_taken(CudaLt *lt, const Layer *l, const void *bias) {
+        const LtProduct whole = reference(l, false, bias), small = reference(l, true, bias);
+
+        return l->pin.own || (lt_takes(lt, &l->pin.large, &whole) && (!l->pin.few || lt_takes(lt, &l->pin.small, &small)));
+}
+
+/* Under the lock: what another process found, else a trial. */
 static int layer_told(LkContext *c, Layer *l, bool *ret_known) {
-        const LtProduct whole = reference(c, l, false), small = reference(c, l, true);
         LayerPin found = {};
         int r = 0;
 
-        *ret_known = l->pin.own || (lt_takes(c->product->lt, &l->pin.large, &whole) && (!l->pin.few || lt_takes(c->product->lt, &l->pin.small, &small)));
+        *ret_known = is_taken(c->product->lt, l, c->product->scratch);
         if (!*ret_known) {
                 r = pin_find(c, l, &found);
                 if (r >= 0)
@@ -330,7 +338,7 @@ static uint64_t usec_now(void) {
         return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
 }
 
-/* Under the lock. l: NULL, or it was told and is not used yet. */
+/* Under the lock. l: NULL, or it was told and the library was not asked yet. */
 static int layer_first(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, bool biased, Layer *l, const Layer **ret) {
         uint64_t begin = usec_now();
         bool known = false;
@@ -342,6 +350,23 @@ static int layer_first(LkContext *c, uint64_t k, uint64_t rows, LkType y_type, b
         if (r >= 0 && lk_cuda_on_layer)
                 lk_cuda_on_layer(known, usec_now() - begin);
         return r;
+}
+
+void layers_check(CudaLt *lt, int arch, const void *bias) {
+        (void) pthread_mutex_lock(&lock);
+        for (Layer *l = layers; l; l = l->next) { /* new ones come before the first */
+                uint64_t begin = usec_now();
+
+                if (l->arch != arch || !l->is_told || !is_taken(lt, l, bias))
+                        continue;
+                l->is_told = false;
+                if (lk_cuda_on_layer)
+                        lk_cuda_on_layer(true, usec_now() - begin);
+                (void) pthread_mutex_unlock(&lock); /* a first use waits for the one that is being asked about, not for all */
+                (void) sched_yield();
+                (void) pthread_mutex_lock(&lock);
+        }
+        (void) pthread_mutex_unlock(&lock);
 }
 
 /* Under the lock. */

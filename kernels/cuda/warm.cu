@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/product.cuh"
+#include "kernels/cuda/warm.h"
 
 /* What is asked for: rows of a step and of a prompt, a layer as large as a denoiser's. What is run with the answer: as little as will do. */
 #define ASK_ROWS UINT64_C(65536)
@@ -19,6 +20,7 @@
 typedef struct Warm {
         pthread_t thread;
         int device;
+        bool told_only;
         void (*ended)(void);
         struct Warm *next;
 } Warm;
@@ -41,11 +43,14 @@ static bool is_among(const LkCudaPin *p, const LkCudaPin *others, unsigned n) {
         return false;
 }
 
-/* Each algorithm for few rows that another process found, so that its kernel is loaded; asking the library is not needed then. False: none is
- * known yet. */
+/* Each algorithm for few rows that another process found, so that its kernel is loaded; asking the library for others is not needed then.
+ * False: none is known yet. */
 static bool run_known(CudaLt *lt, cudaStream_t stream, int arch, LtProduct *p) {
         LkCudaPin pins[KNOWN_MAX];
-        unsigned n = lk_cuda_pins(arch, pins, KNOWN_MAX);
+        unsigned n;
+
+        layers_check(lt, arch, p->x);
+        n = lk_cuda_pins(arch, pins, KNOWN_MAX);
 
         for (unsigned i = 0; i < n; i++) {
                 LtPin pin;
@@ -63,13 +68,14 @@ static bool run_known(CudaLt *lt, cudaStream_t stream, int arch, LtProduct *p) {
         return n > 0;
 }
 
-static void run(CudaLt *lt, cudaStream_t stream, int arch, uint8_t *memory) {
+static void run(CudaLt *lt, cudaStream_t stream, int arch, bool told_only, uint8_t *memory) {
         const uint64_t bytes = RUN_SIZE * RUN_SIZE * 2;
         LtProduct p = { RUN_SIZE, RUN_SIZE, RUN_SIZE, LK_I8, memory, RUN_SIZE, memory + bytes, memory + 2 * bytes, LK_F32, RUN_SIZE, NULL };
         bool known;
 
-        (void) lt_run_i8(lt, stream, &p);
-        known = run_known(lt, stream, arch, &p);
+        if (!told_only)
+                (void) lt_run_i8(lt, stream, &p);
+        known = run_known(lt, stream, arch, &p) || told_only;
         p.type = p.y_type = LK_BF16;
         for (unsigned few = 0; !known && few < 2; few++) {
                 LtProduct ask = p;
@@ -92,7 +98,7 @@ static void *work(void *userdata) {
 
         if (cudaSetDevice(w->device) == cudaSuccess && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
                 cudaMalloc(&memory, 4 * RUN_SIZE * RUN_SIZE * 2) == cudaSuccess && lt_new(&lt) >= 0)
-                run(lt, stream, arch_of(w->device), (uint8_t *) memory);
+                run(lt, stream, arch_of(w->device), w->told_only, (uint8_t *) memory);
         (void) lt_free(lt);
         (void) cudaFree(memory);
         if (stream)
@@ -103,11 +109,12 @@ static void *work(void *userdata) {
         return NULL;
 }
 
-extern "C" void lk_cuda_warm(void (*ended)(void)) {
+static void begin(bool told_only, void (*ended)(void)) {
         Warm *w = (Warm *) calloc(1, sizeof(*w));
 
         if (!w)
                 return;
+        w->told_only = told_only;
         w->ended = ended;
         if (cudaGetDevice(&w->device) != cudaSuccess || pthread_create(&w->thread, NULL, work, w) != 0) {
                 free(w);
@@ -115,6 +122,14 @@ extern "C" void lk_cuda_warm(void (*ended)(void)) {
         }
         w->next = warming;
         warming = w;
+}
+
+extern "C" void lk_cuda_warm(void (*ended)(void)) {
+        begin(false, ended);
+}
+
+extern "C" void lk_cuda_warm_told(void (*ended)(void)) {
+        begin(true, ended);
 }
 
 extern "C" void lk_cuda_warm_await(void) {

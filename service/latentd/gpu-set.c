@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/latentd/gpu-set.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -10,19 +9,11 @@
 #include <string.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/gpu-names.h"
 #include "service/shared/log.h"
 
 #define SHARE_ONE 1000.0 /* of PLAN_SHARE_MAX */
 #define RATE_SAME 0.93   /* of the fastest: cards of one kind differ less than one measurement from the next */
-
-bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number) {
-        char *end;
-
-        if (isdigit((unsigned char) name[0]) && strlen(name) < 4 && strtoul(name, &end, 10) == number && *end == '\0')
-                return true;
-
-        return name[0] != '\0' && (strcasecmp(name, d->uuid) == 0 || strcasecmp(name, d->pci_address) == 0);
-}
 
 void gpu_set_note(WireHello *h, const char *format, ...) {
         size_t used = strlen(h->notes), left = sizeof(h->notes) - used;
@@ -98,6 +89,11 @@ static bool is_allowed(const Config *c, const Naming *list, const Naming *exclud
         }
         if ((c->gpus && !(list->devices >> i & 1)) || exclude->devices >> i & 1) {
                 log_info("%s (%s) is left out by Gpus= or GpusExclude=.", d->name, d->pci_address);
+                return false;
+        }
+        if (d->left_out) { /* it started with other lists than we have now */
+                gpu_set_note(h, "The GPU %s (%s) is left out by the worker, as its environment says (" GPU_NAMES_VARIABLE ", "
+                        GPU_NAMES_EXCLUDE_VARIABLE ").", d->name, d->pci_address);
                 return false;
         }
         if (d->memory_free < c->gpu_min_free) {
@@ -190,10 +186,7 @@ int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, Wire
         }
         drop_beyond(c, h, shares.shares, &devices);
         if (devices == 0)
-                return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED,
-                        "None of the %" PRIu32 " GPUs that are there may be used: look at Gpus=, GpusExclude= and GpuMinFree= of "
-                        "latentd.conf, and LATENTD_IGNORE.",
-                        h->n_devices);
+                return gpu_names_refuse(h->n_devices, f);
         keep(h, devices, shares.shares, ret);
         ret->given = said & devices;
         return 0;

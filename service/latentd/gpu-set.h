@@ -44,9 +44,6 @@ void gpu_set_note(WireHello *h, const char *format, ...) __attribute__((__format
 /* A line in h's notes that names those keys of GPUs that latentd.conf has beside a worker of the CPU. */
 void gpu_set_note_cpu(const Config *c, WireHello *h);
 
-/* Whether the name is this device's: its number (from 0), its UUID or its PCI address. */
-bool gpu_is_named(const char *name, const WireDevice *d, uint32_t number);
-
 /* What a session's devices and the service's shares make of its wishes; rank i of the worker is on device i % n_devices of h.
  * -ENODEV: none of its devices is there. */
 int gpu_set_wishes(const GpuSet *s, const WireHello *h, uint32_t ranks, PlanWishes *w);

@@ -8,6 +8,7 @@
 #include "service/latentd/gpu-set.h"
 #include "service/latentd/session-request-internal.h"
 #include "service/latentd/worker-link.h"
+#include "service/shared/gpu-names.h"
 
 int request_read_gpus(sd_bus_message *m, const BusKey *k, Fault *f) {
         RequestGpus *x = k->value;

@@ -15,9 +15,10 @@
 #include <sys/wait.h>
 
 #include "service/shared/cleanup.h"
+#include "service/shared/gpu-names.h"
 
 #define SOCKET_FD 3
-#define ENVIRONMENT_MAX 24
+#define ENVIRONMENT_MAX 26
 
 extern char **environ;
 
@@ -129,7 +130,7 @@ static int choose_binary(const Config *c, bool no_cuda, char **ret, bool *ret_cu
 
 /* A clean environment: what programs need to find libraries and devices, and the journal; nothing else of
  * ours. */
-static void fill_environment(Child *child, int log_level) {
+static void fill_environment(Child *child, int log_level, char *const *more) {
         static const char *const kept[] = {
                 "PATH=",
                 "LANG=",
@@ -153,11 +154,14 @@ static void fill_environment(Child *child, int log_level) {
         child->environment[n++] = listen_fds;
         child->environment[n++] = child->listen_pid;
         child->environment[n++] = child->log_level;
+        for (; *more; more++)
+                child->environment[n++] = *more;
 
         for (char **e = environ; *e && n < ENVIRONMENT_MAX; e++) {
-                /* Switches of the worker itself; its log level is ours. */
+                /* Switches of the worker itself; its log level and its GPUs are ours. */
                 bool keep = strncmp(*e, "LATENT_", strlen("LATENT_")) == 0 &&
-                            strncmp(*e, "LATENT_LOG_LEVEL=", strlen("LATENT_LOG_LEVEL=")) != 0;
+                            strncmp(*e, "LATENT_LOG_LEVEL=", strlen("LATENT_LOG_LEVEL=")) != 0 &&
+                            strncmp(*e, GPU_NAMES_VARIABLE, strlen(GPU_NAMES_VARIABLE)) != 0;
 
                 for (size_t i = 0; i < ELEMENTSOF(kept) && !keep; i++)
                         keep = strncmp(*e, kept[i], strlen(kept[i])) == 0;
@@ -267,7 +271,8 @@ static int child_run(Child *child, int pipe_read, pid_t *ret_pid) {
         return 0;
 }
 
-static int spawn(const char *path, int log_level, WorkerProcess *ret) {
+/* more: variables of the program's own, up to a NULL. */
+static int spawn(const char *path, int log_level, char *const *more, WorkerProcess *ret) {
         CLEANUP_CLOSE int ours = -EBADF, theirs = -EBADF, null = -EBADF, pipe_read = -EBADF,
                           pipe_write = -EBADF;
         int pair[2], pidfd, r;
@@ -292,7 +297,7 @@ static int spawn(const char *path, int log_level, WorkerProcess *ret) {
         child.socket = theirs;
         child.null = null;
         child.error_pipe = STEAL_FD(pipe_write);
-        fill_environment(&child, log_level);
+        fill_environment(&child, log_level, more);
         r = child_run(&child, pipe_read, &pid);
         if (child.error_pipe >= 0)
                 (void) close(child.error_pipe);
@@ -311,15 +316,23 @@ static int spawn(const char *path, int log_level, WorkerProcess *ret) {
 }
 
 static int start_by_spawn(const Config *c, bool no_cuda, WorkerProcess *ret, Fault *f) {
-        CLEANUP_FREE char *path = NULL;
+        CLEANUP_FREE char *path = NULL, *gpus = NULL, *exclude = NULL;
         bool cuda = false;
         int r;
 
         r = choose_binary(c, no_cuda, &path, &cuda, f);
         if (r < 0)
                 return r;
+        if (asprintf(&gpus, GPU_NAMES_VARIABLE "=%s", c->gpus ? c->gpus : "") < 0) {
+                gpus = NULL;
+                return -ENOMEM;
+        }
+        if (asprintf(&exclude, GPU_NAMES_EXCLUDE_VARIABLE "=%s", c->gpus_exclude ? c->gpus_exclude : "") < 0) {
+                exclude = NULL;
+                return -ENOMEM;
+        }
 
-        r = spawn(path, c->log_level, ret);
+        r = spawn(path, c->log_level, (char *[]){gpus, exclude, NULL}, ret);
         if (r < 0) /* never -ENOENT: the file was there, so another try is not useless */
                 return fault_set(f, r == -ENOENT ? -EIO : r, FAULT_NO_WORKER,
                         "The worker \"%s\" could not be started: %s.", path, strerror(-r));
@@ -382,7 +395,7 @@ int media_start(const Config *c, WorkerProcess *ret, Fault *f) {
         if (r < 0)
                 return r;
 
-        r = spawn(path, c->log_level, ret);
+        r = spawn(path, c->log_level, (char *[]){NULL}, ret);
         if (r < 0)
                 return fault_set(f, r, FAULT_IO, "\"%s\" could not be started: %s.", path, strerror(-r));
         return 0;

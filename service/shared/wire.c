@@ -200,7 +200,7 @@ static void normalise(WireMessage *m) {
                         TERMINATE(d->pci_address);
                         TERMINATE(d->uuid);
                         TERMINATE(d->architecture);
-                        d->reserved = 0;
+                        d->left_out = d->left_out != 0;
                 }
                 break;
 

@@ -110,7 +110,7 @@ typedef struct WireDevice {
         char architecture[24]; /* "x86-64-v3", "sm_90" */
         uint64_t memory_total, memory_free;
         int32_t numa_node; /* -1 unknown */
-        uint32_t reserved;
+        uint32_t left_out; /* the worker has not opened it (gpu-names.h): memory_free is 0, and no rank can have it */
 } WireDevice;
 
 #define WIRE_LINK_SAME UINT32_MAX

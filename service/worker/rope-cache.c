@@ -4,6 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "service/worker/crew.h"
+
+/* A thread for fewer rows would take longer to begin than they do. */
+#define ROWS_PER_THREAD 2048u
+
 void rope_cache_clear(RopeCache *c) {
         free(c->position);
         free(c->table);
@@ -16,9 +21,25 @@ static bool holds(const RopeCache *c, const H3Config *config, const H3Layout *l,
                memcmp(c->position, l->position, l->rows * sizeof(*c->position)) == 0;
 }
 
+typedef struct Making {
+        RopeCache *cache;
+        const H3Config *config;
+        const H3Layout *layout;
+} Making;
+
+static void make_rows(void *userdata, uint32_t i, uint32_t n) {
+        const Making *x = userdata;
+        RopeCache *c = x->cache;
+        uint64_t begin = c->rows * i / n, end = c->rows * (i + 1) / n, row = UINT64_C(3) * c->freqs;
+
+        h3_rope_table(x->config, x->layout, NULL, begin, end, c->bf16, c->table + begin * row, c->table + (c->rows + begin) * row);
+}
+
 const float *rope_cache_get(RopeCache *c, const H3Config *config, const H3Layout *l, H3Compute compute) {
+        uint64_t threads = (l->rows + ROWS_PER_THREAD - 1) / ROWS_PER_THREAD, n = l->rows * 3 * config->rope_freqs;
         bool bf16 = compute == H3_COMPUTE_BF16;
-        uint64_t n = l->rows * 3 * config->rope_freqs;
+        Making making = {c, config, l};
+        Crew crew;
 
         if (holds(c, config, l, bf16))
                 return c->table;
@@ -35,6 +56,7 @@ const float *rope_cache_get(RopeCache *c, const H3Config *config, const H3Layout
         c->rows = l->rows;
         c->freqs = config->rope_freqs;
         c->bf16 = bf16;
-        h3_rope_table(config, l, NULL, 0, l->rows, bf16, c->table, c->table + n);
+        crew_begin(&crew, threads < CREW_MAX ? (uint32_t) threads : CREW_MAX, make_rows, &making);
+        crew_end(&crew);
         return c->table;
 }

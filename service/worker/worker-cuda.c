@@ -12,7 +12,9 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/warm.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/gpu-names.h"
 #include "service/shared/log.h"
 #include "service/worker/meminfo.h"
 #include "service/worker/nccl.h"
@@ -37,7 +39,7 @@ typedef struct Gpu {
         struct cudaDeviceProp properties;
         char pci_address[16];
         char numerics_id[128];
-        bool is_out;                /* no rank has it: choose() */
+        bool is_out;                /* no rank has it: gpu_is_left_out(), choose() */
         _Atomic(LkContext *) first; /* made by start(); the first rank takes it over */
 } Gpu;
 
@@ -49,6 +51,7 @@ static struct {
         char pins_device[sizeof(((WirePins *) NULL)->device)]; /* what pins hold for, beside the numerics */
         uint32_t n;
         Gpu gpus[WIRE_DEVICES_MAX];
+        const Gpu *first; /* that was opened: all are alike */
         bool reaches[WIRE_DEVICES_MAX][WIRE_DEVICES_MAX]; /* [from][to]: there is a direct way */
         WireHello left_out; /* notes of start() */
 } cuda;
@@ -129,6 +132,10 @@ static void on_warm(void) {
         timeline_beside("library ran");
 }
 
+static void on_told(void) {
+        timeline_beside("layers checked");
+}
+
 static int open_device(Gpu *g, Fault *f) {
         LkContext *c = NULL;
         char text[256];
@@ -163,6 +170,20 @@ static int open_device(Gpu *g, Fault *f) {
         return fault_set(f, r, FAULT_NOT_SUPPORTED, "The GPU %s (%s) cannot be used: %s.", g->properties.name, g->pci_address, text);
 }
 
+static int arch_of(const Gpu *g) {
+        return 10 * g->properties.major + g->properties.minor;
+}
+
+static void describe(WireDevice *d, const Gpu *g);
+
+/* A context takes a tenth of a second, and as long to be let go of. g: the next one, with its properties. */
+static bool is_left_out(const Gpu *g) {
+        WireDevice d;
+
+        describe(&d, g);
+        return gpu_is_left_out(&d, cuda.n);
+}
+
 /* f: what is wrong with it. */
 static int try_device(int i, Gpu *g, Fault *f) {
         char address[32] = "";
@@ -176,12 +197,25 @@ static int try_device(int i, Gpu *g, Fault *f) {
                 return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED, "GPU %d (%s) does not answer: %s.", i, address, cudaGetErrorString(e));
         address_of(&g->properties, g->pci_address, sizeof(g->pci_address));
         r = check_device(&g->properties, g->pci_address, f);
-        return r < 0 ? r : open_device(g, f);
+        if (r < 0)
+                return r;
+        g->is_out = is_left_out(g);
+        return g->is_out ? 0 : open_device(g, f);
+}
+
+/* The same bits as those before it. */
+static bool is_like_others(const Gpu *g) {
+        if (cuda.n > 0 && arch_of(g) != arch_of(cuda.gpus))
+                return false;
+        return g->is_out || !cuda.first || strcmp(g->numerics_id, cuda.first->numerics_id) == 0;
 }
 
 static void close_device(Gpu *g) {
         LkContext *c;
 
+        if (g->is_out) /* asking the driver anything of it would make a context */
+                return;
+        g->is_out = true;
         lk_cuda_warm_await();
         if (cudaSetDevice(g->number) != cudaSuccess)
                 return;
@@ -210,16 +244,20 @@ static int open_devices(int n, Fault *f) {
                                 peers_note(&cuda.left_out, "%s", f->text);
                         continue;
                 }
-                if (cuda.n > 0 && strcmp(g->numerics_id, cuda.gpus[0].numerics_id) != 0) {
+                if (!is_like_others(g)) {
                         peers_note(&cuda.left_out, "The GPU %s (%s) is left out: beside %s (%s) its results would have other bits.",
                                 g->properties.name, g->pci_address, cuda.gpus[0].properties.name, cuda.gpus[0].pci_address);
                         close_device(g);
                         continue;
                 }
+                if (!cuda.first && !g->is_out)
+                        cuda.first = g;
                 cuda.n++;
         }
         if (cuda.n > 1)
                 timeline_note("other devices");
+        if (cuda.n > 0 && !cuda.first)
+                return gpu_names_refuse(cuda.n, f);
         return cuda.n > 0 ? 0 : r;
 }
 
@@ -249,7 +287,8 @@ static bool connect(uint32_t from, uint32_t to) {
         int can = 0;
         cudaError_t e;
 
-        if (cudaDeviceCanAccessPeer(&can, cuda.gpus[from].number, cuda.gpus[to].number) != cudaSuccess || !can || bind_device(from) < 0)
+        if (cuda.gpus[to].is_out || cudaDeviceCanAccessPeer(&can, cuda.gpus[from].number, cuda.gpus[to].number) != cudaSuccess || !can ||
+                bind_device(from) < 0)
                 return false;
         e = cudaDeviceEnablePeerAccess(cuda.gpus[to].number, 0);
         (void) cudaGetLastError();
@@ -268,8 +307,6 @@ static void connect_all(void) {
 static int is_connected(uint32_t from, uint32_t to) {
         return cuda.reaches[from][to] ? 0 : -EOPNOTSUPP;
 }
-
-static void describe(WireDevice *d, const Gpu *g);
 
 static void try_links(WireHello *ret) {
         LkContext *contexts[WIRE_DEVICES_MAX];
@@ -317,7 +354,7 @@ static void on_layer(bool known, uint64_t usec) {
 
 /* Their algorithms may be others with another driver, and where there are more or fewer processors. */
 static void name_pins_device(void) {
-        const struct cudaDeviceProp *p = &cuda.gpus[0].properties;
+        const struct cudaDeviceProp *p = &cuda.first->properties;
         char driver[64] = "?";
         int version = 0;
         FILE *file = fopen("/sys/module/nvidia/version", "re");
@@ -333,7 +370,7 @@ static void name_pins_device(void) {
 }
 
 static int arch(void) {
-        return 10 * cuda.gpus[0].properties.major + cuda.gpus[0].properties.minor;
+        return arch_of(cuda.first);
 }
 
 _Static_assert(sizeof(LkCudaPin) == sizeof(WirePin) && LK_CUDA_PIN_WORDS == WIRE_PIN_WORDS, "pins");
@@ -373,7 +410,17 @@ static uint32_t take_pins(const WirePins *m, Fault *f) {
         n = lk_cuda_pins_take(arch(), all, m->n, why, sizeof(why));
         if (why[0] != '\0')
                 (void) fault_set(f, -EINVAL, FAULT_INTERNAL, "%s", why);
+        for (uint32_t i = 0; n > 0 && i < cuda.n; i++)
+                if (bind_device(i) >= 0)
+                        lk_cuda_warm_told(on_told);
         return n;
+}
+
+static bool any_is_out(void) {
+        for (uint32_t i = 0; i < cuda.n; i++)
+                if (cuda.gpus[i].is_out)
+                        return true;
+        return false;
 }
 
 static int start(Fault *f) {
@@ -387,12 +434,12 @@ static int start(Fault *f) {
         lk_cuda_await_libraries(); /* a process that is shut in loads nothing any more */
         if (r < 0)
                 return r;
-        (void) lk_cuda_describe(cuda.gpus[0].first, cuda.kernels, sizeof(cuda.kernels));
+        (void) lk_cuda_describe(cuda.first->first, cuda.kernels, sizeof(cuda.kernels));
         name_pins_device();
         connect_all();
         (void) atexit(lk_cuda_warm_await); /* before the driver's library ends */
-        cuda.ops.numerics_id = cuda.gpus[0].numerics_id;
-        if (wants_nccl)
+        cuda.ops.numerics_id = cuda.first->numerics_id;
+        if (wants_nccl && !any_is_out()) /* it has all of them or none */
                 start_nccl();
         cuda.started = true;
         return 0;
@@ -402,10 +449,8 @@ static void choose(uint64_t devices) {
         if (devices != (UINT64_C(1) << cuda.n) - 1) /* it has all of them or none */
                 nccl_end();
         for (uint32_t i = 0; i < cuda.n; i++)
-                if (!(devices >> i & 1)) {
+                if (!(devices >> i & 1))
                         close_device(cuda.gpus + i);
-                        cuda.gpus[i].is_out = true;
-                }
         /* what this thread asks of the driver must not make a context on one of those again */
         for (uint32_t i = 0; i < cuda.n; i++)
                 if (bind_device(i) >= 0)
@@ -465,6 +510,7 @@ static uint32_t devices(WireHello *hello) {
                 WireDevice *d = hello->devices + i;
 
                 describe(d, cuda.gpus + i);
+                d->left_out = cuda.gpus[i].is_out;
                 hello->peer_mbs[i][i] = WIRE_LINK_SAME;
                 (void) device_memory(i, &d->memory_free, &d->memory_total);
         }

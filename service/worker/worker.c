@@ -425,6 +425,7 @@ static int on_job_open(Worker *w, const WireMessage *m, Job **ret, Fault *f) {
         Fault fault = {};
         int r;
 
+        timeline_note("asked");
         if (find_job(w, m->header.job))
                 return fault_set(
                         f, -EPROTO, FAULT_INTERNAL, "Job %" PRIu64 " is open already.", m->header.job);
@@ -448,6 +449,7 @@ static int on_job_open(Worker *w, const WireMessage *m, Job **ret, Fault *f) {
         if ((*slot)->plan_only && job_has_plan(*slot))
                 reply.job_ready.memory_bytes = step_planned_memory(&w->steps, *slot, rank_group_size(w->ranks));
         link_send(w->link, &reply);
+        timeline_note("opened");
         *ret = *slot;
         return 0;
 }

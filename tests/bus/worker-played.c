@@ -15,6 +15,7 @@
 
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
+#include "service/shared/gpu-names.h"
 #include "service/worker/backend.h"
 #include "service/worker/meminfo.h"
 #include "service/worker/nccl.h"
@@ -36,6 +37,7 @@ typedef struct Played {
         volatile uint64_t rates;      /* of 10^9 operations a second, 16 bits for each device; 0: not measured */
         volatile uint64_t goes;       /* with the copy that fails it is gone */
         volatile uint64_t tried, told; /* layers, by all workers: by trials, by workers before them */
+        volatile uint64_t opened;     /* bits: devices, by the last worker */
         volatile uint64_t spoils;     /* what is handed on: 1: a layer's size is wrong, 2: it is of another device */
 } Played;
 
@@ -269,9 +271,27 @@ static void start_nccl(void) {
                         (void) ops.context_free(own[i]);
 }
 
+static uint32_t opened; /* devices */
+
+static int open_devices(Fault *f) {
+        played->opened = 0;
+        for (uint32_t i = 0; i < n_devices; i++) {
+                WireDevice d;
+
+                describe(&d, numbers[i]);
+                is_out[i] = gpu_is_left_out(&d, i);
+                if (is_out[i])
+                        continue;
+                opened++;
+                played->opened |= UINT64_C(1) << numbers[i];
+        }
+        return opened > 0 ? 0 : gpu_names_refuse(n_devices, f);
+}
+
 static int start(Fault *f) {
         const char *path = getenv("LATENT_PLAYED");
         CLEANUP_CLOSE int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -EBADF;
+        int r;
 
         if (fd < 0)
                 return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED, "LATENT_PLAYED names no file: there is no device to play.");
@@ -289,9 +309,10 @@ static int start(Fault *f) {
                         numbers[n_devices++] = i;
         if (n_devices == 0)
                 return fault_set(f, -ENODEV, FAULT_NOT_SUPPORTED, "All GPUs are played to be lost.");
-        if (nccl_is_wanted())
+        r = open_devices(f);
+        if (r >= 0 && nccl_is_wanted() && opened == n_devices)
                 start_nccl();
-        return 0;
+        return r;
 }
 
 static void choose(uint64_t devices) {
@@ -304,6 +325,9 @@ static void choose(uint64_t devices) {
 static uint32_t devices(WireHello *hello) {
         for (uint32_t i = 0; i < n_devices; i++) {
                 describe(hello->devices + i, numbers[i]);
+                hello->devices[i].left_out = is_out[i];
+                if (is_out[i])
+                        hello->devices[i].memory_free = 0;
                 hello->peer_mbs[i][i] = WIRE_LINK_SAME;
         }
         memcpy(hello->notes, found.notes, sizeof(hello->notes));

@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/warm.h"
 
 #define PINS_MAX 16u
 #define ARCH 90
@@ -30,7 +31,7 @@
 
 typedef struct Told {
         LkCudaPin pins[PINS_MAX];
-        unsigned n, taken, known, tried;
+        unsigned n, taken, known, tried, beside; /* beside: known before the first product */
         char why[256];
         uint8_t y[PRODUCTS][(M + FEW) * ROWS * 2];
 } Told;
@@ -51,6 +52,7 @@ static int setup(void **state) {
 }
 
 static Told *child; /* whose turn it is */
+static bool awaits; /* what is asked about beside it, before the first product */
 
 static void on_layer(bool known, uint64_t usec) {
         *(known ? &child->known : &child->tried) += 1;
@@ -120,6 +122,11 @@ static void work(const Told *from, Told *ret) {
         lk_cuda_on_layer = on_layer;
         if (from)
                 ret->taken = lk_cuda_pins_take(arch, from->pins, from->n, ret->why, sizeof(ret->why));
+        if (from)
+                lk_cuda_warm_told(NULL);
+        if (awaits)
+                lk_cuda_warm_await();
+        ret->beside = awaits ? ret->known : 0;
         lk_cuda_warm(NULL);
         MUST(lk_cuda_ops()->context_new(0, &c) == 0);
         products(c, ret);
@@ -161,6 +168,18 @@ static void what_is_told_is_not_tried_and_has_the_same_bits(void **state) {
         assert_int_equal(second->tried, 0);
         assert_int_equal(second->n, PRODUCTS);
         assert_memory_equal(first->pins, second->pins, sizeof(first->pins)); /* in the same order */
+        assert_same_products();
+}
+
+static void what_is_told_is_asked_about_beside_the_start(void **state) {
+        in_a_child(NULL, first);
+        awaits = true;
+        in_a_child(first, second);
+        awaits = false;
+        assert_int_equal(second->beside, PRODUCTS);
+        assert_int_equal(second->known, PRODUCTS); /* not again */
+        assert_int_equal(second->tried, 0);
+        assert_memory_equal(first->pins, second->pins, sizeof(first->pins));
         assert_same_products();
 }
 
@@ -233,6 +252,7 @@ static void pins_that_are_wrong_are_refused_by_name(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(what_is_told_is_not_tried_and_has_the_same_bits),
+                cmocka_unit_test(what_is_told_is_asked_about_beside_the_start),
                 cmocka_unit_test(what_the_library_does_not_take_is_tried),
                 cmocka_unit_test(pins_that_are_wrong_are_refused_by_name),
         };

@@ -72,6 +72,21 @@ static void set_of_each_key(void **state) {
         expect_set(&c, NULL, 0, 3, "12", "1073741824 bytes of its memory are free, GpuMinFree= is 2147483648");
 }
 
+/* Its environment is not the service's. */
+static void what_the_worker_left_out_is_left_out(void **state) {
+        WireHello h = hello_of(2);
+        Config c = {};
+        Fault f = {};
+        GpuSet s;
+
+        h.devices[0].left_out = 1;
+        h.devices[0].memory_free = 0;
+        assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), 0);
+        assert_int_equal(h.n_devices, 1);
+        assert_int_equal(s.place[0], 1);
+        assert_non_null(strstr(h.notes, "0000:41:00.0) is left out by the worker"));
+}
+
 /* What a plan says of all the GPUs that it leaves out. */
 static void note_of_the_longest_is_kept(void **state) {
         char text[sizeof(((Job *) NULL)->left_out)];
@@ -323,6 +338,7 @@ static void exchange_is_the_faster_proven_way(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 TEST(set_of_each_key),
+                TEST(what_the_worker_left_out_is_left_out),
                 TEST(note_of_the_longest_is_kept),
                 TEST(set_of_udev),
                 TEST(set_without_any_is_refused),
