@@ -26,22 +26,64 @@ GpuWork gpu_work_of(const WireModelReady *m, uint64_t rows) {
         };
 }
 
-static double compute_sec(const WireHello *h, const GpuWork *x, const WirePlan *p, uint32_t rank) {
-        double rate = h->rates[rank % h->n_devices] * 1e9, weights = x->weight_bytes / (x->int8 ? 1 : 2);
-        double rows = (double) (p->rows[rank].end - p->rows[rank].begin), heads = p->heads[rank].end - p->heads[rank].begin;
-        double all = (double) x->rows, products = 2 * weights * rows, attention = 4.0 * x->layers * heads * x->head_dim * all * all;
-
-        return (products / (x->int8 ? INT8_RATE : 1) + attention) / rate;
+static double rows_of(const WirePlan *p, uint32_t rank) {
+        return (double) (p->rows[rank].end - p->rows[rank].begin);
 }
 
+static double heads_of(const WirePlan *p, uint32_t rank) {
+        return p->heads[rank].end - p->heads[rank].begin;
+}
+
+static double operations_of(const GpuWork *x, const WirePlan *p, uint32_t rank) {
+        double weights = x->weight_bytes / (x->int8 ? 1 : 2), products = 2 * weights * rows_of(p, rank), all = (double) x->rows;
+        double queries = p->kind == WIRE_PLAN_KV_GATHER ? rows_of(p, rank) * x->heads : all * heads_of(p, rank);
+
+        return products / (x->int8 ? INT8_RATE : 1) + 4.0 * x->layers * x->head_dim * queries * all;
+}
+
+/* 0: none is known. */
+static uint32_t best_rate(const WireHello *h) {
+        uint32_t best = 0;
+
+        for (uint32_t i = 0; i < h->n_devices; i++)
+                best = h->rates[i] > best ? h->rates[i] : best;
+        return best;
+}
+
+double gpu_rate(const WireHello *h, const WirePlan *p) {
+        for (uint32_t i = 0; i < p->ranks; i++)
+                if (plan_has_part(p, i) && h->rates[i % h->n_devices] == 0)
+                        return 0;
+        return best_rate(h) * 1e9;
+}
+
+double gpu_operations(const WireHello *h, const GpuWork *x, const WirePlan *p) {
+        const double best = best_rate(h);
+        double most = 0;
+
+        for (uint32_t device = 0; device < h->n_devices; device++) {
+                double sum = 0;
+
+                for (uint32_t i = device; i < p->ranks; i += h->n_devices)
+                        sum += operations_of(x, p, i);
+                if (h->rates[device] > 0)
+                        sum *= best / h->rates[device];
+                most = sum > most ? sum : most;
+        }
+        return most;
+}
+
+/* Of a layer. */
 static double bytes_between(const GpuWork *x, const WirePlan *p, uint32_t from, uint32_t to) {
-        double row = x->int8 ? x->hidden + 4.0 : 2.0 * x->hidden, output = 2.0 * x->head_dim;
+        double head = 2.0 * x->head_dim, row = x->int8 ? x->hidden + 4.0 : 2.0 * x->hidden;
 
-        return x->layers * ((double) (p->rows[from].end - p->rows[from].begin) * row +
-                                   (double) (p->rows[to].end - p->rows[to].begin) * (p->heads[from].end - p->heads[from].begin) * output);
+        if (p->kind == WIRE_PLAN_KV_GATHER)
+                return rows_of(p, from) * 2 * x->heads * head;
+        if (p->kind == WIRE_PLAN_QKV_ALL_TO_ALL)
+                row = 3 * heads_of(p, to) * head;
+        return rows_of(p, from) * row + rows_of(p, to) * heads_of(p, from) * head;
 }
 
-/* What reaches the rank, one sender after the other; < 0: a way is not known. */
 static double receive_sec(const WireHello *h, const GpuWork *x, const WirePlan *p, uint32_t rank) {
         double sec = 0;
 
@@ -53,27 +95,31 @@ static double receive_sec(const WireHello *h, const GpuWork *x, const WirePlan *
                         continue;
                 if (!(mbs > 0))
                         return -1;
-                sec += bytes_between(x, p, i, rank) / (mbs * 1e6);
+                sec += x->layers * bytes_between(x, p, i, rank) / (mbs * 1e6);
         }
         return sec;
 }
 
-double gpu_cost(const WireHello *h, const GpuWork *x, const WirePlan *p) {
+double gpu_receive_sec(const WireHello *h, const GpuWork *x, const WirePlan *p) {
         double most = 0;
 
         for (uint32_t i = 0; i < p->ranks; i++) {
-                double receive, compute;
+                double receive = plan_has_part(p, i) ? receive_sec(h, x, p, i) : 0;
 
-                if (!plan_has_part(p, i))
-                        continue;
-                receive = receive_sec(h, x, p, i);
-                if (h->rates[i % h->n_devices] == 0 || receive < 0)
-                        return 0;
-                compute = compute_sec(h, x, p, i);
-                most = compute > most ? compute : most;
+                if (receive < 0)
+                        return receive;
                 most = receive > most ? receive : most;
         }
         return most;
+}
+
+double gpu_cost(const WireHello *h, const GpuWork *x, const WirePlan *p) {
+        double rate = gpu_rate(h, p), receive = gpu_receive_sec(h, x, p), compute;
+
+        if (rate <= 0 || receive < 0)
+                return 0;
+        compute = gpu_operations(h, x, p) / rate;
+        return compute > receive ? compute : receive;
 }
 
 typedef struct Choice {

@@ -2,7 +2,6 @@
 #include "service/latentd/pace.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stddef.h>
 
 static bool same(const PaceKey *a, const PaceKey *b) {
@@ -24,15 +23,16 @@ const PaceEntry *pace_find(PaceTable *t, const PaceKey *key) {
         return find(t, key);
 }
 
-void pace_add(PaceTable *t, const PaceKey *key, double usec, double attention) {
-        PaceEntry *e = find(t, key);
+static void add(PaceTable *t, const PaceEntry *x) {
+        PaceEntry *e = find(t, &x->key);
 
-        if (!(usec > 0) || !isfinite(usec))
+        if (!(x->usec > 0) || !isfinite(x->usec) || (e && x->rough && !e->rough))
                 return;
 
         if (e) {
-                e->usec = (e->usec + usec) / 2;
-                e->attention = attention;
+                e->usec = e->rough ? x->usec : (e->usec + x->usec) / 2;
+                e->attention = x->attention;
+                e->rough = x->rough;
                 return;
         }
 
@@ -40,5 +40,14 @@ void pace_add(PaceTable *t, const PaceKey *key, double usec, double attention) {
         for (size_t i = 1; i < PACE_ENTRIES; i++)
                 if (t->entries[i].turn < e->turn)
                         e = &t->entries[i];
-        *e = (PaceEntry){ .key = *key, .usec = usec, .attention = attention, .turn = ++t->turns };
+        *e = *x;
+        e->turn = ++t->turns;
+}
+
+void pace_add(PaceTable *t, const PaceKey *key, double usec, double attention) {
+        add(t, &(PaceEntry){ .key = *key, .usec = usec, .attention = attention });
+}
+
+void pace_add_rough(PaceTable *t, const PaceKey *key, double usec) {
+        add(t, &(PaceEntry){ .key = *key, .usec = usec, .rough = true });
 }

@@ -32,6 +32,7 @@ struct Queue {
         Activity activity;
         uint64_t turns;
         CrashBudget *crashes;
+        WireMemory memory;      /* of the worker, when its step began */
         sd_event_source *dispatch_source;
         sd_event_source *wait_source; /* when the next user need not wait any more */
 };
@@ -205,6 +206,7 @@ static void begin_step(Queue *q, Job *j, Activity activity) {
         q->activity = activity;
         j->turn = ++q->turns;
         j->step_started_usec = clock_usec();
+        q->memory = *worker_link_memory(q->manager->worker);
         j->block = 0;
         lora_notes_done(&j->notes); /* of an attempt that was lost */
         estimate(q, j);
@@ -372,16 +374,21 @@ static uint64_t commit_word(const Job *j) {
                 (const uint64_t *) (const void *) (map + j->ready.commit_offset), __ATOMIC_ACQUIRE);
 }
 
-/* From where its device began with block 0, if that is known: before it weights may have come. */
-static void note_pace(const Job *j, const WireStepDone *m) {
-        uint64_t now = clock_usec();
+/* Weights were registered, uploaded or merged while the step ran. */
+static bool weights_came(const Queue *q) {
+        const WireMemory *a = &q->memory, *b = worker_link_memory(q->manager->worker);
 
-        if (j->request.kind != WIRE_JOB_STEP && j->request.kind != WIRE_JOB_SAMPLE)
-                return;
-        if (m->first_usec > j->step_started_usec && m->first_usec < now)
-                step_pace_note(j, m->sparse, now - m->first_usec);
-        else
-                step_pace_note(j, m->sparse, m->compute_usec);
+        return a->device_model != b->device_model || a->device_bytes != b->device_bytes || a->registered_bytes != b->registered_bytes ||
+               a->merged_bytes != b->merged_bytes;
+}
+
+/* From where its device began with block 0, if that is known: before it weights may have come. */
+static void note_pace(const Queue *q, const Job *j, const WireStepDone *m) {
+        uint64_t now = clock_usec();
+        bool stamped = m->first_usec > j->step_started_usec && m->first_usec < now;
+
+        if (j->request.kind == WIRE_JOB_STEP || j->request.kind == WIRE_JOB_SAMPLE)
+                step_pace_note(j, m->sparse, weights_came(q), stamped ? now - m->first_usec : m->compute_usec);
 }
 
 /* Nothing of it will run. */
@@ -588,7 +595,7 @@ void queue_on_step_done(Queue *q, const WireStepDone *m) {
         j->compute_usec += m->compute_usec < elapsed ? m->compute_usec : elapsed;
         if (j->first_kernel_usec == 0 && m->first_usec > j->created_usec && m->first_usec <= clock_usec())
                 j->first_kernel_usec = m->first_usec - j->created_usec;
-        note_pace(j, m);
+        note_pace(q, j, m);
         j->exchanged_bytes += m->exchanged_bytes;
         for (uint32_t i = 0; i < WIRE_RANKS_MAX; i++)
                 j->tiles[i] += m->tiles[i];

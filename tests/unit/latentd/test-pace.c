@@ -35,6 +35,22 @@ static void add_a_new_time_counts_as_much_as_all_before(void **state) {
         assert_true(pace_find(&t, &k)->usec == 4);
 }
 
+static void add_rough_gives_way(void **state) {
+        PaceTable t = {};
+        PaceKey k = key(1);
+
+        pace_add_rough(&t, &k, 9);
+        assert_true(pace_find(&t, &k)->usec == 9 && pace_find(&t, &k)->rough);
+        pace_add_rough(&t, &k, 7);
+        assert_true(pace_find(&t, &k)->usec == 7 && pace_find(&t, &k)->rough);
+        pace_add(&t, &k, 4, 0);
+        assert_true(pace_find(&t, &k)->usec == 4 && !pace_find(&t, &k)->rough);
+        pace_add_rough(&t, &k, 9);
+        assert_true(pace_find(&t, &k)->usec == 4 && !pace_find(&t, &k)->rough);
+        pace_add(&t, &k, 2, 0);
+        assert_true(pace_find(&t, &k)->usec == 3);
+}
+
 static void add_nonsense_changes_nothing(void **state) {
         static const double nonsense[] = { 0, -1, NAN, INFINITY };
         PaceTable t = {};
@@ -73,6 +89,7 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(find_tells_all_of_a_key_apart),
                 cmocka_unit_test(add_a_new_time_counts_as_much_as_all_before),
+                cmocka_unit_test(add_rough_gives_way),
                 cmocka_unit_test(add_nonsense_changes_nothing),
                 cmocka_unit_test(add_the_one_not_used_for_longest_makes_room),
         };

@@ -737,6 +737,46 @@ static void queue_eta_from_measured_steps(void **state) {
         assert_true(j->compute_usec <= 2);
 }
 
+/* As for the devices' sake: hook_count bytes of registered memory once a step is asked for. */
+static bool register_weights(Fake *f, const WireMessage *m) {
+        WireMessage memory;
+
+        if (m->header.type != WIRE_STEP && m->header.type != WIRE_JOB_RUN)
+                return false;
+        wire_init(&memory, WIRE_MEMORY, f->epoch, 0, 0);
+        memory.memory.registered_bytes = f->hook_count;
+        fake_send(f, &memory);
+        return false;
+}
+
+static const PaceEntry *only_pace(const Fake *f) {
+        const PaceEntry *e = NULL;
+
+        for (size_t i = 0; i < PACE_ENTRIES; i++)
+                if (f->m->paces.entries[i].usec > 0) {
+                        assert_null(e);
+                        e = &f->m->paces.entries[i];
+                }
+        assert_non_null(e);
+        return e;
+}
+
+/* How long a step took says little if weights came meanwhile. */
+static void queue_first_step_of_a_worker_is_a_rough_pace(void **state) {
+        Fake *f = *state;
+        Session *s = fake_session(f, START);
+
+        f->hook = register_weights;
+        for (unsigned i = 1; i <= 3; i++) {
+                Job *j = fake_submit(f, s, WIRE_JOB_STEP, 1, 0);
+
+                f->hook_count = i < 2 ? i : 2; /* the third one finds all there */
+                RUN_UNTIL(f, job_is_finished(j));
+                assert_int_equal(j->state, JOB_DONE);
+                assert_int_equal(only_pace(f)->rough, i < 3);
+        }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, fake_setup, fake_teardown)
 
 int main(void) {
@@ -773,6 +813,7 @@ int main(void) {
                 TEST(queue_keep_steps_names_every_state),
                 TEST(queue_keep_steps_names_what_is_carried),
                 TEST(queue_eta_from_measured_steps),
+                TEST(queue_first_step_of_a_worker_is_a_rough_pace),
         };
 
         return cmocka_run_group_tests(tests, NULL, NULL);
