@@ -5,7 +5,8 @@
  * as processors, which walk over the tiles.
  *
  * The second group is LEAD steps behind the first, so that one multiplies while the other finishes its outputs: they leave by the copy engine,
- * each warp's 16 rows through a piece of shared memory of its own. Whatever lies beyond the ends of a matrix is read as zero and not written. */
+ * each warp's 16 rows through a piece of shared memory of its own. Whatever lies beyond the ends of a matrix is read as zero and not written: the copy
+ * engine writes whole pieces of 16 bytes only, which is why rows of y end with one. */
 
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/product.cuh"
@@ -321,7 +322,7 @@ static bool takes(const MmaProduct *a) {
         const uint64_t far = UINT64_C(1) << 39; /* bytes from one row to the next that the copy engine takes */
 
         return a->w.type == LK_I8 && a->y_type == LK_BF16 && a->x_scale && a->columns.scale && is_dense(&a->w) && is_aligned(a->x, a->x_ld) &&
-               is_aligned(a->w.data, a->w.cols) && is_aligned(a->y, a->y_ld * 2) && a->w.rows % 2 == 0 && a->x_ld < far && a->y_ld < far / 2 &&
+               is_aligned(a->w.data, a->w.cols) && is_aligned(a->y, a->y_ld * 2) && a->w.rows % 8 == 0 && a->x_ld < far && a->y_ld < far / 2 &&
                a->m < UINT64_C(1) << 30 && a->w.rows < UINT64_C(1) << 30;
 }
 

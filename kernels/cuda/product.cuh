@@ -134,7 +134,7 @@ typedef struct MmaProduct {
 } MmaProduct;
 int product_mma(cudaStream_t stream, const MmaProduct *a);
 /* The same of int8 by Hopper's kernel: the same bits. -EOPNOTSUPP: it does not take this product (y is bf16; whatever the copy engine reads or
- * writes is aligned to 16 bytes, w is dense, its rows are even); nothing was launched. */
+ * writes is aligned to 16 bytes, w is dense, its rows are a multiple of eight); nothing was launched. */
 int product_i8_sm90(LkContext *c, const MmaProduct *a);
 
 /* y = (sum * x_scale[row]) * scale[column] + bias[column], rounded once; without x_scale and scale: of the sum itself. */
