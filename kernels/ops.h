@@ -153,9 +153,12 @@ typedef struct LkQuantise {
 
 /* y = (f32(x . w^T) * x_scale[row]) * w.quant.scale[row of w] + bias, rounded to y_type. w is LK_I8;
  * rotation and in_scale of w are not looked at: x was rotated by quantise. The int32 sum is exact (k <=
- * LK_GEMM_I8_K_MAX), so its order is free; its conversion to f32 rounds once. */
+ * LK_GEMM_I8_K_MAX), so its order is free; its conversion to f32 rounds once. beside: NULL, or a product to
+ * be made at the same time or after it, in any order, and so on: none reads or writes what another writes.
+ * All are checked before the first is made. Those of the same x are faster so than one by one. */
 #define LK_GEMM_I8_K_MAX 131071u
-typedef struct LkGemmI8 {
+typedef struct LkGemmI8 LkGemmI8;
+struct LkGemmI8 {
         uint64_t m;
         const int8_t *x; /* [m, w.cols] */
         uint64_t x_ld;
@@ -165,7 +168,8 @@ typedef struct LkGemmI8 {
         void *y;
         LkType y_type;
         uint64_t y_ld;
-} LkGemmI8;
+        const LkGemmI8 *beside;
+};
 
 /* o[i, h, :] = softmax(scale * q[i, h, :] . k[j, g, :]) . v[j, g, :] over n_k keys, g = h / (heads /
  * kv_heads). Rows are [heads, head_dim] (k, v: [kv_heads, head_dim]) with row strides in elements. Scores,

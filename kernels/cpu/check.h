@@ -139,10 +139,19 @@ static inline bool check_gemm(const LkGemm *a) {
                check_any_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) && check_optional(&a->bias, a->w.rows);
 }
 
-static inline bool check_gemm_i8(const LkGemmI8 *a) {
+static inline bool check_one_gemm_i8(const LkGemmI8 *a) {
         return check_matrix(&a->w) && a->w.type == LK_I8 && a->w.cols > 0 && a->w.cols <= LK_GEMM_I8_K_MAX &&
                check_bytes(a->x, a->m, a->w.cols, a->x_ld) && check_rows(a->x_scale, LK_F32, a->m, 1, 1) &&
                check_rows(a->y, a->y_type, a->m, a->w.rows, a->y_ld) && check_optional(&a->bias, a->w.rows);
+}
+
+/* With all that is beside it. */
+static inline bool check_gemm_i8(const LkGemmI8 *a) {
+        for (; a; a = a->beside)
+                if (!check_one_gemm_i8(a))
+                        return false;
+
+        return true;
 }
 
 static inline bool check_dequantise(const LkDequantise *a) {

@@ -189,12 +189,10 @@ static void compute_tile(const GemmJob *j, uint64_t pm, uint64_t pn) {
                 emit_typed(j, c, pm * TILE_ROWS, pn * TILE_COLS, LK_BF16);
 }
 
-int LK_ISA(gemm_i8)(LkContext *c, const LkGemmI8 *a) {
+static int product(LkContext *c, const LkGemmI8 *a) {
         GemmJob j = {
                 .args = a, .pack_x = pack_x, .pack_w = pack_w, .tile = compute_tile, .block_k = BLOCK_K};
 
-        if (!c || !a || !check_gemm_i8(a))
-                return -EINVAL;
         if (a->m == 0 || a->w.rows == 0)
                 return 0;
 
@@ -202,4 +200,14 @@ int LK_ISA(gemm_i8)(LkContext *c, const LkGemmI8 *a) {
         j.cols = a->w.rows;
         j.steps = divide_up(a->w.cols, 2);
         return gemm_run(c, &j);
+}
+
+int LK_ISA(gemm_i8)(LkContext *c, const LkGemmI8 *a) {
+        int r = 0;
+
+        if (!c || !a || !check_gemm_i8(a))
+                return -EINVAL;
+        for (; r >= 0 && a; a = a->beside)
+                r = product(c, a);
+        return r;
 }

@@ -2,10 +2,12 @@
 /* int8 products for Hopper (sm_90a), scales and bias with it: the bits of product_mma and of the library's sums behind product_emit, since sums
  * of integers are exact in any order. One thread of a producer group brings tiles by the copy engine, two groups of 64 rows each multiply 128 x 256
  * outputs. Two blocks of a cluster have neighbouring rows and the same columns: each brings half of w's tile for both. There are as many blocks
- * as processors, which walk over the tiles.
+ * as processors, which walk over the tiles of all matrices. What is left for the last of them to do, if that is few tiles, is cut into pieces of
+ * fewer columns, one for each pair of blocks.
  *
  * The second group is LEAD steps behind the first, so that one multiplies while the other finishes its outputs: they leave by the copy engine,
- * each warp's 16 rows through a piece of shared memory of its own. Whatever lies beyond the ends of a matrix is read as zero and not written. */
+ * each warp's 16 rows through a piece of shared memory of its own. Whatever lies beyond the ends of a matrix is read as zero and not written: the copy
+ * engine writes whole pieces of 16 bytes only, which is why rows of y end with one. */
 
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/product.cuh"
@@ -43,13 +45,24 @@ typedef struct Barriers {
 
 static_assert(SHARED <= 227 * 1024 && TILE_ROWS == BOX && TILE_COLUMNS == CLUSTER * BOX, "");
 
+typedef struct Matrix {
+        Columns columns;
+        uint32_t n, row_ends; /* columns of y; tiles of them */
+} Matrix;
+
 typedef struct Args {
         const float *x_scale;
-        Columns columns;
-        uint32_t m, n, steps;     /* steps: of k */
-        uint32_t pairs, row_ends; /* pairs of tiles of rows; tiles of columns */
-        uint32_t tiles;           /* pairs * row_ends */
+        uint32_t m, steps;        /* steps: of k */
+        uint32_t pairs, row_ends; /* pairs of tiles of rows; tiles of columns of all matrices */
+        uint32_t whole, cut;      /* pairs of tiles as they are; pieces of each of the others, 2 or 4 */
+        uint32_t units;           /* all of them, the pieces last */
+        Matrix matrices[I8_TOGETHER];
 } Args;
+
+typedef struct Maps {
+        CUtensorMap x, w[I8_TOGETHER], y[I8_TOGETHER];
+        CUtensorMap pieces[I8_TOGETHER]; /* w, for a tile that is cut */
+} Maps;
 
 #define D128                                                                                                \
         "{"                                                                                                 \
@@ -60,14 +73,33 @@ typedef struct Args {
         "%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116," \
         "%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127" \
         "}"
+#define D32                                                                                               \
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
+        "%26,%27,%28,%29,%30,%31}"
+#define LIST32(F)                                                                                           \
+        F(0), F(1), F(2), F(3), F(4), F(5), F(6), F(7), F(8), F(9), F(10), F(11), F(12), F(13), F(14),      \
+                F(15), F(16), F(17), F(18), F(19), F(20), F(21), F(22), F(23), F(24), F(25), F(26), F(27),  \
+                F(28), F(29), F(30), F(31)
 #define LOW(i) "+r"(d[i])
 #define HIGH(i) "+r"(d[64 + (i)])
 
-/* d[64, 256] = (add ? d : 0) + a . b^T over 32 numbers; both by rows in shared memory. Where a thread's numbers are: attention-sm90.cuh. */
-static __device__ __forceinline__ void multiply(int (&d)[SUMS], uint64_t a, uint64_t b, int add) {
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 " D128 ", %128, %129, p; }"
-                     : LIST64(LOW), LIST64(HIGH)
-                     : "l"(a), "l"(b), "r"(add));
+/* d[64, COLUMNS] = (add ? d : 0) + a . b^T over 32 numbers; both by rows in shared memory. Where a thread's numbers are: attention-sm90.cuh. */
+template <uint32_t COLUMNS> static __device__ __forceinline__ void multiply(int (&d)[SUMS], uint64_t a, uint64_t b, int add) {
+        static_assert(COLUMNS == 256 || COLUMNS == 128 || COLUMNS == 64, "");
+
+        if constexpr (COLUMNS == 256)
+                asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 " D128
+                             ", %128, %129, p; }"
+                             : LIST64(LOW), LIST64(HIGH)
+                             : "l"(a), "l"(b), "r"(add));
+        else if constexpr (COLUMNS == 128)
+                asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 " D64 ", %64, %65, p; }"
+                             : LIST64(LOW)
+                             : "l"(a), "l"(b), "r"(add));
+        else
+                asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " D32 ", %32, %33, p; }"
+                             : LIST32(LOW)
+                             : "l"(a), "l"(b), "r"(add));
 }
 
 /* What comes behind does not read the sums before this point. */
@@ -110,31 +142,38 @@ template <int LEFT> static __device__ __forceinline__ void sent(void) {
 }
 
 typedef struct Place {
-        uint32_t row, column;
+        uint32_t row, matrix, column, columns;
 } Place;
 
-static __device__ __forceinline__ Place place_of(const Args &a, uint32_t tile) {
+static __device__ __forceinline__ Place place_of(const Args &a, uint32_t unit) {
+        const bool is_piece = unit >= a.whole;
+        const uint32_t tile = is_piece ? a.whole + (unit - a.whole) / a.cut : unit;
+        const uint32_t columns = is_piece ? TILE_COLUMNS / a.cut : TILE_COLUMNS, skipped = is_piece ? (unit - a.whole) % a.cut * columns : 0;
         const uint32_t band = BAND * a.row_ends, first = tile / band * BAND, in = tile % band;
         const uint32_t pairs = a.pairs - first < BAND ? a.pairs - first : BAND;
+        uint32_t end = in / pairs, matrix = 0;
 
-        return {((first + in % pairs) * CLUSTER + cluster_rank()) * TILE_ROWS, in / pairs * TILE_COLUMNS};
+        for (; end >= a.matrices[matrix].row_ends; matrix++)
+                end -= a.matrices[matrix].row_ends;
+        return {((first + in % pairs) * CLUSTER + cluster_rank()) * TILE_ROWS, matrix, end * TILE_COLUMNS + skipped, columns};
 }
 
 /* One thread brings all tiles. */
-static __device__ __forceinline__ void produce(const Args &a, uint8_t *shared, Barriers *b, const CUtensorMap *x, const CUtensorMap *w) {
-        const uint32_t part = cluster_rank() * BOX;
+static __device__ __forceinline__ void produce(const Args &a, uint8_t *shared, Barriers *b, const Maps &maps) {
         uint32_t j = 0;
 
-        for (uint32_t tile = blockIdx.x / CLUSTER; tile < a.tiles; tile += gridDim.x / CLUSTER) {
-                const Place at = place_of(a, tile);
+        for (uint32_t unit = blockIdx.x / CLUSTER; unit < a.units; unit += gridDim.x / CLUSTER) {
+                const Place at = place_of(a, unit);
+                const uint32_t part = cluster_rank() * (at.columns / CLUSTER);
+                const CUtensorMap *w = (at.columns < TILE_COLUMNS ? maps.pieces : maps.w) + at.matrix;
 
 #pragma unroll 1
                 for (uint32_t i = 0; i < a.steps; i++, j++) {
                         const uint32_t stage = j % STAGES;
 
                         barrier_wait(&b->free[stage], j / STAGES % 2 ^ 1);
-                        barrier_expect(&b->full[stage], X_TILE + W_TILE);
-                        load(shared + X_AT + stage * X_TILE, x, &b->full[stage], i * STEP, at.row);
+                        barrier_expect(&b->full[stage], X_TILE + at.columns * STEP);
+                        load(shared + X_AT + stage * X_TILE, &maps.x, &b->full[stage], i * STEP, at.row);
                         load_for_all(shared + W_AT + stage * W_TILE + part * STEP, w, &b->full[stage], i * STEP, at.column + part);
                 }
         }
@@ -146,7 +185,7 @@ typedef struct Factors {
 } Factors;
 
 /* Those of a thread's columns from `column` on. */
-static __device__ __forceinline__ void factors_fetch(const Args &a, uint32_t column, Factors &f) {
+static __device__ __forceinline__ void factors_fetch(const Matrix &a, uint32_t column, Factors &f) {
         column += threadIdx.x % 4 * 2;
 #pragma unroll
         for (uint32_t i = 0; i < OUT_COLUMNS / 8; i++) {
@@ -204,7 +243,7 @@ typedef struct Warp {
 
 /* A part of the sums leaves; `next` is fetched meanwhile. */
 template <int PART>
-static __device__ __forceinline__ void part_finish(const Args &a, const int (&d)[SUMS], const Warp &w, const Factors &f, Factors &next) {
+static __device__ __forceinline__ void part_finish(const Matrix &a, const int (&d)[SUMS], const Warp &w, const Factors &f, Factors &next) {
         const uint32_t out = w.out + PART % OUTS * OUT_SIZE, column = w.column + PART * OUT_COLUMNS;
         uint32_t p[OUT_COLUMNS / 4];
 
@@ -221,19 +260,54 @@ static __device__ __forceinline__ void part_finish(const Args &a, const int (&d)
                 send(w.y, out, column, w.row);
 }
 
-static __device__ __forceinline__ void consume(const Args &a, uint32_t shared, Barriers *b, const CUtensorMap *y, uint32_t group) {
-        const uint32_t warp = threadIdx.x / 32 % 4, lead = group == 0 ? LEAD : UINT32_MAX;
-        const uint64_t xs = describe(shared + X_AT + group * GROUP_ROWS * STEP, 16), ws = describe(shared + W_AT, 16);
-        Warp out = {y, shared + OUT_AT + (group * 4 + warp) * OUTS * OUT_SIZE, 0, 0, {0, 0}};
+/* A group's way through k. */
+typedef struct Way {
+        uint64_t x, w; /* descriptions of its rows of x and of w in the first stage */
+        uint32_t lead; /* the step at which the other group begins */
+        uint32_t j;    /* steps behind it */
+} Way;
+
+/* A group's sums, and the factors of their first part. */
+template <uint32_t COLUMNS>
+static __device__ __forceinline__ void sum_up(const Args &a, Barriers *b, const Place &at, Way &way, int (&d)[SUMS], Factors &factors) {
+#pragma unroll 1
+        for (uint32_t i = 0; i < a.steps; i++, way.j++) {
+                const uint32_t stage = way.j % STAGES;
+                const uint64_t x = way.x + stage * (X_TILE >> 4), w = way.w + stage * (W_TILE >> 4);
+
+                if (way.j == way.lead)
+                        lead_begin();
+                barrier_wait(&b->full[stage], way.j / STAGES % 2);
+                products_begin();
+#pragma unroll
+                for (uint32_t k = 0; k < STEP; k += 32)
+                        multiply<COLUMNS>(d, x + (k >> 4), w + (k >> 4), i > 0 || k > 0);
+                products_commit();
+                products_wait<1>();
+                if (i > 0)
+                        release(&b->free[(way.j - 1) % STAGES]);
+        }
+        factors_fetch(a.matrices[at.matrix], at.column, factors);
+        products_wait<0>();
+        settle(d);
+        release(&b->free[(way.j - 1) % STAGES]);
+}
+
+/* Pieces of a tile come last, one for a block: a piece of shared memory that a warp's part of outputs goes through is free after the next one's. */
+static __device__ __forceinline__ void consume(const Args &a, uint32_t shared, Barriers *b, const Maps &maps, uint32_t group) {
+        const uint32_t warp = threadIdx.x / 32 % 4;
+        Way way = {describe(shared + X_AT + group * GROUP_ROWS * STEP, 16), describe(shared + W_AT, 16), group == 0 ? LEAD : UINT32_MAX, 0};
+        Warp out = {NULL, shared + OUT_AT + (group * 4 + warp) * OUTS * OUT_SIZE, 0, 0, {0, 0}};
         int d[SUMS] = {};
-        uint32_t j = 0;
 
         if (group > 0)
                 lead_wait();
-        for (uint32_t tile = blockIdx.x / CLUSTER; tile < a.tiles; tile += gridDim.x / CLUSTER) {
-                const Place at = place_of(a, tile);
+        for (uint32_t unit = blockIdx.x / CLUSTER; unit < a.units; unit += gridDim.x / CLUSTER) {
+                const Place at = place_of(a, unit);
+                const Matrix &matrix = a.matrices[at.matrix];
                 Factors even, odd;
 
+                out.y = maps.y + at.matrix;
                 out.row = at.row + group * GROUP_ROWS + warp * OUT_ROWS;
                 out.column = at.column;
 #pragma unroll
@@ -242,33 +316,21 @@ static __device__ __forceinline__ void consume(const Args &a, uint32_t shared, B
 
                         out.x_scale[r] = row < a.m ? a.x_scale[row] : 0;
                 }
-#pragma unroll 1
-                for (uint32_t i = 0; i < a.steps; i++, j++) {
-                        const uint32_t stage = j % STAGES;
-                        const uint64_t x = xs + stage * (X_TILE >> 4), w = ws + stage * (W_TILE >> 4);
-
-                        if (j == lead)
-                                lead_begin();
-                        barrier_wait(&b->full[stage], j / STAGES % 2);
-                        products_begin();
-#pragma unroll
-                        for (uint32_t k = 0; k < STEP; k += 32)
-                                multiply(d, x + (k >> 4), w + (k >> 4), i > 0 || k > 0);
-                        products_commit();
-                        products_wait<1>();
-                        if (i > 0)
-                                release(&b->free[(j - 1) % STAGES]);
+                if (at.columns == TILE_COLUMNS)
+                        sum_up<TILE_COLUMNS>(a, b, at, way, d, even);
+                else if (at.columns == TILE_COLUMNS / 2)
+                        sum_up<TILE_COLUMNS / 2>(a, b, at, way, d, even);
+                else
+                        sum_up<TILE_COLUMNS / 4>(a, b, at, way, d, even);
+                part_finish<0>(matrix, d, out, even, odd);
+                if (at.columns > OUT_COLUMNS)
+                        part_finish<1>(matrix, d, out, odd, even);
+                if (at.columns > 2 * OUT_COLUMNS) {
+                        part_finish<2>(matrix, d, out, even, odd);
+                        part_finish<3>(matrix, d, out, odd, even);
                 }
-                factors_fetch(a, at.column, even);
-                products_wait<0>();
-                settle(d);
-                release(&b->free[(j - 1) % STAGES]);
-                part_finish<0>(a, d, out, even, odd);
-                part_finish<1>(a, d, out, odd, even);
-                part_finish<2>(a, d, out, even, odd);
-                part_finish<3>(a, d, out, odd, even);
         }
-        if (group == 0 && j <= LEAD)
+        if (group == 0 && way.j <= LEAD)
                 lead_begin();
         if (threadIdx.x % 32 == 0)
                 sent<0>();
@@ -283,8 +345,7 @@ static __device__ __forceinline__ void barriers_init(Barriers *b) {
 }
 
 static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-        gemm_i8_wgmma(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap y,
-                const __grid_constant__ Args a) {
+        gemm_i8_wgmma(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
         extern __shared__ uint8_t raw[];
         uint8_t *shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
         Barriers *b = (Barriers *) (shared + BARRIERS_AT);
@@ -297,10 +358,10 @@ static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS
         if (group == GROUPS) {
                 asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
                 if (threadIdx.x == GROUPS * 128)
-                        produce(a, shared, b, &x, &w);
+                        produce(a, shared, b, maps);
         } else {
                 asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-                consume(a, shared_address(shared), b, &y, group);
+                consume(a, shared_address(shared), b, maps, group);
         }
         cluster_sync(); /* a block stays as long as the other may write or arrive here */
 }
@@ -321,31 +382,66 @@ static bool takes(const MmaProduct *a) {
         const uint64_t far = UINT64_C(1) << 39; /* bytes from one row to the next that the copy engine takes */
 
         return a->w.type == LK_I8 && a->y_type == LK_BF16 && a->x_scale && a->columns.scale && is_dense(&a->w) && is_aligned(a->x, a->x_ld) &&
-               is_aligned(a->w.data, a->w.cols) && is_aligned(a->y, a->y_ld * 2) && a->w.rows % 2 == 0 && a->x_ld < far && a->y_ld < far / 2 &&
-               a->m < UINT64_C(1) << 30 && a->w.rows < UINT64_C(1) << 30;
+               is_aligned(a->w.data, a->w.cols) && is_aligned(a->y, a->y_ld * 2) && a->w.rows % 8 == 0 && a->x_ld < far && a->y_ld < far / 2 &&
+               ((uintptr_t) a->columns.scale | (uintptr_t) a->columns.bias) % sizeof(float2) == 0 && a->m < UINT64_C(1) << 30 &&
+               a->w.rows < UINT64_C(1) << 30;
 }
 
-int product_i8_sm90(LkContext *c, const MmaProduct *a) {
+/* The last round's tiles are cut if there is a pair of blocks for each piece. Returns how many pairs of blocks have something to do. */
+static uint32_t deal(uint32_t tiles, uint32_t blocks, Args *a) {
+        const uint32_t rest = tiles % blocks;
+
+        a->cut = rest == 0 ? 1 : rest * 4 <= blocks ? 4 : rest * 2 <= blocks ? 2 : 1;
+        a->whole = a->cut > 1 ? tiles - rest : tiles;
+        a->units = a->whole + (tiles - a->whole) * a->cut;
+        return (uint32_t) at_most(a->units, blocks);
+}
+
+/* What belongs to product i. */
+static int matrix_init(EncodeFunction f, const MmaProduct *a, uint32_t i, Maps *maps, Args *args) {
+        const LkMatrix *w = &a->w;
+        int r;
+
+        args->matrices[i] = {a->columns, (uint32_t) w->rows, (uint32_t) ((w->rows + TILE_COLUMNS - 1) / TILE_COLUMNS)};
+        r = encode(f, CU_TENSOR_MAP_DATA_TYPE_UINT8, w->data, w->rows, w->cols, w->cols, STEP, BOX, maps->w + i);
+        if (r >= 0 && args->cut > 1)
+                r = encode(f, CU_TENSOR_MAP_DATA_TYPE_UINT8, w->data, w->rows, w->cols, w->cols, STEP, BOX / args->cut, maps->pieces + i);
+        return r < 0 ? r : encode(f, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, a->y, a->m, w->rows, a->y_ld * 2, OUT_COLUMNS, OUT_ROWS, maps->y + i);
+}
+
+int product_i8_sm90(LkContext *c, const MmaProduct *a, uint32_t n) {
         static const EncodeFunction encode_tiled = encode_function();
-        const uint64_t pairs = (a->m + CLUSTER * TILE_ROWS - 1) / (CLUSTER * TILE_ROWS), row_ends = (a->w.rows + TILE_COLUMNS - 1) / TILE_COLUMNS;
-        const Args args = {a->x_scale, a->columns, (uint32_t) a->m, (uint32_t) a->w.rows, (uint32_t) ((a->w.cols + STEP - 1) / STEP), (uint32_t) pairs,
-                (uint32_t) row_ends, (uint32_t) (pairs * row_ends)};
-        CUtensorMap x, w, y;
+        const uint64_t pairs = (a->m + CLUSTER * TILE_ROWS - 1) / (CLUSTER * TILE_ROWS);
+        uint64_t row_ends = 0;
+        Args args = {};
+        Maps maps;
+        uint32_t blocks;
         int r, processors;
 
-        if (!encode_tiled || !takes(a) || pairs * row_ends >= UINT64_C(1) << 31)
+        for (uint32_t i = 0; i < n; i++) {
+                if (!encode_tiled || !takes(a + i))
+                        return -EOPNOTSUPP;
+                row_ends += (a[i].w.rows + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        }
+        if (pairs * row_ends >= UINT64_C(1) << 31)
                 return -EOPNOTSUPP;
-        r = encode(encode_tiled, CU_TENSOR_MAP_DATA_TYPE_UINT8, a->x, a->m, a->w.cols, a->x_ld, STEP, BOX, &x);
-        if (r >= 0)
-                r = encode(encode_tiled, CU_TENSOR_MAP_DATA_TYPE_UINT8, a->w.data, a->w.rows, a->w.cols, a->w.cols, STEP, BOX, &w);
-        if (r >= 0)
-                r = encode(encode_tiled, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, a->y, a->m, a->w.rows, a->y_ld * 2, OUT_COLUMNS, OUT_ROWS, &y);
-        if (r >= 0)
-                r = cuda_result(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, c->device));
+        r = cuda_result(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, c->device));
+        if (r < 0)
+                return r;
+
+        args.x_scale = a->x_scale;
+        args.m = (uint32_t) a->m;
+        args.steps = (uint32_t) ((a->w.cols + STEP - 1) / STEP);
+        args.pairs = (uint32_t) pairs;
+        args.row_ends = (uint32_t) row_ends;
+        blocks = deal((uint32_t) (pairs * row_ends), (uint32_t) processors / CLUSTER, &args);
+        r = encode(encode_tiled, CU_TENSOR_MAP_DATA_TYPE_UINT8, a->x, a->m, a->w.cols, a->x_ld, STEP, BOX, &maps.x);
+        for (uint32_t i = 0; r >= 0 && i < n; i++)
+                r = matrix_init(encode_tiled, a + i, i, &maps, &args);
         if (r >= 0)
                 r = cuda_result(cudaFuncSetAttribute(gemm_i8_wgmma, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) SHARED));
         if (r < 0)
                 return r;
-        gemm_i8_wgmma<<<CLUSTER * (unsigned) at_most(args.tiles, (uint64_t) processors / CLUSTER), THREADS, SHARED, c->stream>>>(x, w, y, args);
+        gemm_i8_wgmma<<<CLUSTER * blocks, THREADS, SHARED, c->stream>>>(maps, args);
         return cuda_result(cudaGetLastError());
 }

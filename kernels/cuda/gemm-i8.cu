@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* int8: kernels/cpu/gemm-i8.c, the same bits. Hopper has a kernel of its own. Elsewhere the library leaves int32 sums of some rows in scratch memory,
- * and a pass makes y of them; what neither takes goes to the kernel that every card has. Sums are exact, so neither choice nor cuts show. */
+/* int8: kernels/cpu/gemm-i8.c, the same bits. Hopper has a kernel of its own, which makes products beside each other in one launch. Elsewhere the
+ * library leaves int32 sums of some rows in scratch memory, and a pass makes y of them; what neither takes goes to the kernel that every card
+ * has. Sums are exact, so neither choice nor cuts show. */
 
 #include "kernels/cpu/check.h"
 #include "kernels/cuda/product.cuh"
@@ -45,19 +46,17 @@ static int columns_piece(LkContext *c, const LkGemmI8 *a) {
         r = -EOPNOTSUPP;
 #ifdef LK_CUDA_SM90
         if (hopper_i8(c))
-                r = product_i8_sm90(c, &product);
+                r = product_i8_sm90(c, &product, 1);
 #endif
         if (r == -EOPNOTSUPP)
                 r = library_piece(c, a, &product.columns);
         return r == -EOPNOTSUPP ? product_mma(c->stream, &product) : r;
 }
 
-extern "C" int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a) {
+static int gemm_i8_one(LkContext *c, const LkGemmI8 *a) {
         uint64_t step = COLUMNS_MAX;
         int r = 0;
 
-        if (!c || !a || !check_gemm_i8(a))
-                return -EINVAL;
         if (a->m == 0 || a->w.rows == 0)
                 return 0;
 
@@ -74,5 +73,60 @@ extern "C" int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a) {
                 part.bias = bias_part(&a->bias, begin, n);
                 r = columns_piece(c, &part);
         }
+        return r;
+}
+
+#ifdef LK_CUDA_SM90
+/* Factors that need not be gathered: they lie behind each other. */
+static bool direct_columns(const LkGemmI8 *a, Columns *ret) {
+        const LkQuant *q = &a->w.quant;
+        const uint8_t *scale = (const uint8_t *) q->scale + q->first_row * sizeof(float);
+
+        if (a->bias.data || q->scale_stride != sizeof(float) || !is_dense(&a->w))
+                return false;
+        *ret = { (const float *) scale, NULL, NULL };
+        return true;
+}
+
+static bool same_rows(const LkGemmI8 *a, const LkGemmI8 *b) {
+        return a->m == b->m && a->x == b->x && a->x_ld == b->x_ld && a->x_scale == b->x_scale && a->w.cols == b->w.cols;
+}
+
+/* a and as many of those beside it as go into one launch; `ret_rest` are the others. */
+static int hopper_run(LkContext *c, const LkGemmI8 *a, const LkGemmI8 **ret_rest) {
+        MmaProduct products[I8_TOGETHER];
+        const LkGemmI8 *p = a;
+        Columns columns;
+        uint32_t n = 0;
+        int r;
+
+        for (; p && n < I8_TOGETHER && same_rows(a, p) && direct_columns(p, &columns); p = p->beside)
+                products[n++] = { p->m, p->x, p->x_ld, p->w, p->x_scale, columns, p->y, p->y_type, p->y_ld };
+        r = n == 0 || a->m == 0 || !hopper_i8(c) ? -EOPNOTSUPP : product_i8_sm90(c, products, n);
+        if (r != -EOPNOTSUPP)
+                *ret_rest = p;
+        return r;
+}
+#endif
+
+/* The first of them, or more. */
+static int gemm_i8_some(LkContext *c, const LkGemmI8 *a, const LkGemmI8 **ret_rest) {
+#ifdef LK_CUDA_SM90
+        int r = hopper_run(c, a, ret_rest);
+
+        if (r != -EOPNOTSUPP)
+                return r;
+#endif
+        *ret_rest = a->beside;
+        return gemm_i8_one(c, a);
+}
+
+extern "C" int lk_cuda_gemm_i8(LkContext *c, const LkGemmI8 *a) {
+        int r = 0;
+
+        if (!c || !a || !check_gemm_i8(a))
+                return -EINVAL;
+        while (r >= 0 && a)
+                r = gemm_i8_some(c, a, &a);
         return r;
 }

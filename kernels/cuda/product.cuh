@@ -133,9 +133,11 @@ typedef struct MmaProduct {
         uint64_t y_ld;
 } MmaProduct;
 int product_mma(cudaStream_t stream, const MmaProduct *a);
-/* The same of int8 by Hopper's kernel: the same bits. -EOPNOTSUPP: it does not take this product (y is bf16; whatever the copy engine reads or
- * writes is aligned to 16 bytes, w is dense, its rows are even); nothing was launched. */
-int product_i8_sm90(LkContext *c, const MmaProduct *a);
+/* The same of int8 by Hopper's kernel: the same bits. n products, up to I8_TOGETHER, of the same rows of x, in one launch. -EOPNOTSUPP: it does
+ * not take one of them (y is bf16; whatever the copy engine reads or writes is aligned to 16 bytes, w is dense, its rows are a multiple of
+ * eight; factors and bias aligned to 8 bytes); nothing was launched. */
+#define I8_TOGETHER 4u
+int product_i8_sm90(LkContext *c, const MmaProduct *a, uint32_t n);
 
 /* y = (sum * x_scale[row]) * scale[column] + bias[column], rounded once; without x_scale and scale: of the sum itself. */
 typedef enum EmitType {

@@ -560,9 +560,29 @@ bool library_i8(LkContext *c) {
 }
 
 #ifdef LK_CUDA_SM90
-/* An int8 product by Hopper's kernel and by that of every card, with more tiles than processors, none of them whole at the ends: the same bytes. */
+/* Rows of a product by Hopper's kernel, in one launch as two of some columns each. */
+static int hopper_rows(LkContext *c, const MmaProduct *whole, uint64_t begin, uint64_t m) {
+        const uint64_t first = 1000, n = whole->w.rows;
+        MmaProduct parts[2] = { *whole, *whole };
+
+        for (uint32_t i = 0; i < 2; i++) {
+                const uint64_t at = i * first;
+
+                parts[i].m = m;
+                parts[i].x = (const uint8_t *) whole->x + begin * whole->x_ld;
+                parts[i].x_scale += begin;
+                parts[i].w = lk_matrix_rows(&whole->w, at, i == 0 ? first : n - first);
+                parts[i].columns.scale += at;
+                parts[i].columns.bias += at;
+                parts[i].y = (uint16_t *) whole->y + begin * whole->y_ld + at;
+        }
+        return product_i8_sm90(c, parts, 2);
+}
+
+/* An int8 product by Hopper's kernel and by that of every card, with more tiles than processors, none of them whole at the ends, and with tiles
+ * that are cut in four and in two (of 132 processors): the same bytes. */
 static int try_hopper_i8(LkContext *c) {
-        const uint64_t m = 2309, n = 2072, k = 1040;
+        const uint64_t m = 2309, n = 2072, k = 1040, most = 2052;
         Scratch s = scratch_begin(c->product);
         uint8_t *x = (uint8_t *) scratch_take(&s, m * k), *w = (uint8_t *) scratch_take(&s, n * k);
         uint16_t *y = (uint16_t *) scratch_take(&s, m * n * 2), *right = (uint16_t *) scratch_take(&s, m * n * 2);
@@ -587,7 +607,9 @@ static int try_hopper_i8(LkContext *c) {
         if (r >= 0)
                 r = cuda_result(cudaMemsetAsync(verdict, 0, sizeof(*verdict), c->stream));
         if (r >= 0)
-                r = product_i8_sm90(c, &product);
+                r = hopper_rows(c, &product, 0, most);
+        if (r >= 0)
+                r = hopper_rows(c, &product, most, m - most);
         product.y = right;
         if (r >= 0)
                 r = product_mma(c->stream, &product);

@@ -106,33 +106,45 @@ typedef struct Places {
         uint64_t ld;
 } Places;
 
-/* y = the normed rows in h (or h_int8) from `begin` on, of a chunk, times w. */
-static int multiply(const DitRun *run, uint64_t begin, uint64_t n, bool int8, const LkMatrix *w, void *y, uint64_t y_ld) {
+/* What rows are multiplied by, and where to. */
+typedef struct Factor {
+        LkMatrix w;
+        void *y;
+} Factor;
+
+#define FACTORS_MAX 4u
+
+/* y = the normed rows in h (or h_int8) from `begin` on, of a chunk, times w, for each factor. */
+static int multiply(const DitRun *run, uint64_t begin, uint64_t n, bool int8, const Factor *f,
+        uint32_t n_factors, uint64_t y_ld) {
         uint64_t hidden = run->c->hidden;
-        LkGemmI8 product;
+        LkGemmI8 products[FACTORS_MAX];
+        int r = 0;
 
-        if (!int8) /* then there may be no h_int8 */
-                return dit_gemm_to(run, n, run->h + begin * hidden * run->element, w, y, y_ld);
-
-        product = (LkGemmI8){
-                .m = n,
-                .x = run->h_int8 + begin * hidden,
-                .x_ld = hidden,
-                .x_scale = run->h_scale + begin,
-                .w = *w,
-                .y = y,
-                .y_type = run->type,
-                .y_ld = y_ld,
-        };
-        return run->ops->gemm_i8(run->context, &product);
+        if (!int8) { /* then there may be no h_int8 */
+                for (uint32_t i = 0; r >= 0 && i < n_factors; i++)
+                        r = dit_gemm_to(
+                                run, n, run->h + begin * hidden * run->element, &f[i].w, f[i].y, y_ld);
+                return r;
+        }
+        for (uint32_t i = 0; i < n_factors; i++)
+                products[i] = (LkGemmI8){
+                        .m = n,
+                        .x = run->h_int8 + begin * hidden,
+                        .x_ld = hidden,
+                        .x_scale = run->h_scale + begin,
+                        .w = f[i].w,
+                        .y = f[i].y,
+                        .y_type = run->type,
+                        .y_ld = y_ld,
+                        .beside = i + 1 < n_factors ? products + i + 1 : NULL,
+                };
+        return run->ops->gemm_i8(run->context, products);
 }
 
-/* y = the rows in h (or h_int8) times the heads' part of w. */
-static int project(const DitRun *run, uint64_t n, bool int8, const LkMatrix *w, H3Range heads, void *y,
-        uint64_t y_ld) {
-        LkMatrix part = lk_matrix_rows(w, heads.begin * run->c->head_dim, dit_heads_width(run, heads));
-
-        return multiply(run, 0, n, int8, &part, y, y_ld);
+/* The heads' part of w. */
+static Factor factor_of(const DitRun *run, const LkMatrix *w, H3Range heads, void *y) {
+        return (Factor){lk_matrix_rows(w, heads.begin * run->c->head_dim, dit_heads_width(run, heads)), y};
 }
 
 static int norm_heads(const DitRun *run, const H3Block *block, H3Range rows, H3Range heads, bool keys, void *x,
@@ -158,19 +170,19 @@ static int norm_heads(const DitRun *run, const H3Block *block, H3Range rows, H3R
 
 /* Q, K, V of the rows that are in h. */
 static int make_qkv(const DitRun *run, const H3Block *block, H3Range rows, H3Range heads, Places y) {
-        bool int8 = feed_is_int8(run, block);
         uint64_t n = h3_range_size(rows);
+        Factor factors[FACTORS_MAX];
+        uint32_t n_factors = 0;
         int r;
 
         if (n == 0 || h3_range_size(heads) == 0)
                 return 0;
-        r = project(run, n, int8, &block->attn.q, heads, y.q, y.ld);
-        if (r >= 0)
-                r = project(run, n, int8, &block->attn.k, heads, y.k, y.ld);
-        if (r >= 0)
-                r = project(run, n, int8, &block->attn.v, heads, y.v, y.ld);
-        if (r >= 0 && y.gate)
-                r = project(run, n, int8, &block->attn.gate, heads, y.gate, y.ld);
+        factors[n_factors++] = factor_of(run, &block->attn.q, heads, y.q);
+        factors[n_factors++] = factor_of(run, &block->attn.k, heads, y.k);
+        factors[n_factors++] = factor_of(run, &block->attn.v, heads, y.v);
+        if (y.gate)
+                factors[n_factors++] = factor_of(run, &block->attn.gate, heads, y.gate);
+        r = multiply(run, 0, n, feed_is_int8(run, block), factors, n_factors, y.ld);
         if (r >= 0)
                 r = norm_heads(run, block, rows, heads, false, y.q, y.ld);
         return r < 0 ? r : norm_heads(run, block, rows, heads, true, y.k, y.ld);
@@ -497,7 +509,7 @@ static int take_o(const DitRun *run, uint32_t layer, uint32_t chunk, H3Range row
 
 static int mlp_piece(const DitRun *run, const H3Mlp *m, uint64_t begin, uint64_t n) {
         uint64_t hidden_bytes = run->c->hidden * run->element, ffn = run->c->ffn;
-        bool int8 = mlp_is_int8(run, m);
+        const Factor factors[] = {{m->gate, run->gate}, {m->up, run->up}};
         uint8_t *y = run->y + begin * hidden_bytes;
         const LkSwiglu args = {
                 .type = run->type,
@@ -512,9 +524,7 @@ static int mlp_piece(const DitRun *run, const H3Mlp *m, uint64_t begin, uint64_t
         };
         int r;
 
-        r = multiply(run, begin, n, int8, &m->gate, run->gate, ffn);
-        if (r >= 0)
-                r = multiply(run, begin, n, int8, &m->up, run->up, ffn);
+        r = multiply(run, begin, n, mlp_is_int8(run, m), factors, 2, ffn);
         if (r >= 0 &&
                 dit_is_int8(run, &m->down, run->type)) /* the quantiser does it, unrounded (h3.md 2.2) */
                 return dit_int8_gemm_gated(run, n, run->gate, run->up, &m->down, y);

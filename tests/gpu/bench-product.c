@@ -5,7 +5,7 @@
  *     bench-product [bf16|int8|int8-pieces|own|f32|formats]...
  *
  * int8: the backend's choice beside the library's bare sums, and beside its sums with a last pass; fails if a word differs from those.
- * int8-pieces: fewer rows at a time.
+ * int8-pieces: fewer rows at a time; of two ranks', products of the same rows one by one and beside each other.
  * formats: fp8 and nvfp4, expanded in each product, beside the same products of bf16; and what expanding takes, which fails if it is
  * more than EXPAND_MOST times as long as a copy that moves as many bytes. */
 
@@ -34,6 +34,10 @@ typedef struct Layer {
 
 static const Layer layers[] = {{"qkv", 21504, 5376, 3}, {"out", 5376, 7168, 1}, {"fc1", 28672, 5376, 2}, {"fc2", 5376, 14336, 1}};
 
+/* Of one of two ranks, that has half of the heads; their chunks of 38,010 and of 73,686 rows. */
+static const Layer halves[] = {{"qkv of half", 10752, 5376, 3}, {"out", 5376, 7168, 1}, {"fc1", 28672, 5376, 2}, {"fc2", 5376, 14336, 1}};
+static const uint64_t chunks[] = {4751, 7369};
+
 static LkContext *gpu;
 static uint8_t *w, *x, *y;
 static float *scales; /* of rows and of columns */
@@ -44,8 +48,11 @@ typedef struct Job {
         const Layer *layer;
         uint64_t rows;
         LkType type; /* of w */
+        bool alone;  /* int8: parts one by one */
         int r;
 } Job;
+
+#define PARTS_MAX 3
 
 static LkMatrix matrix(const Layer *l, LkType type) {
         LkMatrix m = {.data = w, .type = type, .rows = l->n, .cols = l->k, .row_stride = lk_row_size(type, l->k), .block_rows = l->n,
@@ -65,16 +72,19 @@ static void launch(void *arg) {
         Job *j = arg;
         const LkMatrix whole = matrix(j->layer, j->type);
         uint64_t n = j->layer->n / j->layer->parts;
+        LkGemmI8 beside[PARTS_MAX];
 
         for (uint64_t i = 0; j->r >= 0 && i < j->layer->parts; i++) {
                 LkMatrix part = lk_matrix_rows(&whole, i * n, n);
                 uint8_t *to = y + i * n * 2;
 
                 if (j->type == LK_I8) {
-                        const LkGemmI8 a = {.m = j->rows, .x = (const int8_t *) x, .x_ld = part.cols, .x_scale = scales, .w = part, .y = to,
-                                .y_type = LK_BF16, .y_ld = j->layer->n};
-
-                        j->r = lk_cuda_ops()->gemm_i8(gpu, &a);
+                        beside[i] = (LkGemmI8){.m = j->rows, .x = (const int8_t *) x, .x_ld = part.cols, .x_scale = scales, .w = part,
+                                .y = to, .y_type = LK_BF16, .y_ld = j->layer->n};
+                        if (j->alone)
+                                j->r = lk_cuda_ops()->gemm_i8(gpu, beside + i);
+                        else if (i > 0)
+                                beside[i - 1].beside = beside + i;
                 } else {
                         const LkGemm a = {.m = j->rows, .x = x, .x_type = LK_BF16, .x_ld = part.cols, .w = part, .y = to, .y_type = LK_BF16,
                                 .y_ld = j->layer->n};
@@ -82,6 +92,8 @@ static void launch(void *arg) {
                         j->r = lk_cuda_ops()->gemm(gpu, &a);
                 }
         }
+        if (j->type == LK_I8 && !j->alone && j->r >= 0)
+                j->r = lk_cuda_ops()->gemm_i8(gpu, beside);
 }
 
 static void good(cublasStatus_t s, const char *what) {
@@ -149,8 +161,8 @@ static void fill(LkType type) {
 }
 
 /* ours, and the library's bare product beside it (of bf16 for fp8). Returns ours in usec. */
-static double bench(const char *what, const Layer *l, uint64_t rows, LkType type, double *ret_peer) {
-        Job j = {.layer = l, .rows = rows, .type = type};
+static double bench(const char *what, const Layer *l, uint64_t rows, LkType type, bool alone, double *ret_peer) {
+        Job j = {.layer = l, .rows = rows, .type = type, .alone = alone};
         double work = 2e-6 * (double) rows * (double) l->n * (double) l->k, begin = now(), first;
         Peer p = {0};
         Rate ours, peer;
@@ -183,7 +195,7 @@ static double bench_layers(const char *what, uint64_t rows, LkType type, bool wi
         double ours = 0, peer = 0;
 
         for (size_t i = 0; i < sizeof(layers) / sizeof(*layers); i++)
-                ours += bench(what, layers + i, rows, type, with_peer ? &peer : NULL);
+                ours += bench(what, layers + i, rows, type, false, with_peer ? &peer : NULL);
         printf("%s %lu rows, the four: %.2f ms", what, rows, ours / 1000);
         if (with_peer)
                 printf(", library bare %.2f ms, ratio %.3f", peer / 1000, peer / ours);
@@ -236,10 +248,29 @@ static void bench_int8(void) {
         }
 }
 
+/* The backend's choice of a rank's products; `alone` as it makes them one by one. */
+static double bench_halves(const char *what, uint64_t rows, bool alone) {
+        double ours = 0;
+
+        for (size_t i = 0; i < sizeof(halves) / sizeof(*halves); i++)
+                ours += bench(what, halves + i, rows, LK_I8, alone, NULL);
+        printf("%s %lu rows of half the heads, the four: %.2f ms\n", what, rows, ours / 1000);
+        return ours;
+}
+
 static void bench_int8_pieces(void) {
         static const uint64_t heights[] = {24576, 16896, 8192, 4096}, pieces[] = {1024, 2048, 4096, 8192};
 
         fill(LK_I8);
+        for (size_t i = 0; i < sizeof(chunks) / sizeof(*chunks); i++) {
+                double beside, alone;
+
+                for (size_t l = 0; l < sizeof(halves) / sizeof(*halves); l++)
+                        same_words(halves + l, chunks[i]);
+                beside = bench_halves("int8", chunks[i], false);
+                alone = bench_halves("int8 one by one", chunks[i], true);
+                printf("int8 %lu rows of half the heads: one by one/beside each other %.3f\n", chunks[i], alone / beside);
+        }
         for (size_t i = 0; i < 4; i++)
                 bench_layers("int8", heights[i], LK_I8, false);
         for (size_t i = 0; i < 4; i++) {

@@ -380,7 +380,8 @@ static void gemm_i8_same_bits_as_cpu(void **state) {
         }
 }
 
-/* Rows, columns and k around the tiles, stages and copies of the kernels that want everything aligned; gaps behind the rows. */
+/* Rows, columns and k around the tiles, stages and copies of the kernels that want everything aligned; gaps behind the rows, which stay as
+ * they are. Columns that are no multiple of eight: the copy engine would write into the gap. */
 static void gemm_i8_aligned_ends_same_bits_as_cpu(void **state) {
         static const uint64_t m[] = {1, 15, 16, 63, 64, 65, 127, 128, 129, 255, 256, 257, 513, 2305};
         static const uint64_t n[] = {2, 8, 16, 62, 64, 66, 128, 248, 256, 258, 264, 520};
@@ -392,8 +393,78 @@ static void gemm_i8_aligned_ends_same_bits_as_cpu(void **state) {
 
                 gemm_i8_strided(i < 14 ? m[i] : ANY(m), f, LK_BF16, f.cols + next() % 2 * 16, (f.rows + 7) / 8 * 8 + next() % 2 * 8);
         }
+        for (int i = 0; i < 4; i++) { /* whole tiles, one a block, as well as the pieces of few */
+                const WeightsForm f = {.type = LK_I8, .rows = 1032 - next() % 2 * 8, .cols = ANY(k)};
+
+                gemm_i8_strided(2305, f, LK_BF16, f.cols, f.rows + next() % 2 * 8);
+        }
         if (!is_part()) /* several tiles a block */
                 gemm_i8_strided(2309, (WeightsForm){.type = LK_I8, .rows = 2072, .cols = 1040}, LK_BF16, 1040, 2080);
+}
+
+#define BESIDE 5u
+
+/* Products beside each other, of the same x but for the last, whose rows of y lie in one array. */
+static void gemm_i8_beside_one(uint64_t m, uint64_t k, const uint64_t (*n)[BESIDE], bool biased) {
+        Weights w[BESIDE];
+        LkGemmI8 all[BESIDE];
+        uint64_t ld = 0, at = 0;
+        Pair x = pair_filled(LK_I8, (m + 1) * k, 0), scale = pair_filled(LK_F32, m + 1, 0), bias, y;
+
+        for (uint32_t i = 0; i < BESIDE; i++)
+                ld += (*n)[i];
+        bias = pair_filled(LK_F32, ld, 0);
+        y = pair_new(m * ld * 2);
+        for (uint32_t i = 0; i < BESIDE; at += (*n)[i++]) {
+                const bool other = i == BESIDE - 1;
+
+                w[i] = weights_new((WeightsForm){.type = LK_I8, .rows = (*n)[i], .cols = k, .one_scale = biased && i == 2});
+                all[i] = (LkGemmI8){.m = m, .x = (const int8_t *) x.host + (other ? k : 0), .x_ld = k,
+                        .x_scale = (const float *) (void *) scale.host + other, .w = w[i].host, .y = y.host + at * 2, .y_type = LK_BF16,
+                        .y_ld = ld, .beside = other ? NULL : all + i + 1};
+                if (biased && i == 1)
+                        all[i].bias = (LkVector){bias.host, LK_F32, (*n)[i]};
+        }
+        assert_int_equal(lk_cpu_ops(LK_CPU_AUTO)->gemm_i8(cpu, all), 0);
+        for (uint32_t i = 0; i < BESIDE; i++) {
+                all[i].x = (const int8_t *) x.device + ((const uint8_t *) all[i].x - x.host);
+                all[i].x_scale = (const float *) (void *) scale.device + (i == BESIDE - 1);
+                all[i].y = y.device + ((uint8_t *) all[i].y - y.host);
+                all[i].w = w[i].device;
+                if (all[i].bias.data)
+                        all[i].bias.data = bias.device;
+        }
+        for (size_t way = 0; way < I8_WAYS; way++) {
+                void *zeros = calloc(1, y.size);
+
+                assert_non_null(zeros);
+                assert_int_equal(lk_cuda_ops()->upload(gpu, y.device, zeros, y.size), 0);
+                free(zeros);
+                lk_cuda_product_set(gpu, i8_ways[way].own, i8_ways[way].rows);
+                assert_int_equal(lk_cuda_ops()->gemm_i8(gpu, all), 0);
+                assert_pair_same(&y, i8_ways[way].name);
+        }
+        lk_cuda_product_set(gpu, false, 0);
+        pair_free(&x);
+        pair_free(&y);
+        pair_free(&bias);
+        pair_free(&scale);
+        for (uint32_t i = 0; i < BESIDE; i++)
+                weights_free(w + i);
+}
+
+/* Some in one launch, some not: a bias, one scale for all, columns that are no multiple of eight, other rows. Tiles of each matrix whole
+ * and in pieces, several a block. */
+static void gemm_i8_beside_each_other_same_bits_as_cpu(void **state) {
+        static const uint64_t n[][BESIDE] = {{256, 264, 8, 512, 128}, {8, 520, 248, 256, 264}, {64, 72, 36, 132, 16},
+                {1024, 1032, 1040, 520, 256}};
+
+        need_device();
+        for (size_t i = 0; i < (is_part() ? 3 : sizeof(n) / sizeof(*n)); i++)
+                for (int biased = 0; biased < 2; biased++) {
+                        gemm_i8_beside_one(257, 528, n + i, biased);
+                        gemm_i8_beside_one(i == 3 ? 2309 : 130, 144, n + i, biased);
+                }
 }
 
 /* Scales and bias that are no finite numbers: ops.h has one NaN. */
@@ -861,6 +932,7 @@ int main(void) {
                 cmocka_unit_test(gemm_bf16_of_expanded_same_bits),
                 cmocka_unit_test(gemm_i8_same_bits_as_cpu),
                 cmocka_unit_test(gemm_i8_aligned_ends_same_bits_as_cpu),
+                cmocka_unit_test(gemm_i8_beside_each_other_same_bits_as_cpu),
                 cmocka_unit_test(gemm_i8_odd_scales_same_bits_as_cpu),
                 cmocka_unit_test(gemm_i8_parts_have_the_bits_of_the_whole),
                 cmocka_unit_test(gemm_i8_extreme_exact),

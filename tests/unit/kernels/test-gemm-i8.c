@@ -165,6 +165,51 @@ static void gemm_i8_row_position_and_threads_same_bits(void **state) {
         data_done(&d);
 }
 
+/* Of the same rows and of others, with all that may differ. */
+static void gemm_i8_beside_each_other_same_bits(void **state) {
+        static const Case cases[] = {{29, 33, 64, 0, LK_BF16, 0, true},
+                {29, 96, 64, 32, LK_F32, LK_BF16, false}, {29, 15, 64, 0, LK_BF16, LK_F32, true},
+                {3, 40, 257, 0, LK_F32, 0, true}};
+
+        for (unsigned isa = 0; isa < ISAS; isa++) {
+                uint8_t *expected[ELEMENTSOF(cases)], *y[ELEMENTSOF(cases)];
+                LkGemmI8 all[ELEMENTSOF(cases)];
+                Data d[ELEMENTSOF(cases)];
+                LkContext *c;
+                const LkOps *ops = open_isa(all_isas[isa], 2, &c);
+
+                if (!ops)
+                        continue;
+                for (unsigned i = 0; i < ELEMENTSOF(cases); i++) {
+                        data_make(cases + i, d + i);
+                        if (i > 0 && cases[i].k == cases[0].k) { /* the same x */
+                                d[i].g.x = d[0].g.x;
+                                d[i].g.x_scale = d[0].g.x_scale;
+                        }
+                        expected[i] = run(all_isas[isa], 1, &d[i].g);
+                        all[i] = d[i].g;
+                        all[i].y = y[i] = guarded(all[i].m * all[i].y_ld, all[i].y_type);
+                        all[i].beside = i + 1 < ELEMENTSOF(cases) ? all + i + 1 : NULL;
+                }
+                assert_int_equal(ops->gemm_i8(c, all), 0);
+                for (unsigned i = 0; i < ELEMENTSOF(cases); i++) {
+                        assert_memory_equal(
+                                y[i], expected[i], all[i].m * all[i].y_ld * lk_type_size(all[i].y_type));
+                        memset(y[i], 0x5a, all[i].m * all[i].y_ld * lk_type_size(all[i].y_type));
+                }
+                all[ELEMENTSOF(cases) - 1].x = NULL; /* refused before the first is made */
+                assert_int_equal(ops->gemm_i8(c, all), -EINVAL);
+                for (uint64_t i = 0; i < all[0].m * all[0].y_ld * 2; i++)
+                        assert_int_equal(y[0][i], 0x5a);
+                for (unsigned i = 0; i < ELEMENTSOF(cases); i++) {
+                        free(y[i]);
+                        free(expected[i]);
+                        data_done(d + i);
+                }
+                assert_null(ops->context_free(c));
+        }
+}
+
 #define REFUSED(statement)                                                                                  \
         do {                                                                                                \
                 LkGemmI8 g = good;                                                                          \
@@ -212,6 +257,7 @@ int main(void) {
                 cmocka_unit_test(gemm_i8_block_view_follows_rule),
                 cmocka_unit_test(gemm_i8_extreme_sums_are_exact),
                 cmocka_unit_test(gemm_i8_row_position_and_threads_same_bits),
+                cmocka_unit_test(gemm_i8_beside_each_other_same_bits),
                 cmocka_unit_test(gemm_i8_bad_argument_is_refused),
         };
 

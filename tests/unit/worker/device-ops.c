@@ -732,11 +732,13 @@ static int gemm(LkContext *c, const LkGemm *a) {
 
 static int gemm_i8(LkContext *c, const LkGemmI8 *a) {
         begin_work(c);
-        read_matrix(c, &a->w);
-        read_vector(c, &a->bias);
-        touch(c, a->x, a->m > 0 ? (a->m - 1) * a->x_ld + a->w.cols : 0);
-        touch(c, a->x_scale, a->m * sizeof(float));
-        touch_rows(c, a->y, a->y_type, a->m, a->w.rows, a->y_ld);
+        for (const LkGemmI8 *p = a; p; p = p->beside) {
+                read_matrix(c, &p->w);
+                read_vector(c, &p->bias);
+                touch(c, p->x, p->m > 0 ? (p->m - 1) * p->x_ld + p->w.cols : 0);
+                touch(c, p->x_scale, p->m * sizeof(float));
+                touch_rows(c, p->y, p->y_type, p->m, p->w.rows, p->y_ld);
+        }
         return ended(c, cpu->gemm_i8(c, a));
 }
 
