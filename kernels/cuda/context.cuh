@@ -21,7 +21,7 @@ struct LkContext {
         cudaStream_t stream; /* LK_COMPUTE */
         cudaStream_t copy;   /* LK_COPY, of lower priority */
         cudaStream_t peer;   /* LK_PEER */
-        cudaStream_t side;   /* LK_SIDE, of lower priority than LK_COMPUTE: what others wait for comes first */
+        cudaStream_t side;   /* LK_SIDE; of lower priority its attention would run between the products of a chunk, whose blocks then wait for its longer ones */
         cudaStream_t take;   /* LK_TAKE */
         bool aside;          /* it was given work since memory was taken */
         cudaEvent_t events[LK_EVENTS_MAX]; /* NULL: never marked */

@@ -70,7 +70,7 @@ static int make_queues(LkContext *c) {
         if (r >= 0)
                 r = cuda_result(cudaStreamCreateWithPriority(&c->peer, cudaStreamNonBlocking, highest));
         if (r >= 0)
-                r = cuda_result(cudaStreamCreateWithPriority(&c->side, cudaStreamNonBlocking, highest < lowest ? highest + 1 : highest));
+                r = cuda_result(cudaStreamCreateWithPriority(&c->side, cudaStreamNonBlocking, highest));
         if (r >= 0)
                 r = cuda_result(cudaStreamCreateWithPriority(&c->take, cudaStreamNonBlocking, highest));
         return r < 0 ? r : cuda_event_new(&c->order);
