@@ -48,7 +48,7 @@ typedef struct DitRun {
         float *h_scale;     /* [in_chunk] */
         uint8_t *q;         /* [rows attended for, heads * head_dim], [chunk][rank][row]; sparse: [all rows, ..] in order */
         uint8_t *k, *v;     /* [all rows, heads * head_dim] */
-        uint8_t *o;         /* [own rows, inner] */
+        uint8_t *o;         /* [own rows, inner]; before and after the blocks latent rows, as they come in and as they leave (dit.c) */
         uint8_t *o_out;     /* [other ranks' rows of a chunk, heads * head_dim]: O that leaves */
         uint8_t *qkv_out[4]; /* [own chunk, inner]: Q, K, V and gate that leave */
         uint8_t *y;         /* [own chunk, hidden]: what a branch adds */
@@ -78,7 +78,6 @@ typedef struct DitRun {
                                 which comes after the last block (dit_mod()) */
         int32_t *mod_index;  /* [own rows]: timestep * tags + tag */
         int32_t *time_index; /* [own rows]: timestep */
-        float *io;           /* [own chunk, the widest latent row], f32 */
 
         const H3ModTable *table;  /* NULL: modulation rows are computed */
         const H3StepHooks *hooks; /* may be NULL */

@@ -158,6 +158,21 @@ static void carve_exchange(DitRun *run, Carver *k) {
                         run->qkv_out[i] = carve(k, run->own_chunk * run->c->inner * run->element);
 }
 
+static uint64_t video_row(const H3Config *c) {
+        return (uint64_t) c->video_channels * c->patch_h * c->patch_w;
+}
+
+/* Numbers of the widest latent row. */
+static uint64_t io_row(const H3Config *c) {
+        return max_of(video_row(c), c->audio_channels);
+}
+
+/* Where latent rows from own row `row` (of the sequence) on are, dense, in f32: in o, which no block wants before the first and after
+ * the last. */
+static float *io_at(const DitRun *run, uint64_t row) {
+        return (float *) (void *) run->o + (row - run->rows.begin) * io_row(run->c);
+}
+
 /* Sizes cannot overflow: rows are at most 2^24 (layout.c), widths at most 2^20 (model-bind.c). */
 static void carve_blocks(DitRun *run, Carver *k) {
         const H3Config *c = run->c;
@@ -177,7 +192,7 @@ static void carve_blocks(DitRun *run, Carver *k) {
         run->q = carve(k, rows_q * own_inner * e);
         run->k = carve(k, run->n_rows * own_inner * e);
         run->v = carve(k, run->n_rows * own_inner * e);
-        run->o = carve(k, own * c->inner * e);
+        run->o = carve(k, own * max_of(c->inner * e, io_row(c) * sizeof(float)));
         run->y = carve(k, run->own_chunk * c->hidden * e);
         run->gate = carve(k, piece * c->ffn * e);
         run->up = carve(k, piece * c->ffn * e);
@@ -195,10 +210,6 @@ static void carve_blocks(DitRun *run, Carver *k) {
         }
 }
 
-static uint64_t video_row(const H3Config *c) {
-        return (uint64_t) c->video_channels * c->patch_h * c->patch_w;
-}
-
 static void carve_step(DitRun *run, Carver *k) {
         const H3Config *c = run->c;
         uint64_t own = dit_own_rows(run), rope = h3_range_size(run->rope) * 3 * c->rope_freqs * sizeof(float);
@@ -213,7 +224,6 @@ static void carve_step(DitRun *run, Carver *k) {
                 run->mod[i] = carve(k, 6 * run->timesteps_max * H3_TAGS * c->hidden * run->element);
         run->mod_index = carve(k, own * sizeof(int32_t));
         run->time_index = carve(k, own * sizeof(int32_t));
-        run->io = carve(k, run->own_chunk * max_of(video_row(c), c->audio_channels) * sizeof(float));
 }
 
 int dit_arena_new(DitRun *run, void **ret_arena) {
@@ -362,10 +372,10 @@ static int pack_latent(const DitRun *run, const H3Model *m, const H3StepInput *i
         if (!part_of(s, rows, &begin, &end))
                 return 0;
         latent_rows(run, in, s, begin, end, host);
-        r = run->ops->upload(run->context, run->io, host, (end - begin) * width * sizeof(float));
+        r = run->ops->upload(run->context, io_at(run, s->begin + begin), host, (end - begin) * width * sizeof(float));
         if (r < 0)
                 return r;
-        return dit_gemm(run, end - begin, run->io, LK_F32, video ? &m->video_in : &m->audio_in,
+        return dit_gemm(run, end - begin, io_at(run, s->begin + begin), LK_F32, video ? &m->video_in : &m->audio_in,
                 video ? &m->video_in_bias : &m->audio_in_bias,
                 dit_own_at(run, run->x, s->begin + begin, c->hidden), run->type);
 }
@@ -399,18 +409,6 @@ static int pack(const DitRun *run, const H3Model *m, const H3StepInput *in, floa
                                run->c->hidden);
 }
 
-/* Rows of a table that is there already. */
-static int upload_made_rope(const DitRun *run, const H3StepInput *in) {
-        uint64_t width = 3ull * run->c->rope_freqs, n = h3_range_size(run->rope) * width;
-        const float *cos = in->rope + run->rope.begin * width, *sin = cos + in->layout->rows * width;
-        int r;
-
-        dit_tap_host(run, "rope_cos", cos, h3_range_size(run->rope), width);
-        dit_tap_host(run, "rope_sin", sin, h3_range_size(run->rope), width);
-        r = run->ops->upload(run->context, run->cos, cos, n * sizeof(float));
-        return r < 0 ? r : run->ops->upload(run->context, run->sin, sin, n * sizeof(float));
-}
-
 /* Of a table of all rows, those that this step has, in its order. */
 static void ordered_rope(const DitRun *run, const H3StepInput *in, const uint64_t *order, float *cos, float *sin) {
         uint64_t width = 3ull * run->c->rope_freqs, n = in->layout->rows * width;
@@ -421,29 +419,62 @@ static void ordered_rope(const DitRun *run, const H3StepInput *in, const uint64_
         }
 }
 
-static int upload_rope(const DitRun *run, const H3StepInput *in) {
+/* The rank's rows of the table, on the host. */
+typedef struct Rope {
+        const float *cos, *sin; /* [rope rows, 3 * rope_freqs] */
+        float *table;           /* owned; NULL: they are of a table that was given */
+} Rope;
+
+static void rope_done(Rope *x) {
+        free(x->table);
+}
+
+static int rope_make(const DitRun *run, const H3StepInput *in, Rope *ret) {
         const H3Layout *l = in->layout;
         uint64_t width = 3ull * run->c->rope_freqs, rows = h3_range_size(run->rope), n = rows * width;
         const uint64_t *order = run->sparse ? run->sparse->order : NULL;
-        CLEANUP_FREE float *table = NULL;
-        int r;
 
         if (rows == 0)
                 return 0;
-        if (in->rope && !order)
-                return upload_made_rope(run, in);
-        table = malloc(2 * n * sizeof(float));
-        if (!table)
-                return -ENOMEM;
-        if (in->rope)
-                ordered_rope(run, in, order, table, table + n);
-        else
-                h3_rope_table(run->c, l, order, run->rope.begin, run->rope.end, run->type == LK_BF16, table, table + n);
-        dit_tap_host(run, "rope_cos", table, rows, width);
-        dit_tap_host(run, "rope_sin", table + n, rows, width);
+        if (in->rope && !order) {
+                ret->cos = in->rope + run->rope.begin * width;
+                ret->sin = ret->cos + l->rows * width;
+        } else {
+                ret->table = malloc(2 * n * sizeof(float));
+                if (!ret->table)
+                        return -ENOMEM;
+                ret->cos = ret->table;
+                ret->sin = ret->table + n;
+                if (in->rope)
+                        ordered_rope(run, in, order, ret->table, ret->table + n);
+                else
+                        h3_rope_table(run->c, l, order, run->rope.begin, run->rope.end, run->type == LK_BF16, ret->table, ret->table + n);
+        }
+        dit_tap_host(run, "rope_cos", ret->cos, rows, width);
+        dit_tap_host(run, "rope_sin", ret->sin, rows, width);
+        return 0;
+}
 
-        r = run->ops->upload(run->context, run->cos, table, n * sizeof(float));
-        return r < 0 ? r : run->ops->upload(run->context, run->sin, table + n, n * sizeof(float));
+static int upload_rope(const DitRun *run, const Rope *rope, H3Range rows) {
+        uint64_t width = 3ull * run->c->rope_freqs, at = (rows.begin - run->rope.begin) * width;
+        uint64_t bytes = h3_range_size(rows) * width * sizeof(float);
+        int r;
+
+        if (bytes == 0)
+                return 0;
+        r = run->ops->upload(run->context, run->cos + at, rope->cos + at, bytes);
+        return r < 0 ? r : run->ops->upload(run->context, run->sin + at, rope->sin + at, bytes);
+}
+
+/* What the first block's chunk wants of it, of all ranks whose rows this one makes Q and K of: the others are copied while the device
+ * works on this one. */
+static int upload_rope_chunk(const DitRun *run, const Rope *rope, uint32_t chunk) {
+        int r = 0;
+
+        for (uint32_t i = 0; r >= 0 && i < run->plan->ranks; i++)
+                if (i == run->self || h3_range_size(run->rope) == run->n_rows)
+                        r = upload_rope(run, rope, h3_plan_chunk(run->plan, i, chunk));
+        return r;
 }
 
 static int modulate(const DitRun *run, const H3Model *m, const DitTimesteps *t, uint32_t i) {
@@ -493,7 +524,7 @@ static int finish_block(const DitRun *run, const H3Model *m, uint32_t i, const H
         return r;
 }
 
-static int run_blocks(const DitRun *run, const H3Model *m, const DitTimesteps *t) {
+static int run_blocks(const DitRun *run, const H3Model *m, const DitTimesteps *t, const Rope *rope) {
         uint32_t layers = run->c->layers;
         const H3Model *feed;
         int r;
@@ -503,10 +534,14 @@ static int run_blocks(const DitRun *run, const H3Model *m, const DitTimesteps *t
                 r = dit_take(run, m, H3_PART_FEED, 0, &feed);
         if (r < 0)
                 return r;
-        if (run->hooks && run->hooks->on_first)
+        r = upload_rope_chunk(run, rope, 0);
+        if (r >= 0 && run->hooks && run->hooks->on_first)
                 run->hooks->on_first(run->hooks->userdata);
-        for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
+        for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++) {
                 r = dit_feed(run, feed->blocks, 0, chunk, NULL);
+                if (r >= 0 && chunk + 1 < run->plan->chunks)
+                        r = upload_rope_chunk(run, rope, chunk + 1);
+        }
 
         for (uint32_t i = 0; i < layers; i++) {
                 if (r >= 0)
@@ -564,27 +599,37 @@ static void mask_rows(const H3Layout *l, const H3Sparse *sparse, const H3Segment
         }
 }
 
-/* Final rows, which are in y, of a target segment through its head, in f32, into the latent. */
-static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const H3Segment *s, H3Range rows,
-        float *host, float *ret) {
+static uint64_t target_row(const H3Config *c, const H3Segment *s) {
+        return s->kind == H3_SEGMENT_VIDEO ? video_row(c) : c->audio_channels;
+}
+
+/* Final rows, which are in y, of a target segment through its head, in f32. */
+static int project_out(const DitRun *run, const H3Model *m, const H3Segment *s, H3Range rows) {
+        bool video = s->kind == H3_SEGMENT_VIDEO;
+        uint64_t begin, end;
+
+        if (!part_of(s, rows, &begin, &end))
+                return 0;
+        return dit_gemm(run, end - begin,
+                run->y + (s->begin + begin - rows.begin) * run->c->hidden * run->element, run->type,
+                video ? &m->video_out : &m->audio_out,
+                video ? &m->video_out_bias : &m->audio_out_bias, io_at(run, s->begin + begin), LK_F32);
+}
+
+/* These into the latent. */
+static int unpack(const DitRun *run, const H3Layout *l, const H3Segment *s, H3Range rows, float *host, float *ret) {
         const H3Config *c = run->c;
         H3Grid grid = h3_shape_grid(&l->shape);
-        bool video = s->kind == H3_SEGMENT_VIDEO;
-        uint64_t width = video ? video_row(c) : c->audio_channels, begin, end;
+        uint64_t width = target_row(c, s), begin, end;
         int r;
 
         if (!part_of(s, rows, &begin, &end))
                 return 0;
-        r = dit_gemm(run, end - begin,
-                run->y + (s->begin + begin - rows.begin) * c->hidden * run->element, run->type,
-                video ? &m->video_out : &m->audio_out,
-                video ? &m->video_out_bias : &m->audio_out_bias, run->io, LK_F32);
-        if (r >= 0)
-                r = run->ops->download(run->context, host, run->io, (end - begin) * width * sizeof(float));
+        r = run->ops->download(run->context, host, io_at(run, s->begin + begin), (end - begin) * width * sizeof(float));
         if (r < 0)
                 return r;
         mask_rows(l, run->sparse, s, begin, end, width, host);
-        if (video)
+        if (s->kind == H3_SEGMENT_VIDEO)
                 for (uint64_t row = begin; row < end; row++, host += width) {
                         uint64_t at = h3_sparse_row(run->sparse, s->begin + row) - s->begin;
 
@@ -595,9 +640,8 @@ static int unpack(const DitRun *run, const H3Model *m, const H3Layout *l, const 
         return 0;
 }
 
-/* The final layer, chunk by chunk. */
-static int finish(const DitRun *run, const H3Model *m, const H3Layout *l, const DitTimesteps *t, float *host,
-        float *ret_video, float *ret_audio) {
+/* The final layer of all chunks. */
+static int final_layer(const DitRun *run, const H3Model *m, const H3Layout *l, const DitTimesteps *t) {
         int r;
 
         r = dit_modulation(run, m, m->config.layers, t);
@@ -612,22 +656,38 @@ static int finish(const DitRun *run, const H3Model *m, const H3Layout *l, const 
                         continue;
                 r = final_rows(run, m, rows);
                 if (r >= 0)
-                        r = unpack(run, m, l, h3_layout_audio(l), rows, host, ret_audio);
+                        r = project_out(run, m, h3_layout_audio(l), rows);
                 if (r >= 0)
-                        r = unpack(run, m, l, h3_layout_video(l), rows, host, ret_video);
+                        r = project_out(run, m, h3_layout_video(l), rows);
         }
         dit_give(run, H3_PART_ENDS, 0);
+        return r;
+}
+
+/* The device has all of its work before the host waits for the first of it. */
+static int finish(const DitRun *run, const H3Model *m, const H3Layout *l, const DitTimesteps *t, float *host,
+        float *ret_video, float *ret_audio) {
+        int r;
+
+        r = final_layer(run, m, l, t);
+        for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++) {
+                H3Range rows = h3_plan_chunk(run->plan, run->self, chunk);
+
+                r = unpack(run, l, h3_layout_audio(l), rows, host, ret_audio);
+                if (r >= 0)
+                        r = unpack(run, l, h3_layout_video(l), rows, host, ret_video);
+        }
         return r;
 }
 
 static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret_video, float *ret_audio) {
         const H3Layout *l = in->layout;
         CLEANUP_FREE float *host = NULL; /* latent rows on their way in and out */
+        CLEANUP(rope_done) Rope rope = {};
         DitTimesteps t;
         int r;
 
-        host = malloc(max_of(1, run->own_chunk) * max_of(video_row(run->c), run->c->audio_channels) *
-                      sizeof(float));
+        host = malloc(max_of(1, run->own_chunk) * io_row(run->c) * sizeof(float));
         if (!host)
                 return -ENOMEM;
 
@@ -636,7 +696,7 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
                 return r;
         dit_timesteps(l, in->sigma_video, in->sigma_audio, &t);
         dit_tap_host(run, "timestep", t.t, t.n, 1);
-        r = upload_rope(run, in);
+        r = rope_make(run, in, &rope);
         if (r >= 0)
                 r = dit_index_rows(run, l, &t);
         if (r >= 0 && !run->table)
@@ -644,7 +704,7 @@ static int step(DitRun *run, const H3Model *m, const H3StepInput *in, float *ret
         if (r >= 0)
                 r = pack(run, m, in, host);
         if (r >= 0)
-                r = run_blocks(run, m, &t);
+                r = run_blocks(run, m, &t, &rope);
         if (r >= 0)
                 r = finish(run, m, l, &t, host, ret_video, ret_audio);
         return r >= 0 && run->sparse ? dit_sparse_end(run) : r;

@@ -21,6 +21,7 @@
 
 /* One madvise() call: a signal makes the kernel give up the whole call, and a long one might never end. */
 #define POPULATE_PIECE (UINT64_C(256) << 20)
+#define HUGE_FROM (UINT64_C(4) << 20)
 
 static int memfd_open(const char *name) {
         int fd;
@@ -153,6 +154,14 @@ static void touch_pages(char *p, uint64_t size) {
 
         for (uint64_t at = 0; at < size; at += page)
                 (void) __atomic_fetch_or(p + at, 0, __ATOMIC_RELAXED);
+}
+
+void memory_prefer_huge(void *p, uint64_t size) {
+        uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE), begin = ((uintptr_t) p + page - 1) & ~(page - 1);
+        uintptr_t end = ((uintptr_t) p + size) & ~(page - 1);
+
+        if (size >= HUGE_FROM)
+                (void) madvise((void *) begin, end - begin, MADV_HUGEPAGE);
 }
 
 int memory_populate(void *p, uint64_t size) {

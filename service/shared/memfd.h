@@ -29,3 +29,7 @@ int memfd_is_shared(int fd);
 /* Populates [p, p + size) for writing, with huge pages where the system allows (MADV_HUGEPAGE first, never
  * fallocate). Blocks in proportion to size: never call it on the event loop. */
 int memory_populate(void *p, uint64_t size);
+
+/* Of memory that malloc() gave and that is about to be written: huge pages where the system allows, instead of a fault for every small
+ * one. Nothing for what is too small to have some. */
+void memory_prefer_huge(void *p, uint64_t size);

@@ -9,6 +9,7 @@
 #include "service/h3/layout.h"
 #include "service/h3/preview.h"
 #include "service/shared/cleanup.h"
+#include "service/shared/memfd.h"
 #include "service/worker/coder.h"
 #include "service/worker/job-input.h"
 
@@ -18,6 +19,15 @@ DEFINE_CLEANUP(Job *, job_unref)
 Job *job_ref(Job *j) {
         j->n_ref++;
         return j;
+}
+
+static void latents_done(Latents *l) {
+        if (l->slot)
+                free(l->slot);
+        else {
+                free(l->video);
+                free(l->audio);
+        }
 }
 
 static void free_inputs(Job *j) {
@@ -47,10 +57,10 @@ Job *job_unref(Job *j) {
         free_inputs(j);
         (void) coder_free(j->coder);
         (void) job_start_free(j->start);
-        free(j->state.slot);
-        free(j->next.slot);
-        free(j->velocity.slot);
-        free(j->shown.slot);
+        latents_done(&j->state);
+        latents_done(&j->next);
+        latents_done(&j->velocity);
+        latents_done(&j->shown);
         (void) plan_free(j->plan);
         (void) merged_model_unref(j->merged);
         (void) model_entry_unref(j->model);
@@ -291,6 +301,7 @@ int latents_new(const Job *j, bool whole_slot, Latents *ret) {
         slot = calloc(1, (size_t) size);
         if (!slot)
                 return -ENOMEM;
+        memory_prefer_huge(slot, size);
         *ret = (Latents){
                 .slot = slot,
                 .video = (float *) (void *) (slot + j->video.offset),
@@ -340,14 +351,14 @@ int job_check_finite(const Job *j, const char *whose, const Latents *l, Fault *f
         return 0;
 }
 
-/* A STEP has one slot, and it holds velocities. */
+/* A STEP has one slot, and it holds velocities; its state is what was given. */
 static int allocate(Job *j) {
         bool sample = j->kind == WIRE_JOB_SAMPLE;
         int r;
 
-        r = latents_new(j, true, &j->state);
-        if (r >= 0)
-                r = latents_new(j, !sample, &j->velocity);
+        r = latents_new(j, !sample, &j->velocity);
+        if (r >= 0 && sample)
+                r = latents_new(j, true, &j->state);
         if (r >= 0 && sample)
                 r = latents_new(j, true, &j->next);
         if (r >= 0 && (j->sampler.video_mask || j->sampler.audio_mask))
@@ -383,13 +394,8 @@ static int check_arenas(const ArenaPair *a, Fault *f) {
         return 0;
 }
 
-static void given_done(Latents *given) {
-        free(given->video);
-        free(given->audio);
-}
-
 static int fill(Job *j, const WireJobOpen *w, Fault *f) {
-        CLEANUP(given_done) Latents given = {};
+        CLEANUP(latents_done) Latents given = {};
         CLEANUP_FREE uint8_t *tags = NULL;
         int r;
 

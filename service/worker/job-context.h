@@ -22,7 +22,7 @@
 /* What lies in a slot, f32, each part at a multiple of 64: [24, T, H, W], [32, 2, A], [32, 2, A], and the
  * denoised ones like the streams. The last three are NULL where the sampler does not have them. */
 typedef struct Latents {
-        void *slot; /* all of it, owned */
+        void *slot; /* all of it, owned; NULL: video and audio are, there is no more */
         float *video, *audio, *carried, *denoised_video, *denoised_audio;
 } Latents;
 

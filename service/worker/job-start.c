@@ -326,8 +326,7 @@ int job_make_start(Job *j, const WireJobOpen *w, Latents *given, Fault *f) {
         if (r < 0)
                 return r;
         if (j->kind == WIRE_JOB_STEP) {
-                memcpy(j->state.video, given->video, (size_t) j->video.size);
-                memcpy(j->state.audio, given->audio, (size_t) j->audio.size);
+                j->state = STEAL(*given, (Latents){});
                 return resumed ? resume(j, f) : 0;
         }
 

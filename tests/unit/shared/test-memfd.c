@@ -194,6 +194,22 @@ static void memory_populate_all_pages_there_and_kept(void **state) {
         (void) munmap(map, SIZE);
 }
 
+/* Also where it does not end with a page: neighbours stay as they are. */
+static void memory_prefer_huge_changes_no_byte(void **state) {
+        static const size_t sizes[] = {0, 1, 5000, (4u << 20) - 1, (4u << 20) + 1, 9000001};
+
+        for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+                CLEANUP_FREE uint8_t *p = malloc(sizes[i] + 2);
+
+                assert_non_null(p);
+                memset(p, 7, sizes[i] + 2);
+                memory_prefer_huge(p + 1, sizes[i]);
+                for (size_t k = 0; k < sizes[i] + 2; k++)
+                        if (p[k] != 7)
+                                fail_msg("byte %zu of %zu", k, sizes[i]);
+        }
+}
+
 static void memory_populate_impossible_refused(void **state) {
         CLEANUP_CLOSE int fd = -EBADF;
         void *map;
@@ -306,6 +322,7 @@ int main(void) {
                 cmocka_unit_test(memfd_reopen_read_only_cannot_write),
                 cmocka_unit_test(memfd_is_shared_by_descriptor_and_mapping),
                 cmocka_unit_test(memory_populate_all_pages_there_and_kept),
+                cmocka_unit_test(memory_prefer_huge_changes_no_byte),
                 cmocka_unit_test(memory_populate_impossible_refused),
                 cmocka_unit_test(memfd_new_kernel_without_noexec_seal_works),
                 cmocka_unit_test(memory_populate_kernel_without_advice_touches),

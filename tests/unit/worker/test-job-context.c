@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/worker/job-context.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,6 +11,7 @@
 
 #include "service/shared/cleanup.h"
 #include "service/shared/safetensors.h"
+#include "service/worker/job-input.h"
 #include "tests/unit/worker/fixture.h"
 
 static uint64_t commit_word(const Fixture *x, const Job *j) {
@@ -82,6 +84,58 @@ static void job_new_holds_model_and_arenas(void **state) {
         assert_null(job_unref(j));
         assert_int_equal(x->arenas->n_ref, 1);
         assert_null(job_unref(NULL));
+}
+
+static void job_new_step_has_its_own_copy_of_the_latents(void **state) {
+        CLEANUP(fixture_freep) Fixture *x = fixture_new();
+        WireJobOpen open = x->sample;
+        CLEANUP_FREE uint8_t *video = malloc(open.video.size), *audio = malloc(open.audio.size);
+        Fault f = {};
+        Job *j;
+
+        assert_non_null(video);
+        assert_non_null(audio);
+        memcpy(video, x->input + open.video.offset, open.video.size);
+        memcpy(audio, x->input + open.audio.offset, open.audio.size);
+        open.kind = WIRE_JOB_STEP;
+        open.sigma_video = open.sigma_audio = 0.5f;
+        open.sigmas_video = open.sigmas_audio = (WireTensor){};
+        assert_int_equal(fixture_open(x, &open, &j, &f), 0);
+        memset(x->input, 0, FIXTURE_ARENA);
+        assert_memory_equal(j->state.video, video, open.video.size);
+        assert_memory_equal(j->state.audio, audio, open.audio.size);
+        (void) job_unref(j);
+}
+
+static void tensor_check_finite_finds_the_first_wherever_it_is(void **state) {
+        enum { N = 5000 };
+        const uint64_t shape[] = {N};
+        static const uint64_t places[] = {0, 1, 1023, 1024, 1025, 2047, 3000, 4095, 4096, N - 1};
+        static uint32_t f32[N];
+        static uint16_t bf16[N];
+        char text[32];
+
+        for (size_t i = 0; i < N; i++) { /* the largest finite numbers and the smallest */
+                f32[i] = i % 2 ? 0xff7fffffu : 1;
+                bf16[i] = i % 2 ? 0xff7fu : 1;
+        }
+        for (size_t k = 0; k < ELEMENTSOF(places); k++) {
+                uint64_t at = places[k];
+                Fault f = {};
+
+                assert_int_equal(tensor_check_finite("x", ST_F32, f32, 1, shape, &f), 0);
+                assert_int_equal(tensor_check_finite("x", ST_BF16, bf16, 1, shape, &f), 0);
+                f32[at] = 0xff800000u;
+                bf16[at] = 0x7f81u;
+                (void) snprintf(text, sizeof(text), "Inf at [%u]", (unsigned) at);
+                assert_int_equal(tensor_check_finite("x", ST_F32, f32, 1, shape, &f), -EINVAL);
+                assert_non_null(strstr(f.text, text));
+                f = (Fault){};
+                (void) snprintf(text, sizeof(text), "NaN at [%u]", (unsigned) at);
+                assert_int_equal(tensor_check_finite("x", ST_BF16, bf16, 1, shape, &f), -EINVAL);
+                assert_non_null(strstr(f.text, text));
+                f32[at] = bf16[at] = 0;
+        }
 }
 
 static void job_commit_writes_slots_in_turn(void **state) {
@@ -267,6 +321,8 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(job_new_refused_at_every_stage_leaks_nothing),
                 cmocka_unit_test(job_new_holds_model_and_arenas),
+                cmocka_unit_test(job_new_step_has_its_own_copy_of_the_latents),
+                cmocka_unit_test(tensor_check_finite_finds_the_first_wherever_it_is),
                 cmocka_unit_test(job_commit_writes_slots_in_turn),
                 cmocka_unit_test(job_commit_closed_writes_nothing),
                 cmocka_unit_test(job_new_sparse_by_model_rows_and_sigma),

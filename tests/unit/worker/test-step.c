@@ -54,6 +54,18 @@ typedef struct Bench {
 static void no_step(void *userdata, RankGroup *g, Job *j, uint32_t step) {
 }
 
+static int downloads_behind_all; /* without a product since */
+
+static int forgetting_gemm(LkContext *c, const LkGemm *a) {
+        downloads_behind_all = 0;
+        return real->gemm(c, a);
+}
+
+static int counting_download(LkContext *c, void *host, const void *device, uint64_t size) {
+        downloads_behind_all++;
+        return real->download(c, host, device, size);
+}
+
 /* One rank does all of it. */
 static void plan_whole(Job *j) {
         WireMessage m;
@@ -139,6 +151,20 @@ static void step_run_same_text_is_refined_once(void **state) {
         assert_int_equal(step_run(&b->runner, b->ranks, b->job, 2, &result, &f), 0);
         third = gemm_count;
         assert_true(third > second);
+}
+
+/* 33 rows in four chunks, of which each has sound or picture; one has both. */
+static void step_run_device_has_all_work_before_the_first_download(void **state) {
+        Bench *b = *state;
+        StepResult result;
+        Fault f = {};
+
+        b->ops.gemm = forgetting_gemm;
+        b->ops.download = counting_download;
+        b->job->plan->h3.row_tile = 9;
+        b->job->plan->h3.chunks = 4;
+        assert_int_equal(step_run(&b->runner, b->ranks, b->job, 0, &result, &f), 0);
+        assert_true(downloads_behind_all >= 3);
 }
 
 static void step_run_does_not_fit_says_numbers(void **state) {
@@ -624,6 +650,7 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 STEP_TEST(step_run_commits_and_counts),
                 STEP_TEST(step_run_same_text_is_refined_once),
+                STEP_TEST(step_run_device_has_all_work_before_the_first_download),
                 STEP_TEST(step_run_does_not_fit_says_numbers),
                 STEP_TEST(step_run_device_out_of_memory_says_number),
                 STEP_TEST(step_run_merge_does_not_fit_says_numbers),
