@@ -108,7 +108,7 @@ static void usec_before_any_step_is_by_the_rates(void **state) {
         assert_near(foretold(f, SHORT, 2, WIRE_EXCHANGE_P2P), SHORT_TWO, 0.15);
 }
 
-/* 11.9 GB reach each of two: by a way of 24 GB/s (both directions) half a second of which chunks hide three quarters, by one of 1 GB/s
+/* 11.9 GB reach each of two: by a way of 12 GB/s a second of which chunks hide three quarters, by one of 1 GB/s
  * more than they compute. */
 static void usec_of_a_slower_way_has_what_it_does_not_hide(void **state) {
         Fake *f = *state;
@@ -116,8 +116,8 @@ static void usec_of_a_slower_way_has_what_it_does_not_hide(void **state) {
 
         set_worker(f, 2);
         note(f, SHORT, 1, false, SHORT_ONE);
-        assert_near(foretold(f, SHORT, 2, WIRE_EXCHANGE_HOST), SHORT_ONE / 2 + bytes / 24e9 / 4, 0.01);
-        f->m->worker->hello.host_mbs[0][1] = f->m->worker->hello.host_mbs[1][0] = 500;
+        assert_near(foretold(f, SHORT, 2, WIRE_EXCHANGE_HOST), SHORT_ONE / 2 + bytes / 12e9 / 4, 0.01);
+        f->m->worker->hello.host_mbs[0][1] = f->m->worker->hello.host_mbs[1][0] = 1000;
         assert_near(foretold(f, SHORT, 2, WIRE_EXCHANGE_HOST), bytes / 1e9 + SHORT_ONE / 2 / 4, 0.01);
         f->m->worker->hello.host_mbs[0][1] = 0;
         assert_true(foretold(f, SHORT, 2, WIRE_EXCHANGE_HOST) == 0);
