@@ -366,10 +366,15 @@ static int take_all(const DitRun *run, const H3Block *block, uint32_t layer) {
         return r;
 }
 
+/* Whether the rank attends for rows of others; else nobody waits for a chunk of what it attends for. */
+static bool has_others(const DitRun *run) {
+        return run->plan->ranks > 1 && run->plan->kind != H3_PLAN_KV_GATHER;
+}
+
 /* Whether O of own rows is made on LK_SIDE, while LK_COMPUTE makes that of the others: what is short ends with most of a device
  * idle. Those of a sparse step share memory and stay in order. */
 static bool is_aside(const DitRun *run, uint32_t layer) {
-        return run->plan->ranks > 1 && run->plan->kind != H3_PLAN_KV_GATHER && !dit_is_sparse(run, layer);
+        return has_others(run) && !dit_is_sparse(run, layer);
 }
 
 /* n queries from row `query` of q. */
@@ -394,9 +399,10 @@ static LkAttention attention_of(const DitRun *run, uint64_t query, uint64_t n, v
         };
 }
 
-static int attend(const DitRun *run, uint32_t layer, uint64_t query, uint64_t n, void *o, uint64_t o_ld) {
-        const LkAttention args = attention_of(run, query, n, o, o_ld);
+static int attend(const DitRun *run, uint32_t layer, uint64_t query, uint64_t n, void *o, uint64_t o_ld, bool aside) {
+        LkAttention args = attention_of(run, query, n, o, o_ld);
 
+        args.aside = aside;
         if (n == 0)
                 return 0;
         if (dit_is_sparse(run, layer))
@@ -410,9 +416,9 @@ static int attend_ranks(const DitRun *run, uint32_t layer, uint32_t chunk, uint3
         int r = 0;
 
         if (!run->sparse) /* one array */
-                return attend(run, layer, query_row(run, begin, chunk), chunk_rows(run, chunk, begin, end), o, own);
+                return attend(run, layer, query_row(run, begin, chunk), chunk_rows(run, chunk, begin, end), o, own, false);
         for (uint32_t i = begin; r >= 0 && i < end; i++) {
-                r = attend(run, layer, query_row(run, i, chunk), chunk_rows(run, chunk, i, i + 1), o, own);
+                r = attend(run, layer, query_row(run, i, chunk), chunk_rows(run, chunk, i, i + 1), o, own, false);
                 o += chunk_rows(run, chunk, i, i + 1) * own * run->element;
         }
         return r;
@@ -422,13 +428,8 @@ static int attend_ranks(const DitRun *run, uint32_t layer, uint32_t chunk, uint3
 static int attend_own(const DitRun *run, uint32_t layer, uint64_t query, uint64_t begin, uint64_t n) {
         uint64_t inner = run->c->inner;
         uint8_t *o = dit_own_at(run, run->o, begin, inner) + run->heads.begin * run->c->head_dim * run->element;
-        LkAttention args;
 
-        if (!is_aside(run, layer))
-                return attend(run, layer, query, n, o, inner);
-        args = attention_of(run, query, n, o, inner);
-        args.aside = true;
-        return n == 0 ? 0 : run->ops->attention(run->context, &args);
+        return attend(run, layer, query, n, o, inner, is_aside(run, layer));
 }
 
 /* O of other ranks' rows, then to them. */
@@ -461,7 +462,7 @@ static int attend_chunk(const DitRun *run, uint32_t layer, uint32_t chunk) {
 
         if (h3_range_size(run->heads) == 0)
                 return 0;
-        if (run->plan->ranks > 1 && run->plan->kind != H3_PLAN_KV_GATHER)
+        if (has_others(run))
                 r = attend_others(run, layer, chunk);
         if (r >= 0)
                 r = attend_own(run, layer, query_row(run, run->self, chunk), rows.begin, h3_range_size(rows));
@@ -478,7 +479,7 @@ static int attend_chunks(const DitRun *run, uint32_t layer) {
                 r = run->ops->mark(run->context, LK_COMPUTE, H3_EVENT_QKV);
                 if (r >= 0)
                         r = run->ops->wait(run->context, LK_SIDE, H3_EVENT_QKV);
-        } else if (!run->sparse && (run->plan->ranks == 1 || run->plan->kind == H3_PLAN_KV_GATHER)) /* nobody waits for a chunk */
+        } else if (!run->sparse && !has_others(run))
                 return h3_range_size(run->heads) == 0 ? 0 : attend_own(run, layer, 0, run->rows.begin, h3_range_size(run->rows));
         for (uint32_t chunk = 0; r >= 0 && chunk < run->plan->chunks; chunk++)
                 r = attend_chunk(run, layer, chunk);
