@@ -9,12 +9,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 
-#define PLACE_ALIGN UINT64_C(256)
 #define POLL_USEC 50
-
-static uint64_t place_bytes(uint64_t size) {
-        return (size + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
-}
 
 uint64_t exchange_peer_memory(const H3Plan *p, ExchangeSize size, uint32_t rank) {
         uint64_t sum = 0;
@@ -24,7 +19,7 @@ uint64_t exchange_peer_memory(const H3Plan *p, ExchangeSize size, uint32_t rank)
                 uint64_t readers = exchange_readers(p, &m);
 
                 if (readers != 0 && (m.from == rank || readers >> rank & 1))
-                        sum += place_bytes(size.func(size.userdata, &m));
+                        sum += device_place_bytes(size.func(size.userdata, &m));
         }
         return sum;
 }
@@ -56,11 +51,11 @@ int device_exchange_make(Exchange *e) {
                 if (p->readers == 0)
                         continue;
                 p->offset = from->size;
-                from->size += place_bytes(p->size);
+                from->size += device_place_bytes(p->size);
                 for (uint32_t to = 0; to < e->plan->ranks; to++)
                         if (p->readers >> to & 1) {
                                 *at++ = x->peers[to].size;
-                                x->peers[to].size += place_bytes(p->size);
+                                x->peers[to].size += device_place_bytes(p->size);
                         }
         }
         return 0;

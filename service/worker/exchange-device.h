@@ -14,6 +14,13 @@ enum { /* events of a context, before those of the transport */
         DEVICE_FIRST_EVENT,
 };
 
+#define DEVICE_PLACE_ALIGN UINT64_C(256)
+
+/* What a message of so many bytes takes of a device's memory, or of that which is registered with it. */
+static inline uint64_t device_place_bytes(uint64_t size) {
+        return (size + DEVICE_PLACE_ALIGN - 1) / DEVICE_PLACE_ALIGN * DEVICE_PLACE_ALIGN;
+}
+
 typedef struct DevicePeer {
         LkContext *context;
         uint8_t *memory;

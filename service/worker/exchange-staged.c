@@ -18,8 +18,6 @@
 #include "service/worker/exchange-device.h"
 #include "service/worker/staging.h"
 
-#define PLACE_ALIGN UINT64_C(256)
-
 /* Events of a context. Several places may have one. */
 #define SLOTS 42u
 enum {
@@ -55,10 +53,6 @@ static uint32_t owner_of(const Exchange *e, const Place *p) {
         return (uint32_t) __builtin_ctzll(behind != 0 ? behind : p->readers);
 }
 
-static uint64_t place_bytes(uint64_t size) {
-        return (size + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
-}
-
 uint64_t exchange_staged_memory(const H3Plan *p, ExchangeSize size) {
         uint64_t sum = 0;
 
@@ -66,7 +60,7 @@ uint64_t exchange_staged_memory(const H3Plan *p, ExchangeSize size) {
                 const H3Message m = exchange_message_of(p, i);
 
                 if (exchange_readers(p, &m) != 0)
-                        sum += place_bytes(size.func(size.userdata, &m));
+                        sum += device_place_bytes(size.func(size.userdata, &m));
         }
         return sum;
 }
@@ -117,7 +111,7 @@ static int make(Exchange *e) {
                 if (!is_used(p))
                         continue;
                 p->host_offset = s->sizes[owner_of(e, p)];
-                s->sizes[owner_of(e, p)] += place_bytes(p->size);
+                s->sizes[owner_of(e, p)] += device_place_bytes(p->size);
         }
         return 0;
 }
