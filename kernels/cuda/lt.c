@@ -242,14 +242,18 @@ static int checked_algo(const CudaLt *lt, const Problem *p, const LtPin *pin, co
         return r;
 }
 
+/* *ret is for problem_done(), whatever is returned. */
+static int pinned_problem(const CudaLt *lt, const LtPin *pin, const LtProduct *a, Problem *ret, cublasLtMatmulAlgo_t *ret_algo) {
+        int r = problem_init(ret, false, a);
+
+        return r < 0 ? r : checked_algo(lt, ret, pin, a, ret_algo);
+}
+
 bool lt_takes(CudaLt *lt, const LtPin *pin, const LtProduct *a) {
         cublasLtMatmulAlgo_t algo;
         Problem p;
-        int r;
+        int r = pinned_problem(lt, pin, a, &p, &algo);
 
-        r = problem_init(&p, false, a);
-        if (r >= 0)
-                r = checked_algo(lt, &p, pin, a, &algo);
         problem_done(&p);
         return r >= 0;
 }
@@ -257,11 +261,8 @@ bool lt_takes(CudaLt *lt, const LtPin *pin, const LtProduct *a) {
 int lt_run(CudaLt *lt, cudaStream_t stream, const LtPin *pin, const LtProduct *a) {
         cublasLtMatmulAlgo_t algo;
         Problem p;
-        int r;
+        int r = pinned_problem(lt, pin, a, &p, &algo);
 
-        r = problem_init(&p, false, a);
-        if (r >= 0)
-                r = checked_algo(lt, &p, pin, a, &algo);
         if (r >= 0)
                 r = launch(lt, stream, &p, &algo, a);
         problem_done(&p);
