@@ -60,3 +60,4 @@ void exchange_out_done(ExchangeOut *o);
 void exchange_bench_every_plan(int kinds);
 void exchange_bench_flipped_bit(void);
 void exchange_bench_failing_rank(int times);
+void exchange_bench_stuck_copy(void); /* of a device */

@@ -31,22 +31,8 @@ static void exchange_failing_rank_releases_the_others(void **state) {
         exchange_bench_failing_rank(5);
 }
 
-/* No copy ends: the step does, within its deadline, as one whose device failed. */
 static void exchange_copy_that_hangs_ends_with_an_error(void **state) {
-        ExchangeBench b = exchange_bench_new(TOY_BF16);
-        ExchangeOut o = exchange_out_new(&b);
-        uint64_t bytes;
-        Fault f = {};
-
-        exchange_bench_plan(&b, 3, WIRE_PLAN_HIDDEN_GATHER, 2);
-        device_sim.peer_stuck = true;
-        assert_int_equal(exchange_bench_run(&b, exchange_bench.kind, o.video, o.audio, 1000000, &bytes, &f), -EIO);
-        assert_non_null(strstr(f.text, "to the device of another did not end in 1 s"));
-        device_sim.peer_stuck = false;
-        device_ops_sync();
-        exchange_bench.lost = true;
-        exchange_out_done(&o);
-        exchange_bench_done(&b);
+        exchange_bench_stuck_copy();
 }
 
 static void exchange_without_such_a_device_is_refused(void **state) {
