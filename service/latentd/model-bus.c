@@ -265,18 +265,17 @@ static int property_get_region_bytes(sd_bus *bus, const char *path, const char *
         return sd_bus_message_append(reply, "t", bytes);
 }
 
-/* What the worker said last of the model whose weights are on its devices. */
+/* What the worker said last of the models whose weights are on its devices. */
 static int property_get_device(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
                                void *userdata, sd_bus_error *error) {
         const Model *m = userdata;
-        const WireMemory *w = worker_link_memory(m->manager->worker);
-        bool there = w->device_model == m->id;
+        const WireDeviceModel d = worker_link_device_model(m->manager->worker, m->id);
 
         if (strcmp(property, "DeviceBlocks") == 0)
-                return sd_bus_message_append(reply, "u", there ? w->device_blocks : 0);
+                return sd_bus_message_append(reply, "u", d.blocks);
         if (strcmp(property, "DeviceBytes") == 0)
-                return sd_bus_message_append(reply, "t", there ? w->device_bytes : UINT64_C(0));
-        return sd_bus_message_append(reply, "t", there ? w->registered_bytes : UINT64_C(0)); /* PinnedBytes */
+                return sd_bus_message_append(reply, "t", d.bytes);
+        return sd_bus_message_append(reply, "t", d.registered_bytes); /* PinnedBytes */
 }
 
 static int property_get_node_bytes(sd_bus *bus, const char *path, const char *interface, const char *property,

@@ -378,8 +378,7 @@ static uint64_t commit_word(const Job *j) {
 static bool weights_came(const Queue *q) {
         const WireMemory *a = &q->memory, *b = worker_link_memory(q->manager->worker);
 
-        return a->device_model != b->device_model || a->device_bytes != b->device_bytes || a->registered_bytes != b->registered_bytes ||
-               a->merged_bytes != b->merged_bytes;
+        return memcmp(a->models, b->models, sizeof(a->models)) != 0 || a->merged_bytes != b->merged_bytes;
 }
 
 /* From where its device began with block 0, if that is known: before it weights may have come. */

@@ -28,7 +28,7 @@ static int append_rows(sd_bus_message *m, const WirePlan *p) {
 /* Of a step: how it would be split, and what is known of its time and of the model's place. */
 static int reply_split(sd_bus_message *message, const Job *j) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
-        const WireMemory *w = worker_link_memory(j->manager->worker);
+        const WireDeviceModel d = j->model ? worker_link_device_model(j->manager->worker, j->model->id) : (WireDeviceModel){};
         const WireJobReady *y = &j->ready;
         uint64_t usec = step_pace_usec(j);
         int r;
@@ -47,8 +47,8 @@ static int reply_split(sd_bus_message *message, const Job *j) {
                 r = sd_bus_message_append(m, "{sv}", "left-out", "s", j->left_out);
         if (r >= 0 && usec > 0)
                 r = sd_bus_message_append(m, "{sv}", "step-usec", "t", usec);
-        if (r >= 0 && j->model && w->device_model == j->model->id)
-                r = sd_bus_message_append(m, "{sv}", "device-blocks", "u", w->device_blocks);
+        if (r >= 0 && d.bytes > 0)
+                r = sd_bus_message_append(m, "{sv}", "device-blocks", "u", d.blocks);
         if (r >= 0)
                 r = sd_bus_message_close_container(m);
         return r < 0 ? sd_bus_reply_method_errno(message, r, NULL) : sd_bus_send(NULL, m, NULL);

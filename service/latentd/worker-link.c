@@ -164,6 +164,13 @@ const WireMemory *worker_link_memory(const WorkerLink *w) {
         return &w->memory;
 }
 
+WireDeviceModel worker_link_device_model(const WorkerLink *w, uint64_t model) {
+        for (size_t i = 0; i < ELEMENTSOF(w->memory.models); i++)
+                if (w->memory.models[i].model == model)
+                        return w->memory.models[i];
+        return (WireDeviceModel){};
+}
+
 /* When the worker has been silent for too long; UINT64_MAX: it may be. */
 static uint64_t patience_ends(const WorkerLink *w) {
         uint64_t until = w->asked_job != 0 ? w->job_usec + w->patience_usec : UINT64_MAX;

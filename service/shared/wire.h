@@ -547,16 +547,24 @@ typedef struct WireStepDone {
         uint64_t blocks_seen[WIRE_RANKS_MAX], blocks_all[WIRE_RANKS_MAX];
 } WireStepDone;
 
+/* A model's weights in device memory, over all ranks. */
+#define WIRE_DEVICE_MODELS_MAX 8u
+typedef struct WireDeviceModel {
+        uint64_t model; /* 0: none, and none behind it */
+        uint64_t bytes; /* of device memory */
+        uint64_t registered_bytes; /* of host memory, with the devices */
+        uint32_t blocks; /* of the model that stay there, on the rank that has most of them */
+        uint32_t reserved;
+} WireDeviceModel;
+
 /* What the worker holds beside regions and arenas, whenever that has changed; before the answer to what changed it. */
 typedef struct WireMemory {
         WireHeader header;
         uint64_t merged_bytes; /* of all merged matrices, in use or kept */
-        uint64_t device_model; /* whose weights are in device memory, 0: none */
-        uint64_t device_bytes; /* of device memory that they take, over all ranks */
-        uint32_t device_blocks; /* of the model that stay there, on the rank that has most of them */
-        uint32_t idle;          /* how many times welcome.vram_idle_usec has passed without a step: what a worker that waits still takes
-                                   of its devices comes back when its process ends */
-        uint64_t registered_bytes; /* of host memory, with the devices */
+        WireDeviceModel models[WIRE_DEVICE_MODELS_MAX]; /* whose weights are in device memory, the last used first */
+        uint32_t idle; /* how many times welcome.vram_idle_usec has passed without a step: what a worker that waits still takes
+                          of its devices comes back when its process ends */
+        uint32_t reserved;
 } WireMemory;
 
 /* Ends a MODEL_COMMIT, JOB_OPEN, JOB_RUN or STEP (header.job, header.step say which). name "Cancelled": the job was cancelled at a

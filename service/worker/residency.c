@@ -29,32 +29,62 @@ static const uint32_t pieces[] = {24576, 16384, 8192, 4096, 2048, 1024};
 #define SLACK 64
 
 static pthread_mutex_t protection = PTHREAD_MUTEX_INITIALIZER; /* of the regions' maps */
+static pthread_mutex_t figures_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool is_at_work(const Residency *x, uint32_t rank) {
         return x->plan_ranks >> rank & 1;
 }
 
-void residency_note(Residency *x) {
-        uint64_t bytes = 0;
-        uint32_t blocks = 0;
+/* What a model takes of the devices, beside what was counted of the same file before. */
+static void note_model(ResidencyFigures *to, const ResidencyModel *m, uint64_t pinned) {
+        uint32_t at = 0;
 
-        x->used_usec = clock_usec();
+        while (at < RESIDENCY_MODELS && to[at].model != 0 && to[at].model != m->base->id)
+                at++;
+        if (at == RESIDENCY_MODELS)
+                return;
+        to[at].model = m->base->id;
+        to[at].registered_bytes = pinned > to[at].registered_bytes ? pinned : to[at].registered_bytes;
         for (uint32_t i = 0; i < RANKS_MAX; i++) {
                 DeviceWeightsState s;
 
-                if (!x->ranks[i].weights)
+                if (!m->weights[i])
                         continue;
-                device_weights_state(model_weights_device(x->ranks[i].weights), &s);
-                bytes += s.bytes;
-                if (x->h3 && s.resident > 0)
+                device_weights_state(model_weights_device(m->weights[i]), &s);
+                to[at].bytes += s.bytes;
+                if (m->h3 && s.resident > 0)
                         s.resident = (s.resident - 1) / 2; /* two parts each, behind the ends */
-                if (s.resident > blocks)
-                        blocks = s.resident;
+                if (s.resident > to[at].blocks)
+                        to[at].blocks = s.resident;
         }
-        x->device_model = x->base ? x->base->id : 0;
-        x->device_bytes = bytes;
-        x->device_blocks = blocks;
-        x->registered_bytes = x->ranks[0].pinned;
+}
+
+void residency_note(Residency *x) {
+        ResidencyFigures figures[RESIDENCY_MODELS] = {};
+
+        x->used_usec = clock_usec();
+        if (x->now.base)
+                note_model(figures, &x->now, x->ranks[0].pinned);
+        for (uint32_t i = 0; i < x->n_kept; i++)
+                note_model(figures, x->kept + i, x->kept[i].pinned);
+        (void) pthread_mutex_lock(&figures_lock);
+        memcpy(x->figures, figures, sizeof(figures));
+        (void) pthread_mutex_unlock(&figures_lock);
+}
+
+/* Of the one whose turn it is. */
+static ResidencyFigures figures_now(const Residency *x) {
+        ResidencyFigures figures[RESIDENCY_MODELS] = {};
+
+        if (x->now.base)
+                note_model(figures, &x->now, x->ranks[0].pinned);
+        return figures[0];
+}
+
+void residency_figures(const Residency *x, ResidencyFigures *ret) {
+        (void) pthread_mutex_lock(&figures_lock);
+        memcpy(ret, x->figures, sizeof(x->figures));
+        (void) pthread_mutex_unlock(&figures_lock);
 }
 
 /* The region that memory of the model lies in; NULL: it is a merged matrix, or a VAE's own copy. */
@@ -84,7 +114,7 @@ static int pin_in_region(const Residency *x, LkContext *c, Region *region, const
 
         if (ranges_have(&region->registered, first, first + size))
                 return 0;
-        if (!touch_await(x->base->touch, host, size))
+        if (!touch_await(x->now.base->touch, host, size))
                 touch_now(host, size);
         touched = clock_usec();
         r = protect(host, size, PROT_READ | PROT_WRITE);
@@ -105,10 +135,10 @@ static int pin_in_region(const Residency *x, LkContext *c, Region *region, const
 static int pin(void *userdata, LkContext *c, const void *host, uint64_t size) {
         ResidencyRank *rank = userdata;
         Residency *x = rank->all;
-        Region *region = region_of(x->base, host);
+        Region *region = region_of(x->now.base, host);
         int r;
 
-        if (!region && !x->merged) /* few bytes, of the heap: others' lie in the same pages */
+        if (!region && !x->now.merged) /* few bytes, of the heap: others' lie in the same pages */
                 return 0;
         (void) pthread_mutex_lock(&protection);
         r = region ? pin_in_region(x, c, region, host, size) : x->ops->pin(c, host, size);
@@ -124,16 +154,6 @@ static int pin(void *userdata, LkContext *c, const void *host, uint64_t size) {
         return r;
 }
 
-static int free_on_rank(void *userdata, uint32_t rank, LkContext *context) {
-        Residency *x = userdata;
-
-        x->ranks[rank].weights = model_weights_free(x->ranks[rank].weights);
-        x->ranks[rank].pinned = 0;
-        staging_drop(&x->staging, rank);
-        x->ops->memory_trim(context);
-        return 0;
-}
-
 static void ignore_stuck(void *userdata, uint32_t rank) {
         /* the broker sees that nothing comes any more */
 }
@@ -145,65 +165,149 @@ static int on_all_ranks(RankGroup *g, RankWork work, void *userdata) {
                         .deadline_usec = UINT64_C(600000000), .stuck = ignore_stuck});
 }
 
-static void forget(Residency *x) {
-        x->merged = merged_model_unref(x->merged);
-        x->base = model_entry_unref(x->base);
-        x->h3 = NULL;
-        x->kind = NULL;
-        x->model = NULL;
-        x->serial = 0;
+/* A model, on its ranks. */
+typedef struct Leaving {
+        Residency *all;
+        ResidencyModel *model;
+} Leaving;
+
+static int free_on_rank(void *userdata, uint32_t rank, LkContext *context) {
+        const Leaving *l = userdata;
+
+        l->model->weights[rank] = model_weights_free(l->model->weights[rank]);
+        staging_drop(&l->all->staging, rank);
+        l->all->ops->memory_trim(context);
+        return 0;
+}
+
+static void forget(ResidencyModel *m) {
+        (void) merged_model_unref(m->merged);
+        (void) model_entry_unref(m->base);
+        *m = (ResidencyModel){};
+}
+
+static void drop_model(Residency *x, RankGroup *g, ResidencyModel *m) {
+        (void) on_all_ranks(g, free_on_rank, &(Leaving){x, m});
+        forget(m);
+}
+
+/* Of those that are kept, number i. */
+static void drop_kept(Residency *x, RankGroup *g, uint32_t i) {
+        drop_model(x, g, x->kept + i);
+        memmove(x->kept + i, x->kept + i + 1, (--x->n_kept - i) * sizeof(*x->kept));
+        x->kept[x->n_kept] = (ResidencyModel){};
+}
+
+static bool drop_all_kept(Residency *x, RankGroup *g) {
+        const bool any = x->n_kept > 0;
+
+        while (x->n_kept > 0)
+                drop_kept(x, g, x->n_kept - 1);
+        return any;
+}
+
+static void clear_now(Residency *x, RankGroup *g) {
+        if (x->now.base)
+                drop_model(x, g, &x->now);
+        for (uint32_t i = 0; i < RANKS_MAX; i++)
+                x->ranks[i].pinned = 0;
         x->planned = false;
         x->regrow_usec = x->regrow_delay_usec = 0;
-        residency_note(x);
 }
 
 void residency_clear(Residency *x, RankGroup *g) {
-        if (!x->base)
-                return;
-        (void) on_all_ranks(g, free_on_rank, x);
-        forget(x);
+        clear_now(x, g);
+        (void) drop_all_kept(x, g);
+        residency_note(x);
 }
 
 void residency_done(Residency *x) {
-        for (uint32_t i = 0; i < RANKS_MAX; i++)
-                x->ranks[i].weights = model_weights_free(x->ranks[i].weights);
+        ResidencyModel *all[RESIDENCY_MODELS] = {&x->now};
+
+        for (uint32_t i = 0; i < x->n_kept; i++)
+                all[i + 1] = x->kept + i;
+        for (uint32_t k = 0; k <= x->n_kept; k++) {
+                for (uint32_t i = 0; i < RANKS_MAX; i++)
+                        all[k]->weights[i] = model_weights_free(all[k]->weights[i]);
+                forget(all[k]);
+        }
+        x->n_kept = 0;
         staging_clear(&x->staging);
-        forget(x);
+        residency_note(x);
+}
+
+/* What was given to the devices of it has ended for those who come then: events are shared. */
+static int settle_rank(void *userdata, uint32_t rank, LkContext *context) {
+        const Residency *x = userdata;
+
+        return x->now.weights[rank] ? device_weights_begin(model_weights_device(x->now.weights[rank]), NULL, 0) : 0;
+}
+
+/* The model makes place for another one, as the first of those that are kept. */
+static void keep_now(Residency *x, RankGroup *g) {
+        if (x->now.base && on_all_ranks(g, settle_rank, x) >= 0) {
+                if (x->n_kept == RESIDENCY_KEPT)
+                        drop_kept(x, g, RESIDENCY_KEPT - 1);
+                x->now.pinned = x->ranks[0].pinned;
+                memmove(x->kept + 1, x->kept, x->n_kept++ * sizeof(*x->kept));
+                x->kept[0] = x->now;
+                x->now = (ResidencyModel){};
+        }
+        clear_now(x, g);
+}
+
+static bool is_model(const ResidencyModel *m, const ResidencyModel *want) {
+        return m->base && m->serial == want->serial && m->kind == want->kind && m->expand == want->expand;
+}
+
+static void take_kept(Residency *x, uint32_t i) {
+        x->now = x->kept[i];
+        x->ranks[0].pinned = x->now.pinned;
+        memmove(x->kept + i, x->kept + i + 1, (--x->n_kept - i) * sizeof(*x->kept));
+        x->kept[x->n_kept] = (ResidencyModel){};
 }
 
 static void take_model(Residency *x, RankGroup *g, const Backend *b, const ResidencyUse *use) {
         const Job *j = use->job;
         MergedModel *merged = use->base ? NULL : j->merged;
-        uint64_t serial = merged ? merged->serial : j->model->serial;
-        const H3WeightsKind *kind = j->coder ? j->coder->weights : &h3_weights_denoiser;
-        bool expand = b->bf16_only && !use->base; /* a merge begins with the file's numbers */
+        ResidencyModel want = {
+                .h3 = merged ? merged->h3 : j->model->h3,
+                .kind = j->coder ? j->coder->weights : &h3_weights_denoiser,
+                .serial = merged ? merged->serial : j->model->serial,
+                .expand = b->bf16_only && !use->base, /* a merge begins with the file's numbers */
+        };
+        uint32_t i = 0;
 
-        if (x->base && x->serial == serial && x->kind == kind && x->expand == expand)
+        if (is_model(&x->now, &want))
                 return;
-        residency_clear(x, g);
         x->ops = b->ops;
-        x->expand = expand;
-        x->base = model_entry_ref(j->model);
-        x->merged = merged ? merged_model_ref(merged) : NULL;
-        x->h3 = merged ? merged->h3 : j->model->h3;
-        x->kind = kind;
-        x->model = j->coder ? j->coder->model : x->h3;
-        x->serial = serial;
+        keep_now(x, g);
+        while (i < x->n_kept && !is_model(x->kept + i, &want))
+                i++;
+        if (i < x->n_kept) {
+                take_kept(x, i);
+                return;
+        }
+        want.base = model_entry_ref(j->model);
+        want.merged = merged ? merged_model_ref(merged) : NULL;
+        want.model = j->coder ? j->coder->model : want.h3;
+        x->now = want;
 }
 
 /* What is only kept of other steps goes, and the model with it where the rank has no part. */
 static int clean_rank(void *userdata, uint32_t rank, LkContext *context) {
         Residency *x = userdata;
         ResidencyRank *own = x->ranks + rank;
-        const DeviceWeightsConfig config = {.ops = x->ops, .context = context, .pin = pin, .userdata = own, .expand = x->expand};
+        ModelWeights **weights = x->now.weights + rank;
+        const DeviceWeightsConfig config = {.ops = x->ops, .context = context, .pin = pin, .userdata = own, .expand = x->now.expand};
         int r = 0;
 
         own->all = x;
         if (!is_at_work(x, rank))
-                own->weights = model_weights_free(own->weights);
-        else if (!own->weights)
-                r = model_weights_new(x->kind, x->model, &config, &own->weights);
-        if (r >= 0 && own->weights && device_weights_plan(model_weights_device(own->weights), 0, false, &own->least) != -ENOSPC)
+                *weights = model_weights_free(*weights);
+        else if (!*weights)
+                r = model_weights_new(x->now.kind, x->now.model, &config, weights);
+        if (r >= 0 && *weights && device_weights_plan(model_weights_device(*weights), 0, false, &own->least) != -ENOSPC)
                 own->least = 0;
         staging_drop(&x->staging, rank);
         x->ops->memory_trim(context);
@@ -216,13 +320,30 @@ typedef struct Room {
         uint64_t bytes;        /* for everything */
         uint64_t least, whole, wide; /* of the weights, over its ranks: with a ring alone, with all of them there, and expanded */
         uint64_t use;          /* what the use takes beside them */
+        bool tight;            /* with more memory more weights would stay, or more rows be taken at a time */
 } Room;
 
 static bool has_rank(const Room *room, uint32_t rank) {
         return room->ranks >> rank & 1;
 }
 
-/* After clean_rank(): the weights are all that we have on the device. */
+/* Of those that are kept, on a device. */
+static uint64_t kept_bytes(const Residency *x, uint32_t device) {
+        uint64_t sum = 0;
+
+        for (uint32_t k = 0; k < x->n_kept; k++)
+                for (uint32_t i = 0; i < RANKS_MAX; i++) {
+                        DeviceWeightsState s;
+
+                        if (x->device_of[i] != device || !x->kept[k].weights[i])
+                                continue;
+                        device_weights_state(model_weights_device(x->kept[k].weights[i]), &s);
+                        sum += s.bytes;
+                }
+        return sum;
+}
+
+/* After clean_rank(): weights are all that we have on the device. */
 static int measure_room(const Residency *x, const Backend *b, uint32_t device, Room *ret) {
         uint64_t n_free, total, limit = x->limits.limit;
         int r;
@@ -241,9 +362,9 @@ static int measure_room(const Residency *x, const Backend *b, uint32_t device, R
         for (uint32_t i = 0; i < RANKS_MAX; i++) {
                 DeviceWeightsState s;
 
-                if (!has_rank(ret, i) || !x->ranks[i].weights)
+                if (!has_rank(ret, i) || !x->now.weights[i])
                         continue;
-                device_weights_state(model_weights_device(x->ranks[i].weights), &s);
+                device_weights_state(model_weights_device(x->now.weights[i]), &s);
                 ret->bytes += s.bytes;
                 ret->whole += s.all_bytes;
                 ret->wide += s.wide_bytes > 0 ? s.wide_bytes : s.all_bytes;
@@ -252,7 +373,9 @@ static int measure_room(const Residency *x, const Backend *b, uint32_t device, R
 
         ret->bytes -= ret->bytes > x->limits.reserve ? x->limits.reserve : ret->bytes;
         if (limit > 0) {
-                limit -= limit > RESIDENCY_OVERHEAD ? RESIDENCY_OVERHEAD : limit;
+                const uint64_t others = RESIDENCY_OVERHEAD + kept_bytes(x, device);
+
+                limit -= limit > others ? others : limit;
                 ret->bytes = limit < ret->bytes ? limit : ret->bytes;
         }
         ret->bytes -= ret->bytes / SLACK;
@@ -267,11 +390,11 @@ static int bytes_of_use(const Residency *x, const ResidencyUse *use, uint64_t ra
         if (ranks != x->plan_ranks) /* they take alike */
                 sum = sum / (uint64_t) __builtin_popcountll(x->plan_ranks) * (uint64_t) __builtin_popcountll(ranks);
         for (uint32_t i = 0; use->plan && i < use->plan->ranks; i++) {
-                const ExchangeStep sizes = {x->h3, use->plan, use->job->compute};
+                const ExchangeStep sizes = {x->now.h3, use->plan, use->job->compute};
 
                 if (!(ranks >> i & 1))
                         continue;
-                r = h3_step_memory(x->h3, use->job->layout, use->plan, i, use->job->compute, piece, &bytes);
+                r = h3_step_memory(x->now.h3, use->job->layout, use->plan, i, use->job->compute, piece, &bytes);
                 if (r < 0)
                         return r;
                 if (__builtin_add_overflow(sum, bytes, &sum) ||
@@ -286,10 +409,14 @@ static int bytes_of_use(const Residency *x, const ResidencyUse *use, uint64_t ra
 /* The most rows at a time that leave room for all weights: expanded, if the number is not small for that, or as they are; else for half
  * of them or a modest number of rows; else that fit at all. */
 static int choose_piece(const Residency *x, const ResidencyUse *use, Room *room, uint32_t *ret) {
-        if (!x->h3) { /* nothing to choose */
+        room->tight = true;
+        if (!x->now.h3) { /* nothing to choose */
                 *ret = 0;
                 (void) bytes_of_use(x, use, room->ranks, 0, &room->use); /* without a plan it cannot fail */
-                return room->use <= room->bytes && room->least <= room->bytes - room->use ? 0 : -ENOMEM;
+                if (room->use > room->bytes || room->least > room->bytes - room->use)
+                        return -ENOMEM;
+                room->tight = room->wide > room->bytes - room->use;
+                return 0;
         }
         for (unsigned round = 0; round < 4; round++)
                 for (size_t i = 0; i < ELEMENTSOF(pieces); i++) {
@@ -297,7 +424,7 @@ static int choose_piece(const Residency *x, const ResidencyUse *use, Room *room,
                         uint64_t want = room->bytes;
                         int r;
 
-                        if ((x->h3->int8_cols > 0 && pieces[i] > PIECE_INT8) || (round == 0 && pieces[i] < PIECE_MODEST))
+                        if ((x->now.h3->int8_cols > 0 && pieces[i] > PIECE_INT8) || (round == 0 && pieces[i] < PIECE_MODEST))
                                 continue;
                         r = bytes_of_use(x, use, room->ranks, pieces[i], &room->use);
                         if (r < 0)
@@ -305,8 +432,10 @@ static int choose_piece(const Residency *x, const ResidencyUse *use, Room *room,
                         *ret = pieces[i];
                         if (round == 2 && pieces[i] > PIECE_MODEST)
                                 want /= 2;
-                        if (room->use <= want && weights[round] <= want - room->use)
+                        if (room->use <= want && weights[round] <= want - room->use) {
+                                room->tight = round > 0 || pieces[i] < (x->now.h3->int8_cols > 0 ? PIECE_INT8 : pieces[0]);
                                 return 0;
+                        }
                 }
         return -ENOMEM;
 }
@@ -320,7 +449,7 @@ typedef struct Planning {
 /* Ranks may share a device: those that have more than their share let go before others take it. */
 static int yield_rank(void *userdata, uint32_t rank, LkContext *context) {
         const Planning *p = userdata;
-        ModelWeights *w = p->all->ranks[rank].weights;
+        ModelWeights *w = p->all->now.weights[rank];
         uint64_t least, share = p->share[p->all->device_of[rank]];
         DeviceWeightsState s = {};
 
@@ -331,10 +460,10 @@ static int yield_rank(void *userdata, uint32_t rank, LkContext *context) {
 
 static int plan_rank(void *userdata, uint32_t rank, LkContext *context) {
         const Planning *p = userdata;
-        ResidencyRank *own = p->all->ranks + rank;
+        ModelWeights *w = p->all->now.weights[rank];
         uint64_t least;
 
-        return own->weights ? device_weights_plan(model_weights_device(own->weights), p->share[p->all->device_of[rank]], true, &least) : 0;
+        return w ? device_weights_plan(model_weights_device(w), p->share[p->all->device_of[rank]], true, &least) : 0;
 }
 
 static int does_not_fit(const Residency *x, const Room *room, Fault *f) {
@@ -377,14 +506,40 @@ static int measure_rooms(Residency *x, const Backend *b, const ResidencyUse *use
         return 0;
 }
 
-static int take_memory(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f) {
-        Planning p = {.all = x};
-        uint64_t bytes = 0, whole = 0;
+static bool is_tight(const Planning *p) {
+        for (uint32_t d = 0; d < WIRE_DEVICES_MAX; d++)
+                if (p->rooms[d].ranks != 0 && p->rooms[d].tight)
+                        return true;
+        return false;
+}
+
+/* Models that are kept go while the one whose turn it is could do with their memory, the oldest first. */
+static int make_room(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Planning *p, Fault *f) {
         int r;
 
-        r = on_all_ranks(g, clean_rank, x);
-        if (r >= 0)
-                r = measure_rooms(x, b, use, &p, f);
+        for (;;) {
+                Fault own = {};
+
+                *p = (Planning){.all = x};
+                r = on_all_ranks(g, clean_rank, x);
+                if (r >= 0)
+                        r = measure_rooms(x, b, use, p, &own);
+                if (x->n_kept == 0 || (r < 0 && r != -ENOMEM) || (r >= 0 && !is_tight(p))) {
+                        if (r < 0)
+                                *f = own;
+                        return r;
+                }
+                drop_kept(x, g, x->n_kept - 1);
+        }
+}
+
+static int take_memory(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f) {
+        uint64_t bytes = 0, whole = 0, kept = 0;
+        ResidencyFigures now;
+        Planning p;
+        int r;
+
+        r = make_room(x, b, g, use, &p, f);
         if (r < 0)
                 return r;
 
@@ -395,12 +550,16 @@ static int take_memory(Residency *x, const Backend *b, RankGroup *g, const Resid
         for (uint32_t d = 0; d < WIRE_DEVICES_MAX; d++) {
                 bytes += p.rooms[d].use;
                 whole += p.rooms[d].whole;
+                kept += kept_bytes(x, d);
         }
-        x->all_bytes = bytes + x->device_bytes;
+        now = figures_now(x);
+        x->all_bytes = bytes + now.bytes + kept;
         x->regrow_usec = 0;
         log_debug("A step takes %" PRIu64 " bytes of the devices with %" PRIu32 " rows at a time, weights %" PRIu64 " of %" PRIu64
-                  ", %" PRIu32 " blocks stay.",
-                bytes, x->piece_rows, x->device_bytes, whole, x->device_blocks);
+                  ", %" PRIu32 " blocks stay; other models %" PRIu64 ".",
+                bytes, x->piece_rows, now.bytes, whole, now.blocks, kept);
+        if (r >= 0 && x->n_kept > 0 && now.bytes < whole) /* there was less memory than was said */
+                return -ENOMEM;
         if (r == -ENOSPC)
                 for (uint32_t d = 0; d < WIRE_DEVICES_MAX; d++)
                         if (p.rooms[d].ranks != 0)
@@ -440,6 +599,10 @@ int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const Reside
         x->planned = false;
         x->plan_bytes = bytes;
         r = take_memory(x, b, g, use, f);
+        if (r == -ENOMEM && drop_all_kept(x, g)) {
+                *f = (Fault){};
+                r = take_memory(x, b, g, use, f);
+        }
         if (r == -ENOMEM)
                 (void) fault_set(f, r, FAULT_DOES_NOT_FIT,
                         "The device has no memory for the weights to pass through: others have taken it.");
@@ -450,7 +613,7 @@ int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const Reside
 }
 
 int residency_begin(Residency *x, uint32_t rank, H3Pass pass, H3Rank *to) {
-        ModelWeights *w = x->ranks[rank].weights;
+        ModelWeights *w = x->now.weights[rank];
         int r;
 
         if (!w)
@@ -464,7 +627,7 @@ int residency_begin(Residency *x, uint32_t rank, H3Pass pass, H3Rank *to) {
 }
 
 void residency_trim(const Residency *x, LkContext *context) {
-        if (x->base)
+        if (x->now.base)
                 x->ops->memory_trim(context);
 }
 
@@ -475,7 +638,7 @@ typedef struct Shrinking {
 
 static int shrink_rank(void *userdata, uint32_t rank, LkContext *context) {
         Shrinking *s = userdata;
-        ModelWeights *w = s->all->ranks[rank].weights;
+        ModelWeights *w = s->all->now.weights[rank];
         DeviceWeightsState state;
 
         if (!w)
@@ -493,9 +656,13 @@ bool residency_shrink(Residency *x, RankGroup *g) {
 
         if (!x->planned)
                 return false;
+        if (drop_all_kept(x, g)) {
+                residency_note(x);
+                return true;
+        }
         (void) on_all_ranks(g, shrink_rank, &s);
         residency_note(x);
-        if (!s.done && x->h3 && x->piece_rows > PIECE_LEAST) {
+        if (!s.done && x->now.h3 && x->piece_rows > PIECE_LEAST) {
                 x->piece_rows /= 2;
                 x->piece_rows = x->piece_rows > PIECE_LEAST ? x->piece_rows : PIECE_LEAST;
                 s.done = true;
@@ -509,7 +676,7 @@ bool residency_shrink(Residency *x, RankGroup *g) {
         x->regrow_usec = clock_usec() + x->regrow_delay_usec;
         log_notice("The device has less memory than it said: %" PRIu32 " blocks stay there now, %" PRIu32
                    " rows are taken at a time.",
-                x->device_blocks, x->piece_rows);
+                figures_now(x).blocks, x->piece_rows);
         return true;
 }
 
@@ -523,26 +690,39 @@ bool residency_again(Residency *x, RankGroup *g, const Job *j, int r, Fault *f) 
 static int release_rank(void *userdata, uint32_t rank, LkContext *context) {
         Residency *x = userdata;
 
-        if (x->ranks[rank].weights)
-                device_weights_release(model_weights_device(x->ranks[rank].weights));
+        if (x->now.weights[rank])
+                device_weights_release(model_weights_device(x->now.weights[rank]));
         staging_drop(&x->staging, rank);
         x->ops->memory_trim(context);
         return 0;
 }
 
+/* The model was closed; or the job that it was made for is gone, and the cache of merged models has let go of it. */
+static bool is_left(const ResidencyModel *m) {
+        return m->base && (m->base->closed || (m->merged && m->merged->n_ref == 1));
+}
+
 uint64_t residency_rest(Residency *x, RankGroup *g) {
+        bool left = is_left(&x->now);
         uint64_t end;
 
-        /* The job that it was made for is gone, and the cache of merged models has let go of it. */
-        if (x->base && (x->base->closed || (x->merged && x->merged->n_ref == 1)))
-                residency_clear(x, g);
+        if (left)
+                clear_now(x, g);
+        for (uint32_t i = x->n_kept; i-- > 0;)
+                if (is_left(x->kept + i)) {
+                        drop_kept(x, g, i);
+                        left = true;
+                }
+        if (left)
+                residency_note(x);
         if (x->limits.idle_usec == 0)
                 return UINT64_MAX;
         end = x->used_usec + x->limits.idle_usec;
         if (clock_usec() < end)
                 return end;
 
-        if (x->planned) {
+        if (x->planned || x->n_kept > 0) {
+                (void) drop_all_kept(x, g);
                 (void) on_all_ranks(g, release_rank, x);
                 x->planned = false;
                 log_info("Gave the device's memory back: no step came for %" PRIu64 " s.", x->limits.idle_usec / 1000000);

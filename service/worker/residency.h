@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Which model's weights are on the ranks' devices and how much memory they get there, beside what a step takes.
- * One model at a time: it stays between steps and jobs, until another one's step comes, it is closed, or no step
- * came for a while. With weights that are read where they are (LkOps.host_weights) nothing here does anything.
+/* Which models' weights are on the ranks' devices and how much memory they get there, beside what a step takes.
+ * One model's steps run at a time; the others' weights are kept until the memory is wanted, the oldest go first: the
+ * parts of a film on a large device stay from one to the next, on a small one they take turns. All go when they are
+ * closed, or no step came for a while. With weights that are read where they are (LkOps.host_weights) nothing here does anything.
  *
  * On the steps' thread unless stated. A new one is all zeros. */
 
@@ -27,10 +28,33 @@ typedef struct ResidencyLimits {
         uint64_t idle_usec; /* without a step; then device memory is given back. 0: never */
 } ResidencyLimits;
 
+typedef struct ResidencyModel {
+        ModelEntry *base;    /* counted; NULL: no model */
+        MergedModel *merged; /* counted; NULL: the base itself */
+        const H3Model *h3;   /* of them; NULL: no denoiser */
+        const H3WeightsKind *kind; /* of the weights: a VAE has two */
+        const void *model;
+        uint64_t serial;
+        bool expand; /* DeviceWeightsConfig */
+        ModelWeights *weights[RANKS_MAX]; /* NULL: none */
+        uint64_t pinned; /* of one that is kept */
+} ResidencyModel;
+
+#define RESIDENCY_KEPT 7u
+#define RESIDENCY_MODELS (RESIDENCY_KEPT + 1)
+
+/* Of a model file's weights, over all ranks. */
+typedef struct ResidencyFigures {
+        uint64_t model; /* ModelEntry's id; 0: no more */
+        uint64_t bytes;
+        uint64_t registered_bytes; /* of host memory */
+        uint32_t blocks; /* that stay, on the rank that has most of them */
+        uint32_t reserved;
+} ResidencyFigures;
+
 typedef struct ResidencyRank {
         struct Residency *all;
         uint32_t index;
-        ModelWeights *weights; /* NULL: none */
         _Atomic uint64_t pinned; /* bytes that were registered for them, or found registered; asked for while the rank works */
         uint64_t least;        /* bytes of a ring for all of them */
 } ResidencyRank;
@@ -38,13 +62,9 @@ typedef struct ResidencyRank {
 typedef struct Residency {
         ResidencyLimits limits;
         const LkOps *ops;
-        bool expand;         /* DeviceWeightsConfig */
-        ModelEntry *base;    /* counted; NULL: no model */
-        MergedModel *merged; /* counted; NULL: the base itself */
-        const H3Model *h3;   /* of them; NULL: no denoiser */
-        const H3WeightsKind *kind; /* of the weights: a VAE has two */
-        const void *model;
-        uint64_t serial;
+        ResidencyModel now;  /* whose turn it is */
+        ResidencyModel kept[RESIDENCY_KEPT]; /* the newest first */
+        uint32_t n_kept;
         ResidencyRank ranks[RANKS_MAX];
         uint8_t device_of[RANKS_MAX]; /* rank: its device; set when the worker starts */
         Staging staging; /* its nodes likewise. Between the devices; it goes when memory of the devices does */
@@ -59,9 +79,8 @@ typedef struct Residency {
         uint64_t used_usec;   /* when a step began or ended last, at first: when the worker began; or an idle time ended */
         bool warned;          /* that memory cannot be registered */
 
-        /* for the broker; any thread */
-        _Atomic uint64_t device_model, device_bytes, registered_bytes;
-        _Atomic uint32_t device_blocks, idle; /* idle: times that limits.idle_usec passed without a step */
+        ResidencyFigures figures[RESIDENCY_MODELS]; /* residency_figures() */
+        _Atomic uint32_t idle; /* times that limits.idle_usec passed without a step; any thread */
 } Residency;
 
 typedef struct ResidencyUse {
@@ -87,7 +106,7 @@ int residency_begin(Residency *x, uint32_t rank, H3Pass pass, H3Rank *to);
  * steps and was not planned with them. */
 void residency_trim(const Residency *x, LkContext *context);
 
-/* After -ENOMEM: the model keeps less, or fewer rows are taken at a time. False: that is not possible any more. Whether
+/* After -ENOMEM: models that are kept go, else the model keeps less, or fewer rows are taken at a time. False: that is not possible any more. Whether
  * there is memory again is looked at later, before a step: after half a minute, each time twice as long. */
 bool residency_shrink(Residency *x, RankGroup *g);
 
@@ -95,7 +114,7 @@ bool residency_shrink(Residency *x, RankGroup *g);
  * the work again (f is empty). */
 bool residency_again(Residency *x, RankGroup *g, const Job *j, int r, Fault *f);
 
-/* Lets go of the model. */
+/* Lets go of all models. */
 void residency_clear(Residency *x, RankGroup *g);
 
 /* There is nothing to do: lets go of what was closed, or lies idle, and counts idle times. When to ask again
@@ -104,6 +123,9 @@ uint64_t residency_rest(Residency *x, RankGroup *g);
 
 /* After steps: counts anew what the broker is told. */
 void residency_note(Residency *x);
+
+/* What was counted last, RESIDENCY_MODELS of them; any thread. */
+void residency_figures(const Residency *x, ResidencyFigures *ret);
 
 /* Lets go of everything, from any thread, when the ranks have ended what they did and still have their contexts. */
 void residency_done(Residency *x);

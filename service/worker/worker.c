@@ -55,15 +55,17 @@ static void reply_error(Worker *w, uint64_t id, uint32_t step, int error, const 
 /* The broker counts what it does not see being taken. Any thread. */
 static void report_memory(Worker *w) {
         const Residency *x = &w->steps.residency;
+        ResidencyFigures figures[RESIDENCY_MODELS];
         WireMessage m;
 
+        _Static_assert(RESIDENCY_MODELS == WIRE_DEVICE_MODELS_MAX, "one for each");
         wire_init(&m, WIRE_MEMORY, link_epoch(w->link), 0, 0);
         m.memory.merged_bytes = merged_model_bytes();
-        m.memory.device_model = x->device_model;
-        m.memory.device_bytes = x->device_bytes;
-        m.memory.device_blocks = x->device_blocks;
+        residency_figures(x, figures);
+        for (uint32_t i = 0; i < RESIDENCY_MODELS; i++)
+                m.memory.models[i] = (WireDeviceModel){.model = figures[i].model, .bytes = figures[i].bytes,
+                        .registered_bytes = figures[i].registered_bytes, .blocks = figures[i].blocks};
         m.memory.idle = x->idle;
-        m.memory.registered_bytes = x->registered_bytes;
 
         (void) pthread_mutex_lock(&w->memory_lock);
         w->memory.header = m.memory.header;

@@ -72,7 +72,7 @@ static uint8_t *try_run(CoderBench *b, const CoderKind *k, uint64_t *ret_size, u
         if (*ret_error >= 0) {
                 *ret_size = j->coder->outputs[0].tensor.size;
                 copy = bench_output(b, j, 0);
-                *ret_blocks = b->runner.residency.device_blocks;
+                *ret_blocks = b->runner.residency.figures[0].blocks;
         }
         (void) job_unref(j);
         return copy;
@@ -235,7 +235,7 @@ static void code_any_memory_same_bits(void **state) {
                 room = PLENTY;
                 b = bench_on_gpu();
                 want = try_run(b, k, &size, &most, &error);
-                all = b->runner.residency.device_bytes;
+                all = b->runner.residency.figures[0].bytes;
                 (void) bench_free(b);
                 runs += want != NULL;
                 for (unsigned part = 15; want && part > 2 && error == 0; part -= 3) {

@@ -744,7 +744,7 @@ static bool register_weights(Fake *f, const WireMessage *m) {
         if (m->header.type != WIRE_STEP && m->header.type != WIRE_JOB_RUN)
                 return false;
         wire_init(&memory, WIRE_MEMORY, f->epoch, 0, 0);
-        memory.memory.registered_bytes = f->hook_count;
+        memory.memory.models[0] = (WireDeviceModel){.model = 1, .registered_bytes = f->hook_count};
         fake_send(f, &memory);
         return false;
 }

@@ -124,7 +124,7 @@ ModelEntry *fixture_model(const Fixture *x) {
 }
 
 int fixture_open(Fixture *x, const WireJobOpen *open, Job **ret, Fault *f) {
-        JobParts parts = {.model = fixture_model(x), .arenas = x->arenas};
+        JobParts parts = {.model = model_table_find(&x->models, open->model), .arenas = x->arenas};
 
         for (uint32_t i = 0; i < open->n_loras; i++)
                 parts.loras[i] = model_table_find(&x->models, open->loras[i].model);

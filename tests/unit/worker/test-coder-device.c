@@ -134,8 +134,8 @@ static void code_any_memory_same_bits(void **state) {
                 b = bench_on_device(PLENTY);
                 bench_load(b, k->model, coder_files(k->model));
                 run_same(b, k, want, size);
-                assert_int_equal(b->runner.residency.device_model, k->model);
-                all = b->runner.residency.device_blocks;
+                assert_int_equal(b->runner.residency.figures[0].model, k->model);
+                all = b->runner.residency.figures[0].blocks;
                 most = device_sim.peak + device_sim.peak / 32;
                 fetched = device_sim.fetched_bytes;
                 b->used = 0; /* of the input */
@@ -152,7 +152,7 @@ static void code_any_memory_same_bits(void **state) {
                         bench_load(b, k->model, coder_files(k->model));
                         run_same(b, k, want, size);
                         assert_true(device_sim.peak <= device_sim.limit);
-                        passed += part == 0 && b->runner.residency.device_blocks < all;
+                        passed += part == 0 && b->runner.residency.figures[0].blocks < all;
                         bench_end(b);
                 }
         }
@@ -185,7 +185,7 @@ static void code_models_take_turns(void **state) {
                 b->used = 0;                     /* of the input */
                 memset(b->output, 0, b->size); /* also what lies between results */
                 run_same(b, turns[i], want[i], sizes[i]);
-                assert_int_equal(b->runner.residency.device_model, turns[i]->model);
+                assert_int_equal(b->runner.residency.figures[0].model, turns[i]->model);
                 free(want[i]);
         }
         for (uint64_t model = CODER_CONDITIONER; model <= CODER_AUDIO; model++)

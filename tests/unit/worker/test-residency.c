@@ -175,10 +175,10 @@ static void step_any_memory_same_bits(void **state) {
                 assert_same(j, want);
                 if (i == 0) {
                         whole = device_sim.peak + device_sim.peak / 32;
-                        assert_true(b->runner.residency.device_blocks > 0);
-                        assert_int_equal(b->runner.residency.device_model, 1);
+                        assert_true(b->runner.residency.figures[0].blocks > 0);
+                        assert_int_equal(b->runner.residency.figures[0].model, 1);
                 } else if (i == 1)
-                        assert_true(b->runner.residency.device_blocks < fixture_model(b->x)->h3->config.layers);
+                        assert_true(b->runner.residency.figures[0].blocks < fixture_model(b->x)->h3->config.layers);
                 (void) job_unref(j);
                 bench_free(b);
 
@@ -212,18 +212,123 @@ static void step_model_stays(void **state) {
         (void) job_unref(j);
         fetched = device_sim.fetched_bytes;
         used = device_sim.used;
-        blocks = b->runner.residency.device_blocks;
+        blocks = b->runner.residency.figures[0].blocks;
         assert_int_equal(blocks, fixture_model(b->x)->h3->config.layers);
         for (unsigned i = 0; i < 10; i++) {
                 j = new_job(b, 6 + i);
                 run_to_end(b, j);
                 (void) job_unref(j);
-                assert_int_equal(b->runner.residency.device_blocks, blocks);
+                assert_int_equal(b->runner.residency.figures[0].blocks, blocks);
                 assert_int_equal(device_sim.used, used);
         }
         /* parts of a prompt and a schedule pass, and their results are kept */
         assert_true(device_sim.fetched_bytes - fetched < fetched / 4);
         bench_free(b);
+}
+
+/* Of another file with the same numbers, as model 2. */
+static void run_other(Bench *b, uint64_t id, const float *want) {
+        WireJobOpen open = b->x->sample;
+        WireMessage m;
+        Fault f = {};
+        Job *j;
+
+        if (!model_table_find(&b->x->models, 2)) {
+                fixture_add_model(b->x, 2, "dit/comfy.safetensors");
+                model_table_find(&b->x->models, 2)->ops = fixture_model(b->x)->ops;
+        }
+        open.header.job = id;
+        open.model = 2;
+        assert_int_equal(fixture_open(b->x, &open, &j, &f), 0);
+        wire_init(&m, WIRE_PLAN, 1, id, 0);
+        assert_int_equal(plan_make(j->layout->rows, 8, 1, 1, &(PlanWishes){.chunks = 1}, &m.plan), 0);
+        assert_int_equal(plan_new(&m.plan, j->layout->rows, 8, 1, &j->plan, &f), 0);
+        run_to_end(b, j);
+        assert_same(j, want);
+        (void) job_unref(j);
+}
+
+static uint32_t run_one(Bench *b, uint64_t id, const float *want) {
+        Job *j = new_job(b, id);
+
+        run_to_end(b, j);
+        assert_same(j, want);
+        (void) job_unref(j);
+        return b->runner.residency.figures[0].blocks;
+}
+
+/* Where there is room for two of them, each finds its weights again. */
+static void step_other_models_stay(void **state) {
+        CLEANUP_FREE float *want = expected();
+        Bench *b = bench_new(PLENTY);
+        const ResidencyFigures *figures = b->runner.residency.figures;
+        uint64_t fetched, used;
+        uint32_t blocks;
+
+        blocks = run_one(b, 5, want);
+        assert_int_equal(figures[1].model, 0);
+        fetched = device_sim.fetched_bytes;
+        run_other(b, 6, want);
+        assert_int_equal(figures[0].model, 2);
+        assert_int_equal(figures[1].model, 1);
+        assert_int_equal(figures[0].blocks, blocks);
+        assert_int_equal(figures[1].blocks, blocks);
+        assert_true(figures[0].bytes > 0 && figures[0].bytes == figures[1].bytes);
+        assert_true(device_sim.used >= figures[0].bytes + figures[1].bytes);
+        used = device_sim.used;
+        fetched = device_sim.fetched_bytes;
+        for (unsigned i = 0; i < 6; i++) {
+                if (i % 2 == 0)
+                        assert_int_equal(run_one(b, 7 + i, want), blocks);
+                else
+                        run_other(b, 7 + i, want);
+                assert_int_equal(device_sim.used, used);
+        }
+        assert_true((device_sim.fetched_bytes - fetched) / 6 < figures[0].bytes / 2); /* what passes for each prompt */
+
+        /* One is closed, then there is nothing to do. */
+        assert_true(model_table_close(&b->x->models, 1) > 0);
+        (void) residency_rest(&b->runner.residency, b->ranks);
+        assert_int_equal(figures[0].model, 2);
+        assert_int_equal(figures[1].model, 0);
+        assert_true(device_sim.used < used && device_sim.used >= figures[0].bytes);
+        b->runner.residency.limits.idle_usec = 1;
+        (void) usleep(10);
+        (void) residency_rest(&b->runner.residency, b->ranks);
+        assert_int_equal(device_sim.used, 0);
+        bench_free(b);
+}
+
+/* Where there is room for one, and where the device has less than it said: the one whose turn it is has all that it has alone. */
+static void step_other_models_yield(void **state) {
+        CLEANUP_FREE float *want = expected();
+        Bench *b = bench_new(PLENTY);
+        const ResidencyFigures *figures = b->runner.residency.figures;
+        const uint32_t blocks = run_one(b, 5, want);
+        const uint64_t peak = device_sim.peak, weights = figures[0].bytes;
+
+        bench_free(b);
+        for (unsigned i = 0; i < 3; i++) {
+                const bool lies = i == 2;
+
+                b = bench_new(i == 1 ? PLENTY : peak + weights / 2);
+                figures = b->runner.residency.figures;
+                if (i == 1)
+                        b->runner.residency.limits.limit = RESIDENCY_OVERHEAD + peak + weights / 2;
+                said_more = lies ? weights : 0;
+                for (unsigned n = 0; n < 4; n++) {
+                        if (n % 2 == 0)
+                                assert_int_equal(run_one(b, 6 + n, want), blocks);
+                        else
+                                run_other(b, 6 + n, want);
+                        assert_int_equal(figures[0].blocks, blocks);
+                        assert_int_equal(figures[1].model, 0);
+                        assert_int_equal(b->runner.residency.regrow_usec, 0);
+                        if (i == 1)
+                                assert_true(device_sim.peak <= peak + weights / 2);
+                }
+                bench_free(b);
+        }
 }
 
 /* What a whole run takes at most. */
@@ -326,7 +431,7 @@ static void step_ranks_share_a_device(void **state) {
                         }
                         assert_true(device_sim.peak <= limit);
                         for (uint32_t r = 0; r < ranks; r++)
-                                assert_non_null(b->runner.residency.ranks[r].weights);
+                                assert_non_null(b->runner.residency.now.weights[r]);
                         bench_free(b);
                 }
         }
@@ -363,8 +468,8 @@ static void step_ranks_yield_to_each_other(void **state) {
                 assert_same(j, want);
                 (void) job_unref(j);
                 if (i < 2)
-                        blocks[i] = b->runner.residency.device_blocks;
-                assert_int_equal(b->runner.residency.device_blocks, blocks[i % 2]);
+                        blocks[i] = b->runner.residency.figures[0].blocks;
+                assert_int_equal(b->runner.residency.figures[0].blocks, blocks[i % 2]);
                 assert_int_equal(b->runner.residency.regrow_delay_usec, 0); /* nothing was refused */
         }
         assert_true(blocks[0] > blocks[1]);
@@ -375,15 +480,6 @@ static void step_ranks_yield_to_each_other(void **state) {
 static int on_ranks_trim(Bench *b) {
         return rank_group_run(b->ranks, &(RankOrder){.ranks = (UINT64_C(1) << rank_group_size(b->ranks)) - 1, .work = trim,
                                                 .userdata = b, .deadline_usec = UINT64_C(60000000)});
-}
-
-static uint32_t run_one(Bench *b, uint64_t id, const float *want) {
-        Job *j = new_job(b, id);
-
-        run_to_end(b, j);
-        assert_same(j, want);
-        (void) job_unref(j);
-        return b->runner.residency.device_blocks;
 }
 
 /* Memory is refused again and again: less stays each time. When it is there again, so are the blocks, after a while. */
@@ -445,8 +541,8 @@ static void rest_closed_model_is_let_go(void **state) {
         assert_true(model_table_close(&b->x->models, 1) > 0);
         assert_int_equal(residency_rest(&b->runner.residency, b->ranks), UINT64_MAX);
         assert_int_equal(device_sim.used, 0);
-        assert_int_equal(b->runner.residency.device_bytes, 0);
-        assert_int_equal(b->runner.residency.device_model, 0);
+        assert_int_equal(b->runner.residency.figures[0].bytes, 0);
+        assert_int_equal(b->runner.residency.figures[0].model, 0);
         bench_free(b);
 }
 
@@ -467,7 +563,7 @@ static void rest_idle_model_is_let_go(void **state) {
         b->runner.residency.limits.idle_usec = 1;
         assert_true(residency_rest(&b->runner.residency, b->ranks) <= clock_usec() + 1);
         assert_int_equal(device_sim.used, 0);
-        assert_int_equal(b->runner.residency.device_bytes, 0);
+        assert_int_equal(b->runner.residency.figures[0].bytes, 0);
         assert_int_equal(b->runner.residency.idle, 1);
 
         /* Counted again after as long, not before. */
@@ -594,7 +690,7 @@ static void step_regions_are_writable_to_the_driver_alone(void **state) {
         run_to_end(b, j);
         assert_true(n_pins > 0);
         assert_int_equal(n_refused, 0);
-        assert_true(b->runner.residency.registered_bytes > 0);
+        assert_true(b->runner.residency.figures[0].registered_bytes > 0);
         for (uint64_t at = 0; at < region->region_size; at += 4096)
                 assert_false(is_writable((const uint8_t *) region->map + at));
         (void) job_unref(j);
@@ -610,7 +706,7 @@ static void step_regions_are_registered_once(void **state) {
         n_pins = n_refused = 0;
         b->ops.pin = counting_pin;
         run_to_end(b, j);
-        bytes = b->runner.residency.registered_bytes;
+        bytes = b->runner.residency.figures[0].registered_bytes;
         (void) job_unref(j);
         assert_true(n_pins > 0 && bytes > 0);
 
@@ -619,7 +715,7 @@ static void step_regions_are_registered_once(void **state) {
         j = new_job(b, 6);
         run_to_end(b, j);
         assert_int_equal(n_pins, 0);
-        assert_in_range(b->runner.residency.registered_bytes, 1, bytes); /* the text is known */
+        assert_in_range(b->runner.residency.figures[0].registered_bytes, 1, bytes); /* the text is known */
         (void) job_unref(j);
         bench_free(b);
 }
@@ -633,7 +729,7 @@ static void step_without_registration_same_bits(void **state) {
         device_sim.pin_fails = true;
         run_to_end(b, j);
         assert_same(j, want);
-        assert_int_equal(b->runner.residency.registered_bytes, 0);
+        assert_int_equal(b->runner.residency.figures[0].registered_bytes, 0);
         (void) job_unref(j);
         bench_free(b);
 }
@@ -642,6 +738,8 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(step_any_memory_same_bits),
                 cmocka_unit_test(step_model_stays),
+                cmocka_unit_test(step_other_models_stay),
+                cmocka_unit_test(step_other_models_yield),
                 cmocka_unit_test(step_limit_is_kept),
                 cmocka_unit_test(step_less_memory_than_said_goes_on),
                 cmocka_unit_test(step_peak_is_the_plan),
