@@ -627,7 +627,7 @@ int residency_begin(Residency *x, uint32_t rank, H3Pass pass, H3Rank *to) {
 }
 
 void residency_trim(const Residency *x, LkContext *context) {
-        if (x->now.base)
+        if (x->now.base) /* else nothing was planned either */
                 x->ops->memory_trim(context);
 }
 

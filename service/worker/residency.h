@@ -106,8 +106,8 @@ int residency_begin(Residency *x, uint32_t rank, H3Pass pass, H3Rank *to);
  * steps and was not planned with them. */
 void residency_trim(const Residency *x, LkContext *context);
 
-/* After -ENOMEM: models that are kept go, else the model keeps less, or fewer rows are taken at a time. False: that is not possible any more. Whether
- * there is memory again is looked at later, before a step: after half a minute, each time twice as long. */
+/* After -ENOMEM: models that are kept go, else the model keeps less, or fewer rows are taken at a time. False: that is not possible
+ * any more. Whether there is memory again is looked at later, before a step: after half a minute, each time twice as long. */
 bool residency_shrink(Residency *x, RankGroup *g);
 
 /* Work of a job that was prepared ended with r. True: others have taken memory since, the model keeps less of it now, do
