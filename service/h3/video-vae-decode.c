@@ -14,8 +14,13 @@
 
 #define TAU 6.283185307179586
 
-/* Memory of a job. What is not alive at the same time lies in the same place: first [x, y] and `frames`, then [q, k, v],
- * [gate, up] and `pixels`. */
+/* Events of the context: pixels are in place; [H3_VIDEO_SLOTS] they are the host's. */
+#define EVENT_PLACED H3_EVENT_QKV
+#define EVENT_COPIED H3_EVENT_CHUNK
+_Static_assert(H3_VIDEO_SLOTS <= H3_CHUNK_EVENTS, "events");
+
+/* Memory of a job. What is not alive at the same time lies in the same place: [q, k, v], [gate, up] and `pixels`. `frames` are a
+ * job's until the next one has some. */
 typedef struct Work {
         float *latent, *post;          /* [tiles * tokens, channels] */
         float *x;                      /* [tiles * rows, hidden] */
@@ -35,6 +40,7 @@ typedef struct Decode {
         const H3VideoConfig *c;
         const H3VideoDecodePlan *plan;
         const H3StepHooks *hooks;
+        const H3VideoSlot *slot;
         LkType type;           /* of the blocks' activations */
         uint64_t tiles;        /* of the job */
         uint64_t tokens, rows; /* of a tile; rows: tokens, registers and the empty one */
@@ -63,15 +69,11 @@ static Work lay_out(const H3VideoConfig *c, LkType type, uint64_t tokens, uint64
                 .zeros = video_take(a, all, sizeof(int32_t)),
         };
 
-        begin = a->used;
         w.frames = video_take(a, tiles * tokens, TOKEN_PIXELS * sizeof(float));
-        widen(a, &end);
-        a->used = begin;
         w.x = video_take(a, hidden, sizeof(float));
         w.y = video_take(a, hidden, size);
-        widen(a, &end);
 
-        begin = a->used = end;
+        begin = a->used;
         w.pixels = video_take(a, all, TOKEN_PIXELS * sizeof(float));
         widen(a, &end);
         a->used = begin;
@@ -453,6 +455,8 @@ static int place_pixels(const Decode *d) {
         };
         int r = 0;
 
+        for (uint32_t i = 0; r >= 0 && i < H3_VIDEO_SLOTS; i++) /* the frames before these */
+                r = d->rank->ops->wait(d->rank->context, LK_COMPUTE, EVENT_COPIED + i);
         for (uint64_t i = 0; r >= 0 && i < d->tiles; i++) {
                 args.x = d->work.pixels + i * d->rows * TOKEN_PIXELS;
                 args.y = d->work.frames + i * d->tokens * TOKEN_PIXELS;
@@ -476,6 +480,24 @@ static int project(const Decode *d) {
         return r < 0 ? r : place_pixels(d);
 }
 
+/* To the host; to registered memory beside what comes next. */
+static int send_frames(const Decode *d, float *out) {
+        const LkOps *ops = d->rank->ops;
+        LkContext *c = d->rank->context;
+        const uint64_t size = d->tiles * d->tokens * TOKEN_PIXELS * sizeof(float);
+        int r;
+
+        if (!ops->copy || !d->slot->registered)
+                return ops->download(c, out, d->work.frames, size);
+        r = ops->mark(c, LK_COMPUTE, EVENT_PLACED);
+        if (r >= 0)
+                r = ops->wait(c, LK_PEER, EVENT_PLACED);
+        if (r >= 0)
+                r = ops->copy(c, LK_PEER,
+                        &(LkCopy){.to = out, .from = d->work.frames, .rows = 1, .width = size, .to_stride = size, .from_stride = size});
+        return r < 0 ? r : ops->mark(c, LK_PEER, EVENT_COPIED + d->slot->number);
+}
+
 static int run(const Decode *d, const float *z, uint32_t chunk, uint32_t tile, float *out) {
         uint64_t numbers = d->tokens * d->c->latent_channels;
         CLEANUP_FREE float *latents = malloc(d->tiles * numbers * sizeof(float));
@@ -492,21 +514,20 @@ static int run(const Decode *d, const float *z, uint32_t chunk, uint32_t tile, f
                 r = run_layer(d, i);
         if (r >= 0)
                 r = project(d);
-        if (r >= 0)
-                r = d->rank->ops->download(
-                        d->rank->context, out, d->work.frames, d->tiles * d->tokens * TOKEN_PIXELS * sizeof(float));
-        return r;
+        return r < 0 ? r : send_frames(d, out);
 }
 
-int h3_video_decode_batch(const H3Rank *rank, const H3VideoVae *m, const H3VideoDecodePlan *p, const float *z,
-        uint32_t chunk, uint32_t tile, uint32_t n, void *work, const H3StepHooks *hooks, float *out, Fault *f) {
-        Decode d = {.rank = rank, .m = m, .c = &m->config, .plan = p, .hooks = hooks, .type = p->type, .tiles = n};
+int h3_video_decode_begin(const H3Rank *rank, const H3VideoVae *m, const H3VideoDecodePlan *p, const float *z, uint32_t chunk,
+        uint32_t tile, uint32_t n, void *work, const H3StepHooks *hooks, const H3VideoSlot *slot, float *out, Fault *f) {
+        Decode d = {.rank = rank, .m = m, .c = &m->config, .plan = p, .hooks = hooks, .slot = slot, .type = p->type, .tiles = n};
         VideoArena arena = {.base = work};
         int r;
 
         r = video_check_rank(rank, false, f);
         if (r >= 0)
                 r = video_check_job(chunk, p->chunks, tile, n, &p->rows, &p->cols, f);
+        if (r >= 0 && slot->number >= H3_VIDEO_SLOTS)
+                r = fault_set(f, -EINVAL, FAULT_INTERNAL, "Slot %u of %u.", slot->number, H3_VIDEO_SLOTS);
         if (r >= 0 && n > p->batch)
                 r = fault_set(f, -EINVAL, FAULT_INTERNAL, "%u tiles at a time, the plan has room for %u.", n, p->batch);
         if (r < 0)
@@ -522,4 +543,19 @@ int h3_video_decode_batch(const H3Rank *rank, const H3VideoVae *m, const H3Video
 
         r = run(&d, z, chunk, tile, out);
         return r < 0 ? video_device_fault(r, "decode a tile of video", f) : 0;
+}
+
+int h3_video_decode_end(const H3Rank *rank, uint32_t slot, Fault *f) {
+        int r = slot < H3_VIDEO_SLOTS ? 0 : -EINVAL;
+
+        if (r >= 0 && rank->ops->copy)
+                r = rank->ops->join(rank->context, EVENT_COPIED + slot);
+        return r < 0 ? video_device_fault(r, "decode a tile of video", f) : 0;
+}
+
+int h3_video_decode_batch(const H3Rank *rank, const H3VideoVae *m, const H3VideoDecodePlan *p, const float *z,
+        uint32_t chunk, uint32_t tile, uint32_t n, void *work, const H3StepHooks *hooks, float *out, Fault *f) {
+        const H3VideoSlot slot = {.registered = false};
+
+        return h3_video_decode_begin(rank, m, p, z, chunk, tile, n, work, hooks, &slot, out, f);
 }

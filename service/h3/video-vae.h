@@ -145,6 +145,18 @@ H3Range h3_video_decode_frames(const H3VideoDecodePlan *p, uint32_t chunk);
 int h3_video_decode_batch(const H3Rank *rank, const H3VideoVae *m, const H3VideoDecodePlan *p, const float *z,
         uint32_t chunk, uint32_t tile, uint32_t n, void *work, const H3StepHooks *hooks, float *out, Fault *f);
 
+/* The same in two: if `out` is registered it may return before the pixels are there, which end() waits for with the same rank and slot.
+ * Until then out is the device's. The next begin() with the same work memory may come before that, in the other slot. */
+#define H3_VIDEO_SLOTS 2u
+typedef struct H3VideoSlot {
+        uint32_t number;
+        bool registered; /* out, with the rank's device; hooks->on_block may still set it */
+} H3VideoSlot;
+
+int h3_video_decode_begin(const H3Rank *rank, const H3VideoVae *m, const H3VideoDecodePlan *p, const float *z, uint32_t chunk,
+        uint32_t tile, uint32_t n, void *work, const H3StepHooks *hooks, const H3VideoSlot *slot, float *out, Fault *f);
+int h3_video_decode_end(const H3Rank *rank, uint32_t slot, Fault *f);
+
 static inline int h3_video_decode_tile(const H3Rank *rank, const H3VideoVae *m, const H3VideoDecodePlan *p, const float *z,
         uint32_t chunk, uint32_t tile, void *work, const H3StepHooks *hooks, float *out, Fault *f) {
         return h3_video_decode_batch(rank, m, p, z, chunk, tile, 1, work, hooks, out, f);

@@ -189,19 +189,20 @@ typedef struct Making {
         const VideoWork *work;
         const TilePlace *at;
         float *out;
+        H3VideoSlot slot;
 } Making;
 
 /* Slow where the memory cannot be registered, and right. */
-static void pin_tiles(const Making *m) {
+static void pin_tiles(Making *m) {
         const VideoWork *x = m->work;
 
         if (x->overlaps)
-                (void) x->ops->pin(m->at->context, m->out, m->at->n * x->plan.memory.tile);
+                m->slot.registered = x->ops->pin(m->at->context, m->out, m->at->n * x->plan.memory.tile) >= 0;
 }
 
 /* Where the tiles go is registered while the device is at their first block. */
 static int on_block(void *userdata, uint32_t done, uint32_t total) {
-        const Making *m = userdata;
+        Making *m = userdata;
 
         if (done == 1)
                 pin_tiles(m);
@@ -210,12 +211,20 @@ static int on_block(void *userdata, uint32_t done, uint32_t total) {
 
 static int make_tiles(void *userdata, const TilePlace *at, Fault *f) {
         VideoWork *x = userdata;
-        Making making = {x, at, tile_place(x, at->chunk, at->tile)};
+        Making making = {x, at, tile_place(x, at->chunk, at->tile), {.number = at->slot}};
         const H3StepHooks hooks = {.on_block = on_block, .userdata = &making};
         const H3Rank rank = {.index = at->rank, .ops = x->runner->backend->ops, .context = at->context, .weights = at->weights};
 
-        return h3_video_decode_batch(
-                &rank, x->vae, &x->plan, x->z, at->chunk, at->tile, at->n, at->memory, &hooks, making.out, f);
+        return h3_video_decode_begin(
+                &rank, x->vae, &x->plan, x->z, at->chunk, at->tile, at->n, at->memory, &hooks, &making.slot, making.out, f);
+}
+
+/* While the device is at the next ones. */
+static int end_tiles(void *userdata, const TilePlace *at, Fault *f) {
+        const VideoWork *x = userdata;
+        const H3Rank rank = {.index = at->rank, .ops = x->runner->backend->ops, .context = at->context};
+
+        return h3_video_decode_end(&rank, at->slot, f);
 }
 
 /* Memory for a chunk's tiles, in large pages if they are registered with devices: what is not yet there costs each film more than its
@@ -262,6 +271,7 @@ static int start(Job *j, VideoWork *x) {
 
         tile_pool_init(&x->pool, x->plan.chunks, tiles, make_tiles, x);
         x->pool.memory = m->device;
+        x->pool.complete = x->ops->copy ? end_tiles : NULL;
         x->pool.batch = x->plan.batch;
         x->pool.row_bytes = (double) x->plan.batch * (double) x->plan.chunk_tokens * (x->plan.rows.size / H3_VIDEO_RATIO) *
                             (x->plan.cols.size / H3_VIDEO_RATIO) *

@@ -54,8 +54,8 @@ static bool is_over(const TilePool *p) {
         return p->stop || p->error < 0 || p->job->cancelled;
 }
 
-/* False: the rank has left. */
-static bool take(TilePool *p, TilePlace *at) {
+/* False: there is nothing; the rank has left, if it does not stay. */
+static bool take(TilePool *p, TilePlace *at, bool stays) {
         bool found;
 
         (void) pthread_mutex_lock(&p->lock);
@@ -69,7 +69,7 @@ static bool take(TilePool *p, TilePlace *at) {
                         p->tile = 0;
                         p->chunk++;
                 }
-        } else
+        } else if (!stays)
                 leave(p, at->rank);
         (void) pthread_mutex_unlock(&p->lock);
         return found;
@@ -92,22 +92,51 @@ static void finish(TilePool *p, const TilePlace *at, int r, const Fault *f) {
         (void) pthread_mutex_unlock(&p->lock);
 }
 
-static int make(TilePool *p, const TilePlace *at) {
+static int make(TilePool *p, const TilePlace *at, Fault *f) {
         const StepRunner *s = p->runner;
-        Fault f = {};
-        int r;
 
         for (uint32_t i = 0; s->tile_hook && i < at->n; i++)
                 s->tile_hook(s->tile_userdata, at->rank, at->chunk, at->tile + i);
-        r = p->job->cancelled ? -ECANCELED : p->func(p->userdata, at, &f);
+        return p->job->cancelled ? -ECANCELED : p->func(p->userdata, at, f);
+}
+
+static int complete(TilePool *p, const TilePlace *at) {
+        Fault f = {};
+        int r = p->complete(p->userdata, at, &f);
+
         finish(p, at, r, &f);
         return r;
+}
+
+/* Takes some, if there are any, then ends those that were begun before. 0: the rank has left, as after an error; 1: it goes on. */
+static int turn(TilePool *p, TilePlace *at, TilePlace *begun) {
+        const bool found = take(p, at, begun->n > 0);
+        Fault f = {};
+        int r, before;
+
+        if (!found && begun->n == 0)
+                return 0;
+        r = found ? make(p, at, &f) : 0;
+        before = begun->n > 0 ? complete(p, begun) : 0;
+        begun->n = 0;
+        if (before < 0) {
+                if (found && r >= 0)
+                        (void) p->complete(p->userdata, at, &f);
+                return before;
+        }
+        if (found && (r < 0 || !p->complete))
+                finish(p, at, r, &f);
+        if (found && r >= 0 && p->complete) {
+                *begun = *at;
+                at->slot = 1 - at->slot;
+        }
+        return r < 0 ? r : 1;
 }
 
 static int work(void *userdata, uint32_t rank, LkContext *context) {
         TilePool *p = userdata;
         const LkOps *ops = p->runner->backend->ops;
-        TilePlace at = {.rank = rank, .context = context};
+        TilePlace at = {.rank = rank, .context = context}, begun = {};
         H3Rank on = {};
         int r;
 
@@ -119,8 +148,9 @@ static int work(void *userdata, uint32_t rank, LkContext *context) {
                 finish(p, &at, r, &(Fault){});
                 return r;
         }
-        while (r >= 0 && take(p, &at))
-                r = make(p, &at);
+        do
+                r = turn(p, &at, &begun);
+        while (r > 0);
         ops->memory_free(context, at.memory);
         return r;
 }

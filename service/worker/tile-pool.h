@@ -22,6 +22,7 @@ typedef struct TilePlace {
         H3Weights *weights; /* of H3Rank */
         void *memory;       /* of the rank's device */
         uint32_t chunk, tile, n; /* tiles [tile, tile + n) */
+        uint32_t slot;           /* 0 and 1 by turns, if the pool has a complete() */
 } TilePlace;
 
 /* Makes tiles of one chunk, on the rank's thread. f is filled on failure. */
@@ -36,6 +37,8 @@ struct TilePool {
         uint64_t memory;  /* device bytes that a rank works in; 0: none */
         double row_bytes; /* of a batch: rows times bytes of weights; how long it may take, once another rank
                              has nothing to do any more (split_deadline()) */
+        TileFunc complete; /* NULL, or func only begins tiles and this waits for them: then the rank begins the next ones before it ends
+                             some. What func began is ended in any case */
         bool quiet;       /* no PROGRESS */
         uint32_t blocks_before, blocks_after; /* of the step, beside these tiles: for PROGRESS */
 

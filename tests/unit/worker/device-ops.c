@@ -489,6 +489,8 @@ static int join(LkContext *c, uint32_t event) {
 
         must(event < LK_EVENTS_MAX, "no such event");
         device_sim.joins++;
+        if (all_until(queues_of(c)->events + event))
+                merge(&seen, queues_of(c)->events + event);
         return 0;
 }
 

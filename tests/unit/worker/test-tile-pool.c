@@ -25,6 +25,9 @@ typedef struct Scene {
         atomic_uint n_stuck;
         uint32_t slow;         /* this rank ends its first tiles when all others of two chunks are there; UINT32_MAX: none */
         atomic_uint slow_took; /* tiles that it took then */
+        atomic_uint open[3], most_open, completed; /* open: of each rank, what was begun and not ended */
+        uint32_t slots[3];                          /* of each rank, those of them: bits */
+        atomic_uint spoilt_chunk;                   /* the first that is ended of it fails; UINT32_MAX: none */
 } Scene;
 
 static uint32_t count(const Scene *x, uint32_t from, uint32_t to) {
@@ -64,13 +67,42 @@ static int make(void *userdata, const TilePlace *at, Fault *f) {
         return 0;
 }
 
+/* One that only begins them. */
+static int begin_tiles(void *userdata, const TilePlace *at, Fault *f) {
+        Scene *x = userdata;
+        int r = make(userdata, at, f);
+        unsigned n;
+
+        if (r < 0)
+                return r;
+        assert_false(x->slots[at->rank] >> at->slot & 1);
+        x->slots[at->rank] |= 1u << at->slot;
+        n = ++x->open[at->rank];
+        for (unsigned most = x->most_open; n > most && !atomic_compare_exchange_weak(&x->most_open, &most, n);)
+                ;
+        return 0;
+}
+
+static int complete_tiles(void *userdata, const TilePlace *at, Fault *f) {
+        Scene *x = userdata;
+        unsigned spoilt = at->chunk;
+
+        assert_true(x->open[at->rank]-- > 0);
+        assert_true(x->slots[at->rank] >> at->slot & 1);
+        x->slots[at->rank] &= ~(1u << at->slot);
+        x->completed += at->n;
+        if (!atomic_compare_exchange_strong(&x->spoilt_chunk, &spoilt, UINT32_MAX))
+                return 0;
+        return fault_set(f, -EIO, FAULT_INTERNAL, "Tile %u of chunk %u ended badly.", at->tile, at->chunk);
+}
+
 static int setup(void **state) {
         Scene *x = calloc(1, sizeof(*x));
 
         assert_non_null(x);
         x->b = bench_new(3, 4096);
         x->job.n_ref = 1;
-        x->fail_chunk = x->slow = UINT32_MAX;
+        x->fail_chunk = x->slow = x->spoilt_chunk = UINT32_MAX;
         tile_pool_init(&x->pool, CHUNKS, TILES, make, x);
         *state = x;
         return 0;
@@ -145,6 +177,76 @@ static void run_every_tile_is_made_once(void **state) {
         }
         assert_int_equal(x->memory_seen, CHUNKS * TILES);
         assert_int_equal(sum_of_ranks(x), CHUNKS * TILES);
+}
+
+static void set_two_steps(Scene *x) {
+        memset(x->made, 0, sizeof(x->made));
+        x->pool.func = begin_tiles;
+        x->pool.complete = complete_tiles;
+        x->usec = 1000;
+}
+
+static void await_idle(Scene *x) {
+        for (uint64_t active = 1; active != 0; (void) usleep(1000)) {
+                (void) pthread_mutex_lock(&x->pool.lock);
+                active = x->pool.active;
+                (void) pthread_mutex_unlock(&x->pool.lock);
+        }
+}
+
+static uint32_t open_of(const Scene *x) {
+        return x->open[0] + x->open[1] + x->open[2];
+}
+
+/* The next tiles are begun before some are ended, and a chunk is there when all of it are. */
+static void run_begins_the_next_before_it_ends_some(void **state) {
+        Scene *x = *state;
+        Fault f = {};
+
+        for (uint32_t ranks = 1; ranks <= 3; ranks += 2) {
+                const uint32_t sum = sum_of_ranks(x);
+
+                set_two_steps(x);
+                x->completed = x->most_open = 0;
+                for (uint32_t k = 0; k < CHUNKS; k++) {
+                        assert_int_equal(run(x, k, ranks, &f), 0);
+                        assert_int_equal(made_of(x, k), TILES);
+                        assert_true(x->completed >= (k + 1) * TILES);
+                        await_idle(x);
+                        assert_int_equal(open_of(x), 0);
+                }
+                assert_int_equal(x->completed, CHUNKS * TILES);
+                assert_int_equal(x->most_open, 2);
+                assert_int_equal(sum_of_ranks(x) - sum, CHUNKS * TILES);
+        }
+}
+
+/* An error of either half ends the run, what was begun is ended, and the chunk can be made again. */
+static void run_two_halves_error_leaves_nothing_open(void **state) {
+        Scene *x = *state;
+
+        for (unsigned i = 0; i < 2; i++) {
+                Fault f = {};
+
+                set_two_steps(x);
+                x->failed = false;
+                assert_int_equal(run(x, 0, 1, &f), 0);
+                        if (i == 0) {
+                        x->fail_chunk = 1;
+                        x->fail_tile = 3;
+                } else
+                        x->spoilt_chunk = 1;
+                assert_int_equal(run(x, 1, 1, &f), -EIO);
+                assert_string_equal(f.text, i == 0 ? "Tile 3 of chunk 1 broke." : "Tile 0 of chunk 1 ended badly.");
+                assert_int_equal(open_of(x), 0);
+                x->fail_chunk = UINT32_MAX;
+                for (uint32_t k = 1; k < CHUNKS; k++) {
+                        set_two_steps(x);
+                        assert_int_equal(run(x, k, 1, &f), 0);
+                        assert_int_equal(made_of(x, k), TILES);
+                }
+                assert_int_equal(open_of(x), 0);
+        }
 }
 
 /* To the end of what it may: then a place is free, and the ranks begin anew. */
@@ -411,6 +513,8 @@ static void run_a_rank_that_hangs_is_named(void **state) {
 int main(void) {
         const struct CMUnitTest tests[] = {
                 TEST(run_every_tile_is_made_once),
+                TEST(run_begins_the_next_before_it_ends_some),
+                TEST(run_two_halves_error_leaves_nothing_open),
                 TEST(run_goes_on_behind_its_step),
                 TEST(run_one_chunk_alone_takes_none_ahead),
                 TEST(run_no_tiles_is_done),
