@@ -29,6 +29,7 @@ void h3_noise_init(H3Noise *g, uint64_t seed) {
         g->has_spare = false;
         g->stop = NULL;
         g->stop_userdata = NULL;
+        g->share = NULL;
 }
 
 static void renew(H3Noise *g) {
@@ -54,8 +55,12 @@ static uint32_t next_word(H3Noise *g) {
 }
 
 /* In [0, 1), 24 bits. */
+static double uniform_of(uint32_t word) {
+        return (double) (word & 0xffffffu) / 0x1p24;
+}
+
 static double next_uniform(H3Noise *g) {
-        return (double) (next_word(g) & 0xffffffu) / 0x1p24;
+        return uniform_of(next_word(g));
 }
 
 /* In [0, 1), 53 bits, the first word is the high one. */
@@ -116,6 +121,17 @@ static void keep_block(const float *block, uint64_t first, uint64_t period, uint
         }
 }
 
+/* The last numbers of a draw of n that is no multiple of BLOCK: torch has drawn uniforms for the ragged end, too, before it makes the last
+ * 16 anew. */
+static void draw_last(H3Noise *g, uint64_t n, float *ret) {
+        double uniforms[BLOCK];
+
+        skip_words(g, n % BLOCK);
+        for (uint32_t j = 0; j < BLOCK; j++)
+                uniforms[j] = next_uniform(g);
+        draw_block(uniforms, ret);
+}
+
 /* A draw of at least BLOCK numbers, of which the first `part` of every `period` are kept. Words are cheap,
  * logarithms are not: of a long film's noise a condition has little. */
 static void draw_parts(H3Noise *g, uint64_t n, uint64_t period, uint64_t part, float *ret) {
@@ -139,15 +155,56 @@ static void draw_parts(H3Noise *g, uint64_t n, uint64_t period, uint64_t part, f
         }
         if (whole == n)
                 return;
-        /* torch has drawn uniforms for the ragged end, too, before it makes the last 16 anew */
-        skip_words(g, n - whole);
-        for (uint32_t j = 0; j < BLOCK; j++)
-                uniforms[j] = next_uniform(g);
-        draw_block(uniforms, block);
+        draw_last(g, n, block);
         keep_block(block, n - BLOCK, period, part, ret);
 }
 
+typedef struct Blocks {
+        const H3Noise *g;
+        float *numbers; /* each is a word first */
+} Blocks;
+
+static void make_blocks(void *arg, uint64_t begin, uint64_t end) {
+        const Blocks *b = arg;
+        uint32_t words[BLOCK];
+        double uniforms[BLOCK];
+
+        for (uint64_t i = begin; i < end; i++) {
+                float *block = b->numbers + i * BLOCK;
+
+                if (i * BLOCK % ASK_NUMBERS == 0 && b->g->stop && b->g->stop(b->g->stop_userdata))
+                        return;
+                memcpy(words, block, sizeof(words));
+                for (uint32_t j = 0; j < BLOCK; j++)
+                        uniforms[j] = uniform_of(words[j]);
+                draw_block(uniforms, block);
+        }
+}
+
+/* Words come one after the other, and quickly; what takes time are the logarithms. */
+static void draw_shared(H3Noise *g, uint64_t n, float *ret) {
+        Blocks all = {g, ret};
+        float *at = ret;
+
+        for (uint64_t i = 0; i < n / BLOCK; i++, at += BLOCK) {
+                uint32_t words[BLOCK];
+
+                if (i * BLOCK % ASK_NUMBERS == 0 && g->stop && g->stop(g->stop_userdata))
+                        return;
+                for (uint32_t j = 0; j < BLOCK; j++)
+                        words[j] = next_word(g);
+                memcpy(at, words, sizeof(words));
+        }
+        g->share(n / BLOCK, make_blocks, &all);
+        if (n % BLOCK != 0)
+                draw_last(g, n, ret + n - BLOCK);
+}
+
 void h3_noise_draw(H3Noise *g, uint64_t n, float *ret) {
+        if (g->share && n >= BLOCK) {
+                draw_shared(g, n, ret);
+                return;
+        }
         if (n >= BLOCK) {
                 draw_parts(g, n, n, n, ret);
                 return;

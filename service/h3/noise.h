@@ -10,6 +10,9 @@
 #include "kernels/ops.h"
 #include "service/h3/layout.h"
 
+/* A piece of work on the items [begin, end). */
+typedef void (*H3NoiseWork)(void *arg, uint64_t begin, uint64_t end);
+
 /* The generator: mt19937, and the second of a pair of normals that a draw of fewer than 16 left over. */
 typedef struct H3Noise {
         uint32_t state[624];
@@ -20,6 +23,8 @@ typedef struct H3Noise {
          * afterwards. NULL: never. */
         LkStop stop;
         void *stop_userdata;
+        /* The owner's, too: does the work on ranges that make up [0, n), on several threads at the same time. NULL: on this one. */
+        void (*share)(uint64_t n, H3NoiseWork work, void *arg);
 } H3Noise;
 
 /* Only the low 32 bits of the seed count, as in torch. */

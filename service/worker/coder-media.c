@@ -199,6 +199,7 @@ static int draw_noise(MediaWork *x) {
         h3_noise_init(&generator, x->seed);
         generator.stop = job_is_cancelled;
         generator.stop_userdata = x->job;
+        generator.share = job_share_noise;
         h3_noise_draw(&generator, n, x->noise);
         return x->job->cancelled ? -ECANCELED : 0;
 }

@@ -133,6 +133,8 @@ Job *job_unref(Job *j);
 
 /* A LkStop: the job was cancelled. */
 bool job_is_cancelled(void *job);
+/* H3Noise.share by threads of its own. */
+void job_share_noise(uint64_t n, void (*work)(void *arg, uint64_t begin, uint64_t end), void *arg);
 
 /* On the steps' thread, before the first step: draws the noise that the job asks for, of conditions and start. A long film's
  * takes many seconds, in which the link's thread must go on to hear of a cancel. A state that begins with it is written to its slot

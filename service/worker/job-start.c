@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "service/shared/cleanup.h"
+#include "service/worker/crew.h"
 #include "service/worker/job-input.h"
 
 /* What job_draw_noise() has still to do. */
@@ -64,10 +65,31 @@ static int check_official(const Job *j, Fault *f) {
         return 0;
 }
 
+typedef struct Shared {
+        uint64_t n;
+        H3NoiseWork work;
+        void *arg;
+} Shared;
+
+static void do_part(void *userdata, uint32_t i, uint32_t n) {
+        const Shared *x = userdata;
+
+        x->work(x->arg, x->n * i / n, x->n * (i + 1) / n);
+}
+
+void job_share_noise(uint64_t n, H3NoiseWork work, void *arg) {
+        Shared x = {n, work, arg};
+        Crew crew;
+
+        crew_begin(&crew, CREW_MAX, do_part, &x);
+        crew_end(&crew);
+}
+
 static void new_generator(Job *j, H3Noise *ret) {
         h3_noise_init(ret, j->start->seed);
         ret->stop = job_is_cancelled;
         ret->stop_userdata = j;
+        ret->share = job_share_noise;
 }
 
 static int draw_condition(Job *j, const H3Grid *g, H3Noise *generator, float *ret) {

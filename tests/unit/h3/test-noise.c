@@ -216,6 +216,33 @@ static bool second_time(void *userdata) {
 }
 
 /* A long draw asks now and then, and ends there. */
+/* The last range first. */
+static void share(uint64_t n, H3NoiseWork work, void *arg) {
+        for (uint64_t i = 5; i-- > 0;)
+                work(arg, n * i / 5, n * (i + 1) / 5);
+}
+
+static void draw_shared_same_bits(void **state) {
+        static const uint64_t sizes[] = {15, 16, 17, 31, 32, 1000, 65536, 65537, 200003};
+
+        for (size_t i = 0; i < ELEMENTSOF(sizes); i++) {
+                CLEANUP_FREE float *alone = malloc(sizes[i] * sizeof(float)), *shared = malloc(sizes[i] * sizeof(float));
+                float next[2][16];
+                H3Noise a, b;
+
+                assert_true(alone && shared);
+                h3_noise_init(&a, 7 + i);
+                h3_noise_init(&b, 7 + i);
+                b.share = share;
+                h3_noise_draw(&a, sizes[i], alone);
+                h3_noise_draw(&b, sizes[i], shared);
+                assert_memory_equal(alone, shared, sizes[i] * sizeof(float));
+                h3_noise_draw(&a, 16, next[0]); /* and the generator goes on */
+                h3_noise_draw(&b, 16, next[1]);
+                assert_memory_equal(next[0], next[1], sizeof(next[0]));
+        }
+}
+
 static void draw_stopped_ends_early(void **state) {
         const uint64_t n = 1 << 20;
         CLEANUP_FREE float *x = calloc(n, sizeof(float));
@@ -250,6 +277,7 @@ int main(void) {
                 cmocka_unit_test(condition_diffusers_comes_first),
                 cmocka_unit_test(condition_comfy_is_drawn_as_rows),
                 cmocka_unit_test(condition_official_is_cut_from_a_film),
+                cmocka_unit_test(draw_shared_same_bits),
                 cmocka_unit_test(draw_stopped_ends_early),
                 cmocka_unit_test(mix_has_one_part_in_a_thousand),
         };
