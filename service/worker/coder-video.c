@@ -242,13 +242,15 @@ static float *tiles_new(const VideoWork *x) {
         return tiles;
 }
 
-/* While the devices are at the first tiles. A kernel that cannot does it later. */
+/* While the devices are at the first tiles. A kernel that cannot does it later. One page at a time: a rank that maps memory meanwhile waits
+ * for each call. */
 static void touch_part(void *userdata, uint32_t part, uint32_t n) {
         const VideoWork *x = userdata;
         uint64_t all = x->plan.memory.chunk / LARGE_PAGE, from = all * part / n, to = all * (part + 1) / n;
 
-        for (size_t i = 0; i < x->n_raw && to > from; i++)
-                (void) madvise((uint8_t *) x->raw[i] + from * LARGE_PAGE, (to - from) * LARGE_PAGE, MADV_POPULATE_WRITE);
+        for (size_t i = 0; i < x->n_raw; i++)
+                for (uint64_t page = from; page < to; page++)
+                        (void) madvise((uint8_t *) x->raw[i] + page * LARGE_PAGE, LARGE_PAGE, MADV_POPULATE_WRITE);
 }
 
 /* Once, and again after memory was missing. */
