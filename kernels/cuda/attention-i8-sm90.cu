@@ -65,11 +65,9 @@ static __device__ __forceinline__ void values(int (&sums)[64], const uint32_t (&
         products_commit();
 }
 
-/* To the same place in all blocks of the cluster. */
-static __device__ __forceinline__ void load_bytes_for_all(void *to, const void *from, uint32_t size, uint64_t *b) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
-                             shared_address(to)),
-                     "l"(from), "r"(size), "r"(shared_address(b)), "h"((uint16_t) ((1 << CLUSTER) - 1))
+static __device__ __forceinline__ void load_bytes(void *to, const void *from, uint32_t size, uint64_t *b) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from),
+                     "r"(size), "r"(shared_address(b))
                      : "memory");
 }
 
@@ -84,7 +82,7 @@ static __device__ __forceinline__ void produce(const AttentionI8 &a, uint8_t *sh
 #pragma unroll 1
         for (uint32_t j = 0; j < tiles; j++) {
                 const uint32_t stage = j % STAGES, phase = j / STAGES % 2, at = (head * tiles + j) * KEYS + rank * part;
-                const float *scales = a.a.keys.v_scale + (uint64_t) (head * tiles + j) * DIM + rank * part;
+                const float *scales = a.a.keys.v_scale + (uint64_t) (head * tiles + j) * DIM;
 
                 barrier_wait(&b->k_free[stage], phase ^ 1);
                 barrier_expect(&b->k_full[stage], TILE);
@@ -92,7 +90,7 @@ static __device__ __forceinline__ void produce(const AttentionI8 &a, uint8_t *sh
                 barrier_wait(&b->v_free[stage], phase ^ 1);
                 barrier_expect(&b->v_full[stage], TILE + SCALES);
                 load_for_all(shared + V_AT + stage * TILE + rank * part * KEYS, v, &b->v_full[stage], 0, at);
-                load_bytes_for_all(shared + SCALES_AT + stage * SCALES + rank * (SCALES / CLUSTER), scales, SCALES / CLUSTER, &b->v_full[stage]);
+                load_bytes(shared + SCALES_AT + stage * SCALES, scales, SCALES, &b->v_full[stage]);
         }
 }
 

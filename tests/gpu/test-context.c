@@ -403,10 +403,14 @@ static void work_for_a_while(void *memory) {
 /* By the host's clock, though the device is behind. */
 static void stamp_says_when_it_was_reached(void **state) {
         uint64_t begin, end, usec;
-        void *memory;
+        void *memory, *numbers;
 
         need_device();
+        numbers = calloc(64, MIB);
+        assert_non_null(numbers);
         assert_int_equal(ops->memory_new(gpu, 96 * MIB, &memory), 0);
+        assert_int_equal(ops->upload(gpu, memory, numbers, 64 * MIB), 0);
+        free(numbers);
         work_for_a_while(memory);
         assert_int_equal(ops->stamp(gpu), 0);
         assert_int_equal(ops->stamped(gpu, &usec), 0);

@@ -23,7 +23,7 @@
 
 static const uint64_t rows[] = { 1, 2, 7, 33, 407, 4099 }, widths[] = { 1, 8, 13, 96, 264, 528, 1024, 5376 };
 #define NUMBERS_MAX UINT64_C(2500000) /* of an array: keeps the test short */
-#define NUMBERS_PART UINT64_C(40000)
+#define NUMBERS_PART UINT64_C(12000)
 static float float_of(uint32_t u) {
         float f;
 
