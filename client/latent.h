@@ -297,7 +297,7 @@ typedef struct latent_session_options {
         uint32_t chunks;      /* parts of a rank's rows, exchanged one by one: 1 .. 32; 0: as fits */
         const char *plan;     /* "auto" (default), "hidden-gather", "kv-gather", "qkv-all-to-all" */
         const char *exchange; /* "auto" (default), "host", "p2p" (between GPUs), "nccl" */
-        /* [n_gpus] the devices that steps use, by number, or the Uuid or PciAddress of org.latentd.Latent1.Device; NULL: all that
+        /* [n_gpus] the devices that its jobs use, by number, or the Uuid or PciAddress of org.latentd.Latent1.Device; NULL: all that
          * take part. A service without GPUs answers NotSupported. */
         const char *const *gpus;
         uint32_t n_gpus;

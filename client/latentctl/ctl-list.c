@@ -11,6 +11,7 @@
 #include "client/latentctl/run.h"
 
 #define LINKS_COLUMNS_MAX 33
+#define PARTS 3 /* of a film's models, that a GPU may run */
 
 typedef int (*ListFn)(latent_client *client, latent_value **ret, latent_error *e);
 
@@ -143,6 +144,28 @@ static void print_links(const latent_value *devices) {
                 (void) printf("NCCL %s\n", nccl);
 }
 
+/* Its name, and what latentd.conf says of it beside others: "Card (share 0.5, for vae)". */
+static void format_device(const latent_value *d, char *ret, size_t size) {
+        const latent_value *parts = latent_value_get(d, "Parts");
+        char share_text[24] = "", parts_text[64] = "";
+        size_t n = latent_value_count(parts), used = 0;
+        double share = 1;
+
+        (void) latent_value_as_double(latent_value_get(d, "Share"), &share);
+        if (share < 1 || share > 1)
+                (void) snprintf(share_text, sizeof(share_text), "share %g", share);
+        if (parts && n == 0)
+                (void) snprintf(parts_text, sizeof(parts_text), "for nothing");
+        for (size_t i = 0; i < n && n < PARTS && used < sizeof(parts_text); i++)
+                used += (size_t) snprintf(parts_text + used, sizeof(parts_text) - used, "%s%s", i == 0 ? "for " : " and ",
+                        string_at(parts, i));
+        if (share_text[0] == '\0' && parts_text[0] == '\0')
+                (void) snprintf(ret, size, "%s", get_string(d, "Name"));
+        else
+                (void) snprintf(ret, size, "%s (%s%s%s)", get_string(d, "Name"), share_text,
+                        share_text[0] != '\0' && parts_text[0] != '\0' ? ", " : "", parts_text);
+}
+
 int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         CLEANUP(latent_value_freep) latent_value *v = NULL;
         CLEANUP(table_done) Table t = {.n_columns = 7};
@@ -167,13 +190,8 @@ int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         for (size_t i = 0; i < latent_value_count(v); i++) {
                 const latent_value *d = latent_value_at(v, i);
                 char memory[2 * FORMAT_MAX + 4], name[256];
-                double share = 1;
 
-                (void) latent_value_as_double(latent_value_get(d, "Share"), &share);
-                if (share < 1 || share > 1)
-                        (void) snprintf(name, sizeof(name), "%s (share %g)", get_string(d, "Name"), share);
-                else
-                        (void) snprintf(name, sizeof(name), "%s", get_string(d, "Name"));
+                format_device(d, name, sizeof(name));
 
                 (void) snprintf(memory, sizeof(memory), "%s (%s)",
                         format_bytes(get_uint(d, "MemoryTotal"), total),

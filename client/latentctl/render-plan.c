@@ -19,14 +19,19 @@ static void list_text(const latent_value *list, char *buf, size_t size) {
                         latent_value_as_string(latent_value_at(list, i)));
 }
 
-/* The ranks that run it, and the NUMA nodes that its weights are on. */
+/* The GPUs or ranks that run it, and the NUMA nodes that its weights are on. */
 static void place_text(const latent_value *phase, char *buf, size_t size) {
-        const latent_value *nodes = latent_value_get(phase, "node-bytes");
+        const latent_value *nodes = latent_value_get(phase, "node-bytes"), *gpus = latent_value_get(phase, "gpus");
         uint64_t ranks = get_uint(phase, "ranks"), bytes;
-        int used = ranks == 0   ? snprintf(buf, size, "ranks not known")
+        char names[160];
+        int used;
+        bool any = false;
+
+        list_text(gpus, names, sizeof(names));
+        used = gpus             ? snprintf(buf, size, "GPU %s", names)
+                   : ranks == 0 ? snprintf(buf, size, "ranks not known")
                    : ranks == 1 ? snprintf(buf, size, "rank 0")
                                 : snprintf(buf, size, "ranks 0-%" PRIu64, ranks - 1);
-        bool any = false;
 
         for (size_t i = 0; i < latent_value_count(nodes) && used > 0 && (size_t) used < size; i++) {
                 if (latent_value_as_uint(latent_value_at(nodes, i), &bytes) < 0 || bytes == 0)
@@ -52,7 +57,7 @@ static void print_split(const latent_value *phase) {
 
 static void add_phase(Table *t, const latent_value *phase) {
         char weights[FORMAT_MAX], step[FORMAT_MAX] = "not known yet", usec[FORMAT_MAX] = NOT_MEASURED,
-                                  place[96], leave[160];
+                                  place[240], leave[160];
 
         (void) format_bytes(get_uint(phase, "weight-bytes"), weights);
         if (latent_value_get(phase, "step-bytes"))

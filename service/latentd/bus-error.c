@@ -256,6 +256,23 @@ int bus_append_numbers(sd_bus_message *m, const char *key, const uint64_t *value
         return r;
 }
 
+int bus_append_strings(sd_bus_message *m, const char *key, const char *const *values, size_t n) {
+        int r;
+
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", key);
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', "as");
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'a', "s");
+        for (size_t i = 0; i < n && r >= 0; i++)
+                r = sd_bus_message_append(m, "s", values[i]);
+        for (int i = 0; i < 3 && r >= 0; i++)
+                r = sd_bus_message_close_container(m);
+        return r;
+}
+
 void bus_text(char *s) {
         size_t n = strlen(s);
         uint32_t c;

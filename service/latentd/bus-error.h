@@ -41,6 +41,9 @@ int bus_read_dictionary(sd_bus_message *m, const BusKey *keys, size_t n_keys, Fa
 /* One entry of an a{sv} that is open: an array of numbers, "at". */
 int bus_append_numbers(sd_bus_message *m, const char *key, const uint64_t *values, size_t n);
 
+/* Likewise of strings, "as". */
+int bus_append_strings(sd_bus_message *m, const char *key, const char *const *values, size_t n);
+
 /* Replaces by '?' what a D-Bus string cannot carry: s comes from a worker. */
 void bus_text(char *s);
 

@@ -466,6 +466,7 @@ static int parse_gpus(const ConfigKey *key, const char *value, Config *c) {
         return 0;
 }
 
+#define GPUS "numbers, UUIDs (GPU-...) or PCI addresses (0000:41:00.0), each GPU once, or nothing for all"
 #define BYTES "bytes, with K, M, G or T for powers of 1024"
 
 static const ConfigKey keys[] = {
@@ -491,12 +492,14 @@ static const ConfigKey keys[] = {
                 "a number from 0 (one per device) to 64"},
         {"WorkerThreads", parse_u32, offsetof(Config, worker_threads), 0, 1024, /* kernels/cpu/threads.h */
                 "a number from 0 (all) to 1024"},
-        {"Gpus", parse_gpus, offsetof(Config, gpus), 0, 0,
-                "numbers, UUIDs (GPU-...) or PCI addresses (0000:41:00.0), each GPU once, or nothing for all"},
+        {"Gpus", parse_gpus, offsetof(Config, gpus), 0, 0, GPUS},
         {"GpusExclude", parse_gpus, offsetof(Config, gpus_exclude), 0, 0,
                 "numbers, UUIDs (GPU-...) or PCI addresses (0000:41:00.0), each GPU once"},
         {"GpusMax", parse_u32, offsetof(Config, gpus_max), 0, WIRE_DEVICES_MAX, "a number from 0 (all) to 8"},
         {"GpuMinFree", parse_bytes, offsetof(Config, gpu_min_free), 0, 0, BYTES},
+        {"DenoiserGpus", parse_gpus, offsetof(Config, part_gpus[GPU_PART_DENOISER]), 0, 0, GPUS},
+        {"ConditionerGpus", parse_gpus, offsetof(Config, part_gpus[GPU_PART_CONDITIONER]), 0, 0, GPUS},
+        {"VaeGpus", parse_gpus, offsetof(Config, part_gpus[GPU_PART_VAE]), 0, 0, GPUS},
         {"GpuShares", parse_gpus, offsetof(Config, gpu_shares), 0, 1,
                 "GPU=SHARE words, a number, UUID or PCI address and a number greater than 0 and at most 1000 each, for each GPU once"},
         {"CacheRamMax", parse_bytes, offsetof(Config, cache_ram_max), 0, 0, BYTES},
@@ -567,6 +570,8 @@ Config *config_free(Config *c) {
         free(c->private_socket);
         free(c->gpus);
         free(c->gpus_exclude);
+        for (size_t i = 0; i < _GPU_PART_MAX; i++)
+                free(c->part_gpus[i]);
         free(c->gpu_shares);
         free(c->worker_socket);
         free(c->worker_cuda_socket);

@@ -31,6 +31,14 @@ typedef enum Tristate {
         TRISTATE_AUTO,
 } Tristate;
 
+/* What a GPU can be left to alone. */
+typedef enum GpuPart {
+        GPU_PART_DENOISER,
+        GPU_PART_CONDITIONER,
+        GPU_PART_VAE, /* both */
+        _GPU_PART_MAX,
+} GpuPart;
+
 /* Parts of a model that EvictAfterUse= names: bits. */
 enum {
         CONFIG_PART_DENOISER = 1u << 0,
@@ -54,6 +62,7 @@ typedef struct Config {
         char *worker_directory;     /* WorkerDirectory=: where latent-worker-* are; default: libexecdir */
         uint32_t worker_ranks;      /* WorkerRanks=0..64: logical ranks per worker; 0: one per device */
         char *gpus, *gpus_exclude;  /* Gpus=, GpusExclude=: numbers, UUIDs, PCI addresses; gpus NULL: all */
+        char *part_gpus[_GPU_PART_MAX]; /* DenoiserGpus=, ConditionerGpus=, VaeGpus=: of those the ones that run it; NULL: all */
         char *gpu_shares;           /* GpuShares=: the same with "=SHARE" each */
         uint32_t gpus_max;          /* GpusMax=: 0: all */
         uint64_t gpu_min_free;      /* GpuMinFree=: bytes that a GPU must have free when a worker starts; 0: any */

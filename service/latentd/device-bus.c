@@ -92,6 +92,24 @@ static int property_get_nccl(sd_bus *bus, const char *path, const char *interfac
         return sd_bus_message_append(reply, "s", version);
 }
 
+static int property_get_parts(sd_bus *bus, const char *path, const char *interface, const char *property, sd_bus_message *reply,
+                              void *userdata, sd_bus_error *error) {
+        static const char *const names[] = {
+                [GPU_PART_DENOISER] = "denoiser",
+                [GPU_PART_CONDITIONER] = "conditioner",
+                [GPU_PART_VAE] = "vae",
+        };
+        const Device *d = userdata;
+        int r;
+
+        r = sd_bus_message_open_container(reply, 'a', "s");
+        for (GpuPart p = 0; p < _GPU_PART_MAX && r >= 0; p++)
+                if (d->parts >> p & 1)
+                        r = sd_bus_message_append(reply, "s", names[p]);
+
+        return r < 0 ? r : sd_bus_message_close_container(reply);
+}
+
 static const sd_bus_vtable device_vtable[] = {
         SD_BUS_VTABLE_START(0),
         SD_BUS_PROPERTY("Kind", "s", property_get_text, 0, SD_BUS_VTABLE_PROPERTY_CONST),
@@ -108,6 +126,7 @@ static const sd_bus_vtable device_vtable[] = {
         SD_BUS_PROPERTY("Transports", "a(ostt)", property_get_links, 0, 0),
         SD_BUS_PROPERTY("Nccl", "s", property_get_nccl, 0, 0),
         SD_BUS_PROPERTY("Share", "d", NULL, offsetof(Device, share), 0),
+        SD_BUS_PROPERTY("Parts", "as", property_get_parts, 0, 0),
         SD_BUS_VTABLE_END
 };
 

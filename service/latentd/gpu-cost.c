@@ -139,7 +139,7 @@ static int plan_on(const Choice *c, uint64_t devices, WirePlan *ret, double *ret
         for (uint32_t i = 0; devices != UINT64_MAX && i < h->n_devices; i++)
                 if (devices >> i & 1)
                         memcpy(w.gpus[w.n_gpus++], h->devices[i].pci_address, sizeof(w.gpus[0]));
-        r = gpu_set_wishes(c->set, h, c->ranks, &w);
+        r = gpu_set_wishes(c->set, GPU_PART_DENOISER, h, c->ranks, &w);
         if (r >= 0)
                 r = plan_make(c->work->rows, c->work->heads, c->ranks, c->row_tile, &w, ret);
         if (r < 0)
@@ -150,7 +150,9 @@ static int plan_on(const Choice *c, uint64_t devices, WirePlan *ret, double *ret
 }
 
 static bool is_ours_to_choose(const GpuSet *s, const WireHello *h, const PlanWishes *w) {
-        return !s->given && h->n_devices > 1 && w->n_gpus == 0 && w->ranks == 0 && w->n_shares == 0;
+        const bool chosen = s->given || s->parts[GPU_PART_DENOISER] != UINT64_MAX >> (64 - h->n_devices);
+
+        return !chosen && h->n_devices > 1 && w->n_gpus == 0 && w->ranks == 0 && w->n_shares == 0;
 }
 
 /* The device without which it is quickest; n_devices: none. */

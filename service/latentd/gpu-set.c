@@ -150,10 +150,13 @@ void gpu_set_note_cpu(const Config *c, WireHello *h) {
                 {"GpusExclude", c->gpus_exclude},
                 {"GpusMax", c->gpus_max > 0},
                 {"GpuMinFree", c->gpu_min_free > 0},
+                {"DenoiserGpus", c->part_gpus[GPU_PART_DENOISER]},
+                {"ConditionerGpus", c->part_gpus[GPU_PART_CONDITIONER]},
+                {"VaeGpus", c->part_gpus[GPU_PART_VAE]},
                 {"GpuShares", c->gpu_shares},
                 {"VramLimit", c->vram_limit > 0},
         };
-        char list[128] = "";
+        char list[160] = "";
         size_t n = 0;
 
         for (size_t i = 0; i < ELEMENTSOF(keys); i++)
@@ -163,15 +166,40 @@ void gpu_set_note_cpu(const Config *c, WireHello *h) {
                 gpu_set_note(h, "%s of latentd.conf: without effect, since the worker computes on the CPU.", list);
 }
 
+const char *gpu_part_key(GpuPart part) {
+        static const char *const keys[] = {
+                [GPU_PART_DENOISER] = "DenoiserGpus",
+                [GPU_PART_CONDITIONER] = "ConditionerGpus",
+                [GPU_PART_VAE] = "VaeGpus",
+        };
+
+        return keys[part];
+}
+
+/* named: by the worker's numbers. A part without any GPU is refused by its jobs, not run where nobody wants it. */
+static void place_part(const Config *c, GpuPart part, uint64_t named, WireHello *h, GpuSet *s) {
+        s->parts[part] = 0;
+        for (uint32_t i = 0; i < h->n_devices; i++)
+                if (!c->part_gpus[part] || h->devices[i].pci_address[0] == '\0' || named >> s->place[i] & 1)
+                        s->parts[part] |= UINT64_C(1) << i;
+        if (s->parts[part] == 0)
+                gpu_set_note(h, "None of the GPUs of %s= takes part: what it is for cannot run.", gpu_part_key(part));
+}
+
 int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, WireHello *h, GpuSet *ret, Fault *f) {
         Naming list = {.hello = h, .key = "Gpus"}, exclude = {.hello = h, .key = "GpusExclude"}, shares = {.hello = h, .key = "GpuShares"};
+        Naming parts[_GPU_PART_MAX];
         uint64_t devices = 0, said = 0;
 
         *ret = (GpuSet){};
+        for (GpuPart p = 0; p < _GPU_PART_MAX; p++)
+                parts[p] = (Naming){.hello = h, .key = gpu_part_key(p)};
         if (h->n_devices > 0 && h->devices[0].pci_address[0] != '\0') { /* what is said of GPUs */
                 each_word(c->gpus, on_name, &list);
                 each_word(c->gpus_exclude, on_name, &exclude);
                 each_word(c->gpu_shares, on_name, &shares);
+                for (GpuPart p = 0; p < _GPU_PART_MAX; p++)
+                        each_word(c->part_gpus[p], on_name, parts + p);
         } else if (h->n_devices > 0)
                 gpu_set_note_cpu(c, h);
         for (uint32_t i = 0; i < h->n_devices; i++) {
@@ -189,6 +217,8 @@ int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, Wire
                 return gpu_names_refuse(h->n_devices, f);
         keep(h, devices, shares.shares, ret);
         ret->given = said & devices;
+        for (GpuPart p = 0; p < _GPU_PART_MAX; p++)
+                place_part(c, p, parts[p].devices, h, ret);
         return 0;
 }
 
@@ -253,20 +283,37 @@ bool gpu_set_recall(const GpuLinks *x, GpuSet *s, WireHello *h) {
         return true;
 }
 
-static bool is_wished(const PlanWishes *w, const WireDevice *d) {
-        for (uint32_t i = 0; i < w->n_gpus; i++)
-                if (strcmp(w->gpus[i], d->pci_address) == 0)
-                        return true;
-        return w->n_gpus == 0;
+GpuPart gpu_part_of(WireJobKind kind) {
+        switch (kind) {
+
+        case WIRE_JOB_TOKENIZE:
+        case WIRE_JOB_ENCODE:
+                return GPU_PART_CONDITIONER;
+
+        case WIRE_JOB_DECODE:
+        case WIRE_JOB_ENCODE_MEDIA:
+                return GPU_PART_VAE;
+
+        default:
+                return GPU_PART_DENOISER;
+        }
 }
 
-int gpu_set_wishes(const GpuSet *s, const WireHello *h, uint32_t ranks, PlanWishes *w) {
+/* What a session names goes before what is said of the part. */
+static bool is_wished(const GpuSet *s, GpuPart part, const PlanWishes *w, const WireHello *h, uint32_t device) {
+        for (uint32_t i = 0; i < w->n_gpus; i++)
+                if (strcmp(w->gpus[i], h->devices[device].pci_address) == 0)
+                        return true;
+        return w->n_gpus == 0 && s->parts[part] >> device & 1;
+}
+
+int gpu_set_wishes(const GpuSet *s, GpuPart part, const WireHello *h, uint32_t ranks, PlanWishes *w) {
         bool differ = false;
         uint32_t n = 0;
 
         w->without = 0;
         for (uint32_t i = 0; i < ranks; i++)
-                if (!is_wished(w, h->devices + i % h->n_devices))
+                if (!is_wished(s, part, w, h, i % h->n_devices))
                         w->without |= UINT64_C(1) << i;
                 else
                         n++;
@@ -282,6 +329,46 @@ int gpu_set_wishes(const GpuSet *s, const WireHello *h, uint32_t ranks, PlanWish
                         if (!(w->without >> i & 1))
                                 w->shares[w->n_shares++] = s->shares[i % h->n_devices];
         return 0;
+}
+
+uint64_t gpu_set_ranks(const GpuSet *s, WireJobKind kind, const WireHello *h, uint32_t ranks, const PlanWishes *wishes) {
+        bool alone = kind == WIRE_JOB_MERGE || (kind == WIRE_JOB_ENCODE && wishes->ranks == 0 && h->devices[0].pci_address[0] != '\0');
+        uint32_t n = alone ? 1 : wishes->ranks > 0 ? wishes->ranks : WIRE_RANKS_MAX;
+        PlanWishes w = *wishes;
+        uint64_t bits = 0;
+
+        if (gpu_set_wishes(s, gpu_part_of(kind), h, ranks, &w) < 0)
+                return 0;
+        for (uint32_t i = 0; i < ranks && n > 0; i++)
+                if (!(w.without >> i & 1)) {
+                        bits |= UINT64_C(1) << i;
+                        n--;
+                }
+        return bits;
+}
+
+size_t gpu_set_addresses(const WireHello *h, uint64_t ranks, const char *ret[static WIRE_DEVICES_MAX]) {
+        size_t n = 0;
+
+        for (uint32_t device = 0; device < h->n_devices; device++) {
+                bool any = false;
+
+                for (uint32_t i = device; i < WIRE_RANKS_MAX; i += h->n_devices)
+                        any = any || ranks >> i & 1;
+                if (any && h->devices[device].pci_address[0] != '\0')
+                        ret[n++] = h->devices[device].pci_address;
+        }
+        return n;
+}
+
+int gpu_set_refuse(GpuPart part, const PlanWishes *w, Fault *f) {
+        if (w->n_gpus > 0)
+                return fault_set(f, -ENODEV, FAULT_NO_WORKER,
+                        "None of the session's \"gpus\" is there any more. Open another session; latentctl doctor says what there is.");
+        return fault_set(f, -ENODEV, FAULT_NO_WORKER,
+                "None of the GPUs of %s= of latentd.conf takes part. Name others there, or in the session's \"gpus\"; latentctl "
+                "doctor says what there is.",
+                gpu_part_key(part));
 }
 
 /* AUTO is never NCCL: on one machine it goes the way of p2p, but with kernels that take part of each device from the step's own,

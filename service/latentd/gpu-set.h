@@ -2,7 +2,8 @@
 #pragma once
 
 /* Which of a worker's devices take part, and with which shares: latentd.conf (Gpus=, GpusExclude=, GpusMax=, GpuMinFree=,
- * GpuShares=) and udev (LATENTD_IGNORE, LATENTD_SHARE). Sessions choose among those by the same names. */
+ * GpuShares=) and udev (LATENTD_IGNORE, LATENTD_SHARE), and which part of a film they run (DenoiserGpus=, ConditionerGpus=,
+ * VaeGpus=). Sessions choose among those by the same names. */
 
 #include <stdbool.h>
 
@@ -16,6 +17,7 @@ typedef struct GpuSet {
          * thousand each as long as nobody says anything. */
         uint8_t place[WIRE_DEVICES_MAX];
         uint32_t shares[WIRE_DEVICES_MAX];
+        uint64_t parts[_GPU_PART_MAX]; /* those that run it: bits; 0: latentd.conf names none of them */
         bool given; /* somebody says something of one of them; else they follow the rates, once these are measured */
 } GpuSet;
 
@@ -44,9 +46,24 @@ void gpu_set_note(WireHello *h, const char *format, ...) __attribute__((__format
 /* A line in h's notes that names those keys of GPUs that latentd.conf has beside a worker of the CPU. */
 void gpu_set_note_cpu(const Config *c, WireHello *h);
 
-/* What a session's devices and the service's shares make of its wishes; rank i of the worker is on device i % n_devices of h.
- * -ENODEV: none of its devices is there. */
-int gpu_set_wishes(const GpuSet *s, const WireHello *h, uint32_t ranks, PlanWishes *w);
+/* Of latentd.conf, "VaeGpus"; of a job. */
+const char *gpu_part_key(GpuPart part);
+GpuPart gpu_part_of(WireJobKind kind);
+
+/* What a session's devices, or else the part's, and the service's shares make of its wishes; rank i of the worker is on device
+ * i % n_devices of h. -ENODEV: none of the devices is there. */
+int gpu_set_wishes(const GpuSet *s, GpuPart part, const WireHello *h, uint32_t ranks, PlanWishes *w);
+
+/* Ranks of a job without a plan: bits; 0: none of the devices is there. A worker may have fewer than the session asked for. A prompt is
+ * encoded by one device unless the session says how many ranks: it has too few rows for several. What they save of its 0.3 s goes to and
+ * fro between them 200 times, and each takes all of the weights. */
+uint64_t gpu_set_ranks(const GpuSet *s, WireJobKind kind, const WireHello *h, uint32_t ranks, const PlanWishes *w);
+
+/* PCI addresses of the GPUs that these ranks (bits) are on; how many. They are h's. */
+size_t gpu_set_addresses(const WireHello *h, uint64_t ranks, const char *ret[static WIRE_DEVICES_MAX]);
+
+/* FAULT_NO_WORKER: gpu_set_wishes() of a session found none. */
+int gpu_set_refuse(GpuPart part, const PlanWishes *w, Fault *f);
 
 /* How a plan's ranks exchange: as wished if they can, else through the host. AUTO: as is faster of p2p and host. */
 WireExchange gpu_set_exchange(const WireHello *h, const WirePlan *p, WireExchange wish);

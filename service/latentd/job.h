@@ -53,7 +53,7 @@ struct Job {
         LoraList loras;     /* held until finished; in request too */
         LoraNotes notes;    /* MERGE: of this attempt */
         uint64_t merged_bytes;  /* MERGE */
-        uint32_t plan_ranks;    /* PLAN: that would have rows */
+        uint64_t plan_ranks;    /* PLAN: that would work, a bit each */
         JobDoneFn done_fn;      /* hidden ones */
         void *done_userdata;
         char *result_model; /* LOAD: its path, once finished */

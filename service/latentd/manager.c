@@ -395,8 +395,19 @@ static Device *device_find_absent(Manager *m, const char *kind, const WireDevice
         return NULL;
 }
 
-/* share: in thousandths. */
-static int device_new(Manager *m, const WireHello *hello, const WireDevice *info, uint32_t share) {
+/* i: its place in both. */
+static void device_describe(Device *d, const WireHello *hello, const GpuSet *set, uint32_t i) {
+        d->info = hello->devices[i];
+        memcpy(d->kernels, hello->kernels, sizeof(d->kernels));
+        d->share = set->shares[i] / 1000.0;
+        d->parts = 0;
+        for (GpuPart p = 0; p < _GPU_PART_MAX; p++)
+                if (set->parts[p] >> i & 1)
+                        d->parts |= 1u << p;
+        d->present = true;
+}
+
+static int device_new(Manager *m, const WireHello *hello, const GpuSet *set, uint32_t i) {
         Device *d;
 
         d = calloc(1, sizeof(*d));
@@ -405,18 +416,15 @@ static int device_new(Manager *m, const WireHello *hello, const WireDevice *info
 
         d->id = m->next_id++;
         d->manager = m;
-        d->info = *info;
-        d->share = share / 1000.0;
-        d->present = true;
+        device_describe(d, hello, set, i);
         d->announced_state = device_state(d);
         (void) snprintf(d->kind, sizeof(d->kind), "%s", hello->backend);
-        memcpy(d->kernels, hello->kernels, sizeof(d->kernels));
         TAILQ_INSERT_TAIL(&m->devices, d, entry);
         device_bus_announce(d);
         return 0;
 }
 
-void manager_devices_present(Manager *m, const WireHello *hello, const uint32_t *shares) {
+void manager_devices_present(Manager *m, const WireHello *hello, const GpuSet *set) {
         uint32_t n = hello->n_devices < WIRE_DEVICES_MAX ? hello->n_devices : WIRE_DEVICES_MAX;
 
         for (uint32_t i = 0; i < n; i++) {
@@ -426,15 +434,12 @@ void manager_devices_present(Manager *m, const WireHello *hello, const uint32_t 
 
                 d = device_find_absent(m, hello->backend, info);
                 if (d) {
-                        d->info = *info;
-                        memcpy(d->kernels, hello->kernels, sizeof(d->kernels));
-                        d->share = shares[i] / 1000.0;
-                        d->present = true;
+                        device_describe(d, hello, set, i);
                         d->busy = d->quarantined = false;
                         continue;
                 }
 
-                r = device_new(m, hello, info, shares[i]);
+                r = device_new(m, hello, set, i);
                 if (r < 0)
                         log_warning_errno(r, "Cannot add device %s", info->name);
         }

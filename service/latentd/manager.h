@@ -8,6 +8,7 @@
 #include <systemd/sd-event.h>
 
 #include "service/latentd/config.h"
+#include "service/latentd/gpu-set.h"
 #include "service/latentd/memory.h"
 #include "service/latentd/pace.h"
 #include "service/latentd/pool.h"
@@ -41,6 +42,7 @@ struct Device {
         char kind[16];
         char kernels[2048]; /* as in WireHello */
         double share; /* GpuShares=, LATENTD_SHARE of its PCI function, or 1 */
+        uint32_t parts; /* that it runs: a bit for each GpuPart */
         bool present, busy;
         bool quarantined; /* it fell off the bus; until a worker has it again */
         const char *announced_state; /* what clients were told last */
@@ -96,8 +98,8 @@ void manager_stop(Manager *m, int status);
 sd_bus *manager_next_bus(Manager *m, const sd_bus *previous);
 /* Worker state for people: NULL or "" is ready. Emits the property change; the log is the caller's part. */
 void manager_set_state(Manager *m, const char *reason);
-/* From the worker's Hello: adds or revives devices, with shares in thousandths. And when it goes. */
-void manager_devices_present(Manager *m, const WireHello *hello, const uint32_t *shares);
+/* From the worker's Hello: adds or revives devices, with what is said of them. And when it goes. */
+void manager_devices_present(Manager *m, const WireHello *hello, const GpuSet *set);
 void manager_devices_gone(Manager *m);
 void manager_device_quarantine(Manager *m, const char *text); /* those present whose PCI addresses are in the text */
 void manager_devices_busy(Manager *m, bool busy);

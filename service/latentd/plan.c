@@ -136,13 +136,17 @@ bool plan_has_part(const WirePlan *p, uint32_t rank) {
         return p->rows[rank].end > p->rows[rank].begin || p->heads[rank].end > p->heads[rank].begin;
 }
 
-uint32_t plan_ranks_used(const WirePlan *p) {
-        uint32_t n = 0;
+uint64_t plan_ranks_at_work(const WirePlan *p) {
+        uint64_t bits = 0;
 
         for (uint32_t i = 0; i < p->ranks; i++)
-                n += p->rows[i].end > p->rows[i].begin ||
-                     (p->kind != WIRE_PLAN_KV_GATHER && p->heads[i].end > p->heads[i].begin);
-        return n;
+                if (p->rows[i].end > p->rows[i].begin || (p->kind != WIRE_PLAN_KV_GATHER && p->heads[i].end > p->heads[i].begin))
+                        bits |= UINT64_C(1) << i;
+        return bits;
+}
+
+uint32_t plan_ranks_used(const WirePlan *p) {
+        return (uint32_t) __builtin_popcountll(plan_ranks_at_work(p));
 }
 
 static const char *const kinds[_WIRE_PLAN_MAX] = {

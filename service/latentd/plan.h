@@ -39,7 +39,8 @@ int plan_make(uint64_t rows, uint32_t heads, uint32_t ranks, uint32_t row_tile, 
 /* Whether the rank has rows or heads. */
 bool plan_has_part(const WirePlan *p, uint32_t rank);
 
-/* Ranks with rows or heads; with KV_GATHER those with rows, a rank has all heads of these there. */
+/* Ranks with rows or heads: bits, and how many; with KV_GATHER those with rows, a rank has all heads of these there. */
+uint64_t plan_ranks_at_work(const WirePlan *p);
 uint32_t plan_ranks_used(const WirePlan *p);
 
 /* "auto", "hidden-gather", ...; "auto", "host", ... From a string: -EINVAL for an unknown one. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "service/latentd/crash-budget.h"
+#include "service/latentd/gpu-set.h"
 #include "service/latentd/job-ready.h"
 #include "service/latentd/job.h"
 #include "service/latentd/render.h"
@@ -313,12 +314,6 @@ static int look_for_work(Queue *q) {
         return start_next(q, &unused);
 }
 
-/* A split with no rank left: -ENODEV. */
-static void say_no_gpus(Fault *f) {
-        (void) fault_set(f, -ENODEV, FAULT_NO_WORKER,
-                "None of the session's \"gpus\" is there any more. Open another session; latentctl doctor says what there is.");
-}
-
 static int on_dispatch(sd_event_source *source, void *userdata) {
         Queue *q = userdata;
         Fault f = {};
@@ -330,7 +325,7 @@ static int on_dispatch(sd_event_source *source, void *userdata) {
                 (void) fault_set(&f, r, FAULT_WORKER_CRASHED,
                         "The worker died, and what it left cannot be gone on from: frames of this film were read already. Start it again.");
         if (r == -ENODEV)
-                say_no_gpus(&f);
+                (void) gpu_set_refuse(gpu_part_of((WireJobKind) j->request.kind), &j->session->split, &f);
         if (r < 0) {
                 (void) fault_set(&f, r, FAULT_INTERNAL, "The job could not be given to the worker: %s.",
                         strerror(-r));
@@ -397,7 +392,7 @@ static void finish_plan(WorkerLink *w, Job *j) {
 
         r = worker_link_plan_job(w, j);
         if (r == -ENODEV)
-                say_no_gpus(&f);
+                (void) gpu_set_refuse(gpu_part_of((WireJobKind) j->request.kind), &j->session->split, &f);
         if (r < 0)
                 (void) fault_set(&f, r, FAULT_INTERNAL, "The split over ranks cannot be made: %s.", strerror(-r));
         job_finish(j, r < 0 ? JOB_FAILED : JOB_DONE, r < 0 ? &f : NULL);

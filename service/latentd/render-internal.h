@@ -78,7 +78,7 @@ struct Render {
         WireTensor child_results[2];
         uint64_t child_took_usec, child_compute_usec;
         bool child_cached;
-        uint32_t child_ranks; /* of a plan */
+        uint64_t child_ranks; /* of a plan: bits */
         WirePlan child_plan;  /* likewise, of steps */
         uint64_t child_step_usec;
 
@@ -129,7 +129,8 @@ struct Render {
         struct RenderPlanned {
                 bool known; /* its model is loaded */
                 uint64_t memory; /* a step's, beside arenas and weights */
-                uint32_t steps, ranks;
+                uint32_t steps;
+                uint64_t ranks;     /* bits */
                 WirePlan plan;      /* SAMPLE */
                 uint64_t step_usec; /* likewise; 0: no such step was run yet */
         } planned[_RENDER_PHASE_MAX];

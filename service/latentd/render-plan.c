@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "service/latentd/bus-error.h"
+#include "service/latentd/gpu-set.h"
 #include "service/latentd/model.h"
 #include "service/latentd/plan.h"
 #include "service/latentd/worker-link.h"
@@ -89,23 +90,45 @@ static int append_split(sd_bus_message *m, const struct RenderPlanned *y) {
         return error;
 }
 
+/* That run it, or may. */
+static uint64_t ranks_of(const Render *r, RenderPhase p) {
+        static const WireJobKind kinds[_RENDER_PHASE_MAX] = {
+                [RENDER_ENCODE] = WIRE_JOB_ENCODE,
+                [RENDER_CONDITION] = WIRE_JOB_ENCODE_MEDIA,
+                [RENDER_SAMPLE] = WIRE_JOB_SAMPLE,
+                [RENDER_SOUND] = WIRE_JOB_DECODE,
+                [RENDER_DECODE] = WIRE_JOB_DECODE,
+        };
+
+        return r->planned[p].known ? r->planned[p].ranks
+                                   : worker_link_ranks_for(r->job->manager->worker, kinds[p], &r->client->split);
+}
+
+static size_t gpus_of(const Render *r, uint64_t ranks, const char *ret[static WIRE_DEVICES_MAX]) {
+        const WireHello *h = worker_link_hello(r->job->manager->worker);
+
+        return h ? gpu_set_addresses(h, ranks, ret) : 0;
+}
+
 /* One that is loaded is in the worker that runs it; of one that is not only the files are known. */
 static int append_phase(sd_bus_message *m, const Render *r, RenderPhase p, Residence *x) {
         const struct RenderPlanned *y = &r->planned[p];
         const Model *model = render_model(r, p);
-        uint32_t ranks = worker_link_ranks(r->job->manager->worker), asked = r->client->split.ranks;
+        const uint64_t ranks = ranks_of(r, p);
+        const char *gpus[WIRE_DEVICES_MAX];
+        size_t n_gpus = gpus_of(r, ranks, gpus);
         bool loaded = model->state == MODEL_READY, measured = r->measured[p] && (loaded || r->loads[p] > 0);
         char numa[24];
         int error;
 
         (void) numa_policy_format(&model->numa, numa);
-        if (asked > 0 && asked < ranks)
-                ranks = asked;
         error = sd_bus_message_open_container(m, 'a', "{sv}");
         if (error >= 0)
                 error = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}{sv}", "phase", "s", render_phase_name(p), "model", "s", model->name,
                         "loaded", "b", (int) loaded, "weight-bytes", "t", render_weights_bytes(model), "ranks", "u",
-                        y->known ? y->ranks : ranks, "numa", "s", numa);
+                        (uint32_t) __builtin_popcountll(ranks), "numa", "s", numa);
+        if (error >= 0 && n_gpus > 0)
+                error = bus_append_strings(m, "gpus", gpus, n_gpus);
         if (error >= 0 && y->known)
                 error = sd_bus_message_append(m, "{sv}", "step-bytes", "t", y->memory);
         if (error >= 0 && y->known && p == RENDER_SAMPLE && y->plan.ranks > 0)
@@ -200,7 +223,7 @@ int render_plan_reply(const Render *r, sd_bus_message *message) {
         if (error >= 0)
                 error = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}{sv}{sv}{sv}{sv}{sv}", "rows", "t", r->sizes.rows,
                         "tokens", "t", r->sizes.tokens, "steps", "u", sample->known ? sample->steps : steps, "ranks", "u",
-                        sample->known ? sample->ranks : worker_link_ranks(r->job->manager->worker),
+                        (uint32_t) __builtin_popcountll(ranks_of(r, RENDER_SAMPLE)),
                         "frames", "u", r->o.frames, "width", "u", r->o.width, "height", "u", r->o.height,
                         "output-bytes", "t", r->sizes.output_bytes, "work-bytes", "t", r->sizes.work_bytes,
                         "memory-bytes", "t", peak_of(r));

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "service/latentd/bus-error.h"
+#include "service/latentd/gpu-set.h"
 #include "service/latentd/job.h"
 #include "service/latentd/model.h"
 #include "service/latentd/peer.h"
@@ -25,6 +26,15 @@ static int append_rows(sd_bus_message *m, const WirePlan *p) {
         return bus_append_numbers(m, "rank-rows", rows, p->ranks);
 }
 
+/* Whose memory it takes; nothing where there are no GPUs. */
+static int append_gpus(sd_bus_message *m, const Job *j) {
+        const WireHello *h = worker_link_hello(j->manager->worker);
+        const char *gpus[WIRE_DEVICES_MAX];
+        size_t n = h ? gpu_set_addresses(h, j->plan_ranks, gpus) : 0;
+
+        return n > 0 ? bus_append_strings(m, "gpus", gpus, n) : 0;
+}
+
 /* Of a step: how it would be split, and what is known of its time and of the model's place. */
 static int reply_split(sd_bus_message *message, const Job *j) {
         CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
@@ -38,11 +48,13 @@ static int reply_split(sd_bus_message *message, const Job *j) {
                 r = sd_bus_message_open_container(m, 'a', "{sv}");
         if (r >= 0)
                 r = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}{sv}{sv}", "rows", "t", y->rows, "steps", "u", y->steps,
-                        "output-bytes", "t", y->output_used, "ranks", "u", j->plan_ranks,
+                        "output-bytes", "t", y->output_used, "ranks", "u", (uint32_t) __builtin_popcountll(j->plan_ranks),
                         "plan", "s", plan_kind_to_string((WirePlanKind) j->plan.kind),
                         "exchange", "s", plan_exchange_to_string((WireExchange) j->plan.exchange), "chunks", "u", j->plan.chunks);
         if (r >= 0)
                 r = append_rows(m, &j->plan);
+        if (r >= 0)
+                r = append_gpus(m, j);
         if (r >= 0 && j->left_out[0] != '\0')
                 r = sd_bus_message_append(m, "{sv}", "left-out", "s", j->left_out);
         if (r >= 0 && usec > 0)
@@ -55,13 +67,24 @@ static int reply_split(sd_bus_message *message, const Job *j) {
 }
 
 static int reply_plan(sd_bus_message *message, const Job *j) {
+        CLEANUP(sd_bus_message_unrefp) sd_bus_message *m = NULL;
         const WireJobReady *y = &j->ready;
+        int r;
 
         if (!wire_job_is_coding(j->request.kind))
                 return reply_split(message, j);
 
-        return sd_bus_reply_method_return(message, "a{sv}", 5, "rows", "t", y->rows, "steps", "u", y->steps,
-                "output-bytes", "t", y->output_used, "ranks", "u", j->plan_ranks, "memory-bytes", "t", y->memory_bytes);
+        r = sd_bus_message_new_method_return(message, &m);
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'a', "{sv}");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "{sv}{sv}{sv}{sv}{sv}", "rows", "t", y->rows, "steps", "u", y->steps, "output-bytes", "t",
+                        y->output_used, "ranks", "u", (uint32_t) __builtin_popcountll(j->plan_ranks), "memory-bytes", "t", y->memory_bytes);
+        if (r >= 0)
+                r = append_gpus(m, j);
+        if (r >= 0)
+                r = sd_bus_message_close_container(m);
+        return r < 0 ? sd_bus_reply_method_errno(message, r, NULL) : sd_bus_send(NULL, m, NULL);
 }
 
 /* To a caller that left meanwhile the answer goes nowhere. */

@@ -578,8 +578,8 @@ int session_check_rings(const Session *s, Fault *f) {
                 "You have %u unfinished Decode and Render jobs with a ring, the most that one user may have: let one end first.", n);
 }
 
-/* Queues a new job. split: of the client's session. */
-static void queue_job(Session *s, Model *model, const WireJobOpen *request, const LoraList *loras, const PlanWishes *split, Job *j) {
+/* Queues a new job. */
+static void queue_job(Session *s, Model *model, const WireJobOpen *request, const LoraList *loras, Job *j) {
         j->request = *request;
         j->request.model = model->id;
         j->request.session = s->id;
@@ -588,8 +588,6 @@ static void queue_job(Session *s, Model *model, const WireJobOpen *request, cons
                 j->request.loras[i] = (WireLora){ loras->models[i]->id, loras->strengths[i] };
         j->loras = *loras;
         lora_list_hold(&j->loras);
-        if (wire_job_is_coding(request->kind))
-                j->request.ranks = split->ranks;
         if (request->kind == WIRE_JOB_ENCODE)
                 j->request.owner = (uint64_t) s->uid + 1;
         j->step = j->request.start_step;
@@ -609,7 +607,7 @@ static int submit(
         if (r < 0)
                 return r;
 
-        queue_job(s, s->model, request, loras, &s->split, *ret);
+        queue_job(s, s->model, request, loras, *ret);
         return 0;
 }
 
@@ -622,7 +620,7 @@ int session_submit_hidden(Session *s, Model *model, const WireJobOpen *request, 
                 return r;
 
         (*ret)->render = render;
-        queue_job(s, model, request, loras ? loras : &none, &s->split, *ret);
+        queue_job(s, model, request, loras ? loras : &none, *ret);
         return 0;
 }
 

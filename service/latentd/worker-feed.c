@@ -310,14 +310,9 @@ static bool has_plan(const Job *j) {
         return j->request.kind == WIRE_JOB_STEP || j->request.kind == WIRE_JOB_SAMPLE;
 }
 
-/* Of a job without a plan; a later worker may have less than the session asked for. A prompt has too few rows for several devices: what
- * they save of its 0.3 s goes to and fro between them 200 times, and each takes all of the weights. */
-static uint32_t coding_ranks(const WorkerLink *w, const Job *j) {
-        bool alone = j->request.kind == WIRE_JOB_ENCODE && w->hello.devices[0].pci_address[0] != '\0';
-
-        if (j->request.ranks == 0)
-                return alone ? 1 : w->ranks;
-        return j->request.ranks < w->ranks ? j->request.ranks : w->ranks;
+/* Of a job without a plan: bits; 0: none of its GPUs is there. */
+static uint64_t ranks_of(const WorkerLink *w, const Job *j) {
+        return worker_link_ranks_for(w, (WireJobKind) j->request.kind, &j->session->split);
 }
 
 /* Fills p behind its header, which stays. */
@@ -363,7 +358,7 @@ static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         m.job_open.private_max = private_max(w->manager, j);
         if (resume)
                 m.job_open.flags |= WIRE_JOB_RESUME;
-        m.job_open.ranks = wire_job_is_coding(j->request.kind) ? coding_ranks(w, j) : 0; /* the others have a plan */
+        m.job_open.ranks = has_plan(j) ? 0 : ranks_of(w, j);
         if (with_step) {
                 r = fill_plan(w, j, &m.job_run.plan);
                 if (r < 0)
@@ -408,6 +403,8 @@ int worker_link_open_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
 
         if (w->state != LINK_READY)
                 return -ENOTCONN;
+        if (!has_plan(j) && ranks_of(w, j) == 0) /* now, not when its model is there */
+                return -ENODEV;
 
         w->opening = j; /* before: none of its models gives way to another of them */
         w->opening_resume = resume;
@@ -442,15 +439,15 @@ int worker_link_plan_job(WorkerLink *w, Job *j) {
         int r;
 
         if (!has_plan(j)) {
-                j->plan_ranks = coding_ranks(w, j);
-                return 0;
+                j->plan_ranks = ranks_of(w, j);
+                return j->plan_ranks > 0 ? 0 : -ENODEV;
         }
 
         r = fill_plan(w, j, &j->plan);
         if (r < 0)
                 return r;
 
-        j->plan_ranks = plan_ranks_used(&j->plan);
+        j->plan_ranks = plan_ranks_at_work(&j->plan);
         return 0;
 }
 

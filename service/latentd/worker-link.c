@@ -136,6 +136,10 @@ uint32_t worker_link_ranks(const WorkerLink *w) {
         return w->ranks;
 }
 
+uint64_t worker_link_ranks_for(const WorkerLink *w, WireJobKind kind, const PlanWishes *split) {
+        return w->ranks == 0 ? 0 : gpu_set_ranks(&w->set, kind, &w->hello, w->ranks, split);
+}
+
 uint64_t worker_link_starts(const WorkerLink *w) {
         return w->starts;
 }
@@ -522,7 +526,7 @@ static void on_welcome_ack(WorkerLink *w, const WireMessage *m) {
         w->state = LINK_READY;
         w->wanted = false;
         disarm(w);
-        manager_devices_present(w->manager, &w->hello, w->set.shares);
+        manager_devices_present(w->manager, &w->hello, &w->set);
         manager_set_state(w->manager, NULL);
         worker_feed_on_ready(w);
         queue_dispatch(w->manager->queue);

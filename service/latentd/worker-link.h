@@ -5,6 +5,7 @@
  * a time in this version. */
 
 #include "service/latentd/manager.h"
+#include "service/latentd/plan.h"
 
 /* f == NULL: the worker holds the model and *info says what it is. Called on the loop, exactly once per
  * request. */
@@ -20,6 +21,8 @@ void worker_link_want(WorkerLink *w);
 bool worker_link_is_ready(const WorkerLink *w);
 uint64_t worker_link_epoch(const WorkerLink *w);
 uint32_t worker_link_ranks(const WorkerLink *w); /* of the last worker that was welcomed; 0 before */
+/* Of those the ones that a job of such a session may run on: bits, gpu_set_ranks(); 0 before, or if there are none. */
+uint64_t worker_link_ranks_for(const WorkerLink *w, WireJobKind kind, const PlanWishes *split);
 uint64_t worker_link_starts(const WorkerLink *w);
 const char *worker_link_no_device(const WorkerLink *w); /* why there is no GPU worker: "" there is, or nobody asked for one */
 const char *worker_link_notes(const WorkerLink *w);   /* WireHello.notes, and what latentd.conf left out */

@@ -389,11 +389,10 @@ typedef struct WireJobOpen {
         uint32_t start_step;
         uint32_t n_conditions, n_loras;
         /* Coding. */
-        uint32_t ranks;        /* that take part; 0: all */
         uint32_t output_type;  /* StType of what is made: ENCODE BF16 or F32; DECODE of video U8 or F32 (0 to 1) */
         uint32_t picture_rule; /* WirePictureRule; ENCODE */
         uint32_t posterior;    /* WirePosterior; ENCODE_MEDIA of video */
-        uint32_t preview_steps; /* SAMPLE: a preview after every so many steps and the last; 0: none */
+        uint64_t ranks;        /* that take part, a bit each; 0: all. MERGE: the first of them does it; STEP, SAMPLE: 0 */
         uint64_t ring_frames;  /* DECODE of video: frames that the output may hold at a time; 0: all */
         uint64_t owner;        /* ENCODE: whose results it may take from the cache; users have different ones, not 0 */
         uint64_t private_max; /* bytes that merged copies made for this job may take anew; 0: not limited */
@@ -401,8 +400,8 @@ typedef struct WireJobOpen {
         char numerics[128];
         WireCondition conditions[WIRE_CONDITIONS_MAX]; /* in packed order */
         WireLora loras[WIRE_LORAS_MAX];                /* merged in this order */
+        uint32_t preview_steps; /* SAMPLE: a preview after every so many steps and the last; 0: none */
         float preview_map[75]; /* with preview_steps: [25][3] (service/h3/preview.h) */
-        uint32_t reserved;
 } WireJobOpen;
 
 /* What coding makes. */

@@ -123,7 +123,7 @@ static int run(StepRunner *s, RankGroup *g, Job *j, const Pieces *p, Fault *f) {
         pool.row_bytes = ROW_FACTOR * (double) x->plan.piece * (double) x->vae->weight_bytes;
         pool.blocks_before = p->before;
         pool.blocks_after = j->coder->blocks - p->before - (uint32_t) p->n;
-        r = tile_pool_run(&pool, s, g, j, 0, 1, j->coder->ranks, f);
+        r = tile_pool_run(&pool, s, g, j, 0, 1, j->ranks, f);
         tile_pool_done(&pool);
         return r;
 }

@@ -303,7 +303,7 @@ static int encode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
         if (r >= 0)
                 r = take_frames(x, step, f);
         if (r >= 0)
-                r = tile_pool_run(&x->pool, s, g, j, step, step + (uint32_t) x->n_raw, j->coder->ranks, f);
+                r = tile_pool_run(&x->pool, s, g, j, step, step + (uint32_t) x->n_raw, j->ranks, f);
         if (r >= 0)
                 r = finish(x, step);
         if (r >= 0)

@@ -227,7 +227,7 @@ static int prepare(StepRunner *s, RankGroup *g, Job *j, const H3VisionInput *vis
 
         tile_pool_init(&pool, 1, (uint32_t) patches.work->presentation->n_blocks, make_patches, &patches);
         pool.quiet = true;
-        r = tile_pool_run(&pool, s, g, j, 0, 1, j->coder->ranks, f);
+        r = tile_pool_run(&pool, s, g, j, 0, 1, j->ranks, f);
         tile_pool_done(&pool);
         return r;
 }
@@ -248,7 +248,7 @@ static int on_block(void *userdata, uint32_t rank, uint32_t done, uint32_t total
 
         if (x->job->cancelled)
                 return -ECANCELED;
-        if (rank == 0)
+        if (rank == job_first_rank(x->job))
                 step_tell(x->runner, x->job, 0, done, total);
         return 0;
 }
@@ -267,7 +267,7 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, void *hidden, uint64_t *
         TextSplit split = {
                 .ops = s->backend->ops,
                 .model = j->model->conditioner,
-                .ranks = j->coder->ranks,
+                .ranks = j->ranks,
                 .on_begin = on_begin,
                 .on_block = on_block,
                 .on_stuck = on_stuck,

@@ -392,7 +392,7 @@ static int decode_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepR
                 return r;
         if (touches)
                 crew_begin(&x->crew, CREW_MAX, touch_part, x);
-        r = tile_pool_run(&x->pool, s, g, j, step, step + (uint32_t) x->n_raw, j->coder->ranks, f);
+        r = tile_pool_run(&x->pool, s, g, j, step, step + (uint32_t) x->n_raw, j->ranks, f);
         if (touches)
                 crew_end(&x->crew);
         if (r < 0)

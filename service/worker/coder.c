@@ -81,14 +81,6 @@ static int check_absent(const WireJobOpen *w, const ModelEntry *m, Fault *f) {
         return 0;
 }
 
-static int check_ranks(const WireJobOpen *w, uint32_t ranks, Fault *f) {
-        if (w->ranks > ranks)
-                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
-                        "The job is to run on %" PRIu32 " ranks, the worker has %" PRIu32 ".", w->ranks,
-                        ranks);
-        return 0;
-}
-
 int coder_add_output(Coder *c, WireOutputName name, StType type, uint32_t n_dims, const uint64_t *shape) {
         WireOutput *o = c->outputs + c->n_outputs;
         uint64_t size = st_type_size(type);
@@ -180,7 +172,7 @@ static int fill(Job *j, const WireJobOpen *w, Fault *f) {
         return r;
 }
 
-int coder_new(Job *j, const WireJobOpen *w, uint32_t ranks, Fault *f) {
+int coder_new(Job *j, const WireJobOpen *w, Fault *f) {
         const CoderClass *class = choose_class(w->kind, j->model);
         int r;
 
@@ -197,8 +189,6 @@ int coder_new(Job *j, const WireJobOpen *w, uint32_t ranks, Fault *f) {
         if (r >= 0)
                 r = check_absent(w, j->model, f);
         if (r >= 0)
-                r = check_ranks(w, ranks, f);
-        if (r >= 0)
                 r = job_check_output(j, w, f);
         if (r < 0)
                 return r;
@@ -207,7 +197,7 @@ int coder_new(Job *j, const WireJobOpen *w, uint32_t ranks, Fault *f) {
         if (!j->coder)
                 return -ENOMEM;
         j->coder->class = class;
-        j->coder->ranks = w->ranks > 0 ? w->ranks : ranks;
+        j->coder->ranks = (uint32_t) __builtin_popcountll(j->ranks);
         j->coder->output_type = (StType) w->output_type;
         r = fill(j, w, f);
         if (r < 0 || j->plan_only)
@@ -290,7 +280,7 @@ static int admit(StepRunner *s, Job *j, Fault *f) {
 
 /* With its weights on the devices. */
 static int run_step(StepRunner *s, RankGroup *g, Job *j, uint32_t step, StepResult *ret, Fault *f) {
-        const ResidencyUse use = {.job = j, .ranks = j->coder->ranks, .bytes = j->coder->device_bytes};
+        const ResidencyUse use = {.job = j, .ranks = j->ranks, .bytes = j->coder->device_bytes};
         int r;
 
         if (!j->coder->weights)

@@ -41,7 +41,7 @@ extern const CoderClass coder_decode_audio, coder_encode_audio; /* coder-audio.c
 typedef struct Coder {
         const CoderClass *class;
         void *work;     /* the class's own; freed by its free() */
-        uint32_t ranks; /* that take part; at least 1 */
+        uint32_t ranks; /* that take part (Job.ranks); at least 1 */
         StType output_type;
         uint64_t owner; /* ENCODE: of the result */
         uint64_t rows;
@@ -59,7 +59,7 @@ typedef struct Coder {
 } Coder;
 
 /* The rest of job_new(): everything but the job's header. */
-int coder_new(Job *j, const WireJobOpen *w, uint32_t ranks, Fault *f);
+int coder_new(Job *j, const WireJobOpen *w, Fault *f);
 Coder *coder_free(Coder *c); /* accepts NULL */
 void coder_describe(const Job *j, WireJobReady *ret);
 

@@ -421,6 +421,17 @@ static int fill(Job *j, const WireJobOpen *w, Fault *f) {
         return r;
 }
 
+static uint64_t all_ranks(const JobParts *parts) {
+        return UINT64_MAX >> (64 - (parts->ranks > 0 ? parts->ranks : 1));
+}
+
+static int check_ranks(const WireJobOpen *w, const JobParts *parts, Fault *f) {
+        if (w->ranks & ~all_ranks(parts))
+                return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
+                        "The job is to run on the ranks 0x%" PRIx64 ", the worker has %" PRIu32 ".", w->ranks, parts->ranks);
+        return 0;
+}
+
 static Job *job_init(const WireJobOpen *w, const JobParts *parts, uint64_t epoch) {
         Job *j;
 
@@ -439,6 +450,7 @@ static Job *job_init(const WireJobOpen *w, const JobParts *parts, uint64_t epoch
         if (parts->arenas)
                 j->arenas = arena_pair_ref(parts->arenas);
         j->private_max = w->private_max;
+        j->ranks = w->ranks > 0 ? w->ranks : all_ranks(parts);
         j->n_loras = wire_job_is_coding(w->kind) ? 0 : w->n_loras;
         for (uint32_t i = 0; i < j->n_loras; i++) {
                 j->loras[i] = model_entry_ref(parts->loras[i]);
@@ -467,7 +479,7 @@ static int new_coding_job(const WireJobOpen *w, const JobParts *parts, uint64_t 
         j = job_init(w, parts, epoch);
         if (!j)
                 return -ENOMEM;
-        r = coder_new(j, w, parts->ranks > 0 ? parts->ranks : 1, f);
+        r = coder_new(j, w, f);
         if (r < 0)
                 return r;
 
@@ -479,6 +491,9 @@ int job_new(const WireJobOpen *w, const JobParts *parts, uint64_t epoch, Job **r
         CLEANUP(job_unrefp) Job *j = NULL;
         int r;
 
+        r = check_ranks(w, parts, f);
+        if (r < 0)
+                return r;
         if (wire_job_is_coding(w->kind))
                 return new_coding_job(w, parts, epoch, ret, f);
 

@@ -48,6 +48,7 @@ typedef struct Job {
         double strengths[WIRE_LORAS_MAX];
         Coder *coder; /* owned; NULL: the job is a denoiser's, and most of what follows is its */
         uint64_t private_max; /* of JOB_OPEN */
+        uint64_t ranks;       /* that take part without a plan: bits, at least one */
 
         /* inputs, never changed after job_new() */
         uint16_t *text;                                     /* bf16 [text_rows, text_dim] */
@@ -114,12 +115,20 @@ static inline bool job_has_plan(const Job *j) {
         return !j->coder && j->kind != WIRE_JOB_MERGE;
 }
 
+/* The first that takes part: it does what is not split. */
+static inline uint32_t job_first_rank(const Job *j) {
+        for (uint32_t i = 0; j->plan && i < j->plan->h3.ranks; i++)
+                if (!h3_plan_is_idle(&j->plan->h3, i))
+                        return i;
+        return (uint32_t) __builtin_ctzll(j->ranks);
+}
+
 /* What a JOB_OPEN names, found by the caller: arenas may be NULL for a MERGE. */
 typedef struct JobParts {
         ModelEntry *model;
         ArenaPair *arenas;
         ModelEntry *loras[WIRE_LORAS_MAX]; /* of w->n_loras */
-        uint32_t ranks;                    /* that the worker has */
+        uint32_t ranks;                    /* that the worker has; 0: one */
 } JobParts;
 
 /* JOB_OPEN: checks everything, copies what is used, draws the noise. Only when nothing is wrong any more,

@@ -28,6 +28,7 @@ MergedModel *merged_model_unref(MergedModel *m) {
         (void) atomic_fetch_sub(&all_bytes, m->h3->private_bytes);
         for (size_t i = 0; m->base->ops && !m->base->ops->host_weights && i < m->h3->n_merged; i++)
                 m->base->ops->unpin(m->h3->merged[i].data, m->h3->merged[i].size);
+        ranges_done(&m->registered);
         (void) h3_model_free(m->h3);
         (void) h3_lora_report_free(m->report);
         (void) model_entry_unref(m->base);

@@ -39,6 +39,8 @@ typedef struct MergedModel {
         ModelEntry *base; /* counted: the unchanged matrices are its views */
         H3Model *h3;
         H3LoraReport *report;
+        Ranges registered; /* of its own matrices, as of a Region */
+        _Atomic uint64_t registered_bytes;
 } MergedModel;
 
 /* Of the matrices of all merged models of this process, kept or in use. Any thread. */

@@ -28,6 +28,7 @@ typedef struct Region {
         uint64_t size;        /* of the file */
         uint64_t region_size; /* of the map */
         Ranges registered;    /* addresses, with the devices: residency.c's */
+        _Atomic uint64_t registered_bytes; /* of them, for whoever is not at it */
         char name[256];
 } Region;
 

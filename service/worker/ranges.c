@@ -42,6 +42,7 @@ static int make_room(Ranges *r) {
 }
 
 int ranges_add(Ranges *r, uint64_t begin, uint64_t end) {
+        uint64_t joined = 0;
         size_t i, n = 0;
         int error;
 
@@ -53,12 +54,14 @@ int ranges_add(Ranges *r, uint64_t begin, uint64_t end) {
 
         i = find(r, begin);
         for (; i + n < r->n && r->all[i + n].begin <= end; n++) { /* touches it */
+                joined += r->all[i + n].end - r->all[i + n].begin;
                 begin = r->all[i + n].begin < begin ? r->all[i + n].begin : begin;
                 end = r->all[i + n].end > end ? r->all[i + n].end : end;
         }
         memmove(r->all + i + 1, r->all + i + n, (r->n - i - n) * sizeof(*r->all));
         r->all[i] = (struct RangesOne){begin, end};
         r->n += 1 - n;
+        r->bytes += end - begin - joined;
         return 0;
 }
 

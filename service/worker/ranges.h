@@ -12,6 +12,7 @@ typedef struct Ranges {
                 uint64_t begin, end;
         } *all; /* [n], owned */
         size_t n, max;
+        uint64_t bytes; /* of all of them */
 } Ranges;
 
 void ranges_done(Ranges *r);

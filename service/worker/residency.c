@@ -36,15 +36,18 @@ static bool is_at_work(const Residency *x, uint32_t rank) {
 }
 
 /* What a model takes of the devices, beside what was counted of the same file before. */
-static void note_model(ResidencyFigures *to, const ResidencyModel *m, uint64_t pinned) {
+static void note_model(ResidencyFigures *to, const ResidencyModel *m) {
         uint32_t at = 0;
 
         while (at < RESIDENCY_MODELS && to[at].model != 0 && to[at].model != m->base->id)
                 at++;
         if (at == RESIDENCY_MODELS)
                 return;
+        for (uint32_t i = 0; to[at].model == 0 && i < m->base->n_regions; i++)
+                to[at].registered_bytes += m->base->regions[i].registered_bytes;
+        if (m->merged)
+                to[at].registered_bytes += m->merged->registered_bytes;
         to[at].model = m->base->id;
-        to[at].registered_bytes = pinned > to[at].registered_bytes ? pinned : to[at].registered_bytes;
         for (uint32_t i = 0; i < RANKS_MAX; i++) {
                 DeviceWeightsState s;
 
@@ -64,9 +67,9 @@ void residency_note(Residency *x) {
 
         x->used_usec = clock_usec();
         if (x->now.base)
-                note_model(figures, &x->now, x->ranks[0].pinned);
+                note_model(figures, &x->now);
         for (uint32_t i = 0; i < x->n_kept; i++)
-                note_model(figures, x->kept + i, x->kept[i].pinned);
+                note_model(figures, x->kept + i);
         (void) pthread_mutex_lock(&figures_lock);
         memcpy(x->figures, figures, sizeof(figures));
         (void) pthread_mutex_unlock(&figures_lock);
@@ -77,7 +80,7 @@ static ResidencyFigures figures_now(const Residency *x) {
         ResidencyFigures figures[RESIDENCY_MODELS] = {};
 
         if (x->now.base)
-                note_model(figures, &x->now, x->ranks[0].pinned);
+                note_model(figures, &x->now);
         return figures[0];
 }
 
@@ -105,6 +108,12 @@ static int protect(const void *host, uint64_t size, int protection_bits) {
         return mprotect((void *) begin, end - begin, protection_bits) < 0 ? -errno : 0;
 }
 
+/* Else it is registered anew, which costs time. */
+static void note_registered(Ranges *all, _Atomic uint64_t *bytes, uintptr_t first, uint64_t size) {
+        (void) ranges_add(all, first, first + size);
+        *bytes = all->bytes;
+}
+
 /* Under the lock. Regions are mapped to be read, and written only by a driver that registers them. What it has registered already is left
  * alone: changing the protection of mapped memory to and fro takes 50 ms a GB. */
 static int pin_in_region(const Residency *x, LkContext *c, Region *region, const void *host, uint64_t size) {
@@ -127,7 +136,21 @@ static int pin_in_region(const Residency *x, LkContext *c, Region *region, const
         timeline_count("registered", pinned - open);
         timeline_count("protected", open - touched + (clock_usec() - pinned));
         if (r >= 0)
-                (void) ranges_add(&region->registered, first, first + size); /* else it is registered anew, which costs time */
+                note_registered(&region->registered, &region->registered_bytes, first, size);
+        return r;
+}
+
+/* Likewise. */
+static int pin_merged(const Residency *x, LkContext *c, const void *host, uint64_t size) {
+        MergedModel *m = x->now.merged;
+        uintptr_t first = (uintptr_t) host;
+        int r;
+
+        if (ranges_have(&m->registered, first, first + size))
+                return 0;
+        r = x->ops->pin(c, host, size);
+        if (r >= 0)
+                note_registered(&m->registered, &m->registered_bytes, first, size);
         return r;
 }
 
@@ -141,7 +164,7 @@ static int pin(void *userdata, LkContext *c, const void *host, uint64_t size) {
         if (!region && !x->now.merged) /* few bytes, of the heap: others' lie in the same pages */
                 return 0;
         (void) pthread_mutex_lock(&protection);
-        r = region ? pin_in_region(x, c, region, host, size) : x->ops->pin(c, host, size);
+        r = region ? pin_in_region(x, c, region, host, size) : pin_merged(x, c, host, size);
         if (r < 0 && !x->warned) {
                 x->warned = true;
                 log_warning("The weights cannot be registered with the device (%s): copies to it are slower. Is "
@@ -149,8 +172,6 @@ static int pin(void *userdata, LkContext *c, const void *host, uint64_t size) {
                         strerror(-r));
         }
         (void) pthread_mutex_unlock(&protection);
-        if (r >= 0)
-                rank->pinned += size;
         return r;
 }
 
@@ -209,8 +230,6 @@ static bool drop_all_kept(Residency *x, RankGroup *g) {
 static void clear_now(Residency *x, RankGroup *g) {
         if (x->now.base)
                 drop_model(x, g, &x->now);
-        for (uint32_t i = 0; i < RANKS_MAX; i++)
-                x->ranks[i].pinned = 0;
         x->planned = false;
         x->regrow_usec = x->regrow_delay_usec = 0;
 }
@@ -248,7 +267,6 @@ static void keep_now(Residency *x, RankGroup *g) {
         if (x->now.base && on_all_ranks(g, settle_rank, x) >= 0) {
                 if (x->n_kept == RESIDENCY_KEPT)
                         drop_kept(x, g, RESIDENCY_KEPT - 1);
-                x->now.pinned = x->ranks[0].pinned;
                 memmove(x->kept + 1, x->kept, x->n_kept++ * sizeof(*x->kept));
                 x->kept[0] = x->now;
                 x->now = (ResidencyModel){};
@@ -262,7 +280,6 @@ static bool is_model(const ResidencyModel *m, const ResidencyModel *want) {
 
 static void take_kept(Residency *x, uint32_t i) {
         x->now = x->kept[i];
-        x->ranks[0].pinned = x->now.pinned;
         memmove(x->kept + i, x->kept + i + 1, (--x->n_kept - i) * sizeof(*x->kept));
         x->kept[x->n_kept] = (ResidencyModel){};
 }
@@ -568,12 +585,12 @@ static int take_memory(Residency *x, const Backend *b, RankGroup *g, const Resid
 }
 
 static uint64_t ranks_of(const ResidencyUse *use) {
-        uint64_t ranks = 1; /* the first one does what is not split */
+        uint64_t ranks = UINT64_C(1) << job_first_rank(use->job);
 
         for (uint32_t i = 0; use->plan && i < use->plan->ranks; i++)
                 if (!h3_plan_is_idle(use->plan, i))
                         ranks |= UINT64_C(1) << i;
-        return use->ranks > 0 ? UINT64_MAX >> (64 - use->ranks) : ranks;
+        return use->ranks > 0 ? use->ranks : ranks;
 }
 
 int residency_prepare(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f) {

@@ -37,7 +37,6 @@ typedef struct ResidencyModel {
         uint64_t serial;
         bool expand; /* DeviceWeightsConfig */
         ModelWeights *weights[RANKS_MAX]; /* NULL: none */
-        uint64_t pinned; /* of one that is kept */
 } ResidencyModel;
 
 #define RESIDENCY_KEPT 7u
@@ -47,7 +46,7 @@ typedef struct ResidencyModel {
 typedef struct ResidencyFigures {
         uint64_t model; /* ModelEntry's id; 0: no more */
         uint64_t bytes;
-        uint64_t registered_bytes; /* of host memory */
+        uint64_t registered_bytes; /* of host memory, each once however many ranks and turns registered it */
         uint32_t blocks; /* that stay, on the rank that has most of them */
         uint32_t reserved;
 } ResidencyFigures;
@@ -55,7 +54,6 @@ typedef struct ResidencyFigures {
 typedef struct ResidencyRank {
         struct Residency *all;
         uint32_t index;
-        _Atomic uint64_t pinned; /* bytes that were registered for them, or found registered; asked for while the rank works */
         uint64_t least;        /* bytes of a ring for all of them */
 } ResidencyRank;
 
@@ -86,9 +84,9 @@ typedef struct Residency {
 typedef struct ResidencyUse {
         const Job *job;         /* whose model */
         bool base;              /* not what its adapters make of it */
-        const H3Plan *plan;     /* NULL: the first `ranks` work, and take */
+        const H3Plan *plan;     /* NULL: `ranks` work, and take */
         ExchangeKind exchange;  /* with plan */
-        uint32_t ranks;         /* 0: one */
+        uint64_t ranks;         /* without plan, a bit each; 0: the job's first one */
         uint64_t bytes;         /* of device memory beside the weights, over all ranks */
 } ResidencyUse;
 

@@ -88,7 +88,7 @@ static int merge(StepRunner *s, RankGroup *g, Job *j, const MergedKey *key, Faul
         if (r < 0)
                 return r;
         do
-                r = rank_group_run(g, &(RankOrder){.ranks = 1, .work = merge_on_rank, .userdata = &x});
+                r = rank_group_run(g, &(RankOrder){.ranks = UINT64_C(1) << job_first_rank(j), .work = merge_on_rank, .userdata = &x});
         while (residency_again(&s->residency, g, j, r, f));
         if (r < 0)
                 return r;

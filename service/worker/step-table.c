@@ -106,7 +106,7 @@ static int make(StepRunner *s, RankGroup *g, Job *j, const H3ModSchedule *schedu
                 !mod_cache_make_room(&s->tables, bytes) || !has_memory(s, j, bytes))
                 return 0;
 
-        r = rank_group_run(g, &(RankOrder){.ranks = 1, .work = make_on_rank, .userdata = &x});
+        r = rank_group_run(g, &(RankOrder){.ranks = UINT64_C(1) << job_first_rank(j), .work = make_on_rank, .userdata = &x});
         if (r >= 0)
                 r = mod_cache_add(&s->tables, j, bytes, &x.table, ret);
         (void) h3_mod_table_free(x.table); /* NULL once it is the cache's */

@@ -53,7 +53,7 @@ typedef struct Refine {
         Fault *fault;
 } Refine;
 
-/* On rank 0's thread: the text is the same for all, and small. */
+/* On one rank's thread: the text is the same for all, and small. */
 static int refine(void *userdata, uint32_t index, LkContext *context) {
         Refine *x = userdata;
         H3Rank rank = {.ops = x->runner->backend->ops, .context = context};
@@ -84,7 +84,7 @@ static int refine_text(StepRunner *s, RankGroup *g, const Job *j, const void **r
                 memcpy(text, j->text, (size_t) j->text_size);
 
                 x.text = text;
-                r = rank_group_run(g, &(RankOrder){.ranks = 1, .work = refine, .userdata = &x});
+                r = rank_group_run(g, &(RankOrder){.ranks = UINT64_C(1) << job_first_rank(j), .work = refine, .userdata = &x});
                 if (r < 0)
                         return r;
 
@@ -124,13 +124,13 @@ void step_tell(StepRunner *s, Job *j, uint32_t step, uint32_t done, uint32_t tot
         link_offer(s->link, &m);
 }
 
-/* Every rank stops where it is; rank 0 tells how far it is. */
+/* Every rank stops where it is; the first one tells how far it is. */
 static int on_block(void *userdata, uint32_t rank, uint32_t done, uint32_t total) {
         Run *run = userdata;
 
         if (run->job->cancelled)
                 return -ECANCELED;
-        if (rank == 0)
+        if (rank == job_first_rank(run->job))
                 step_tell(run->runner, run->job, run->step, done, total);
         return 0;
 }

@@ -18,6 +18,7 @@ typedef struct Part {
 
 struct Run {
         const TextSplit *split;
+        uint32_t ranks; /* of the plan, those of the group in order */
         H3Plan plan;
         H3Range rows[H3_TEXT_RANKS_MAX];
         Exchange *exchange; /* NULL: one rank */
@@ -27,6 +28,11 @@ struct Run {
         Fault faults[H3_TEXT_RANKS_MAX];
 };
 
+/* The place of the group's rank among those that take part. */
+static uint32_t part_of(const Run *x, uint32_t rank) {
+        return (uint32_t) __builtin_popcountll(x->split->ranks & ((UINT64_C(1) << rank) - 1));
+}
+
 static int on_block(void *userdata, uint32_t done, uint32_t total) {
         const Part *part = userdata;
         const TextSplit *s = part->run->split;
@@ -35,9 +41,10 @@ static int on_block(void *userdata, uint32_t done, uint32_t total) {
 }
 
 /* Every rank ends with all of the result; one of them hands it over. */
-static int work(void *userdata, uint32_t index, LkContext *context) {
+static int work(void *userdata, uint32_t group_rank, LkContext *context) {
         Run *x = userdata;
         const TextSplit *s = x->split;
+        const uint32_t index = part_of(x, group_rank);
         const H3StepHooks hooks = {.on_block = on_block, .userdata = x->parts + index};
         H3Rank rank = {
                 .index = index,
@@ -48,8 +55,8 @@ static int work(void *userdata, uint32_t index, LkContext *context) {
         };
         int r;
 
-        x->parts[index] = (Part){x, index};
-        r = s->on_begin ? s->on_begin(s->userdata, index, &rank) : 0;
+        x->parts[index] = (Part){x, group_rank};
+        r = s->on_begin ? s->on_begin(s->userdata, group_rank, &rank) : 0;
         if (r < 0) {
                 if (rank.exchange)
                         rank.exchange->fail(rank.exchange, index, r, NULL);
@@ -65,7 +72,7 @@ static void stuck(void *userdata, uint32_t rank) {
 
         (void) fault_set(&f, -ETIMEDOUT, FAULT_INTERNAL, "Rank %" PRIu32 " did not answer in %" PRIu64 " s.",
                 rank, (x->deadline_usec + 999999) / 1000000);
-        e->fail(e, rank, -ETIMEDOUT, &f);
+        e->fail(e, part_of(x, rank), -ETIMEDOUT, &f);
         (void) exchange_error(x->exchange, &f); /* what others have found before */
         x->split->on_stuck(x->split->userdata, &f);
 }
@@ -82,7 +89,7 @@ static uint64_t expected_deadline(const TextSplit *s, const H3TextSize *size) {
 static int first_error(const Run *x, int r, Fault *f) {
         int first = x->exchange ? exchange_error(x->exchange, f) : 0;
 
-        for (uint32_t i = 0; first == 0 && r < 0 && i < x->split->ranks; i++)
+        for (uint32_t i = 0; first == 0 && r < 0 && i < x->ranks; i++)
                 if (x->faults[i].name[0] != '\0') {
                         *f = x->faults[i];
                         break;
@@ -104,10 +111,11 @@ int text_split_memory(const H3TextModel *m, const H3TextSize *size, uint64_t *re
 }
 
 int text_split_run(RankGroup *g, const TextSplit *s, void *ret_hidden, uint64_t *ret_bytes, Fault *f) {
-        const ExchangeText sizes = {s->model, h3_text_size(s->in, s->ranks)};
+        const uint32_t ranks = (uint32_t) __builtin_popcountll(s->ranks);
+        const ExchangeText sizes = {s->model, h3_text_size(s->in, ranks)};
         CLEANUP(exchange_freep) Exchange *exchange = NULL;
         CLEANUP_FREE Run *x = NULL;
-        RankOrder order = {.ranks = UINT64_MAX >> (64 - s->ranks), .work = work, .stuck = stuck};
+        RankOrder order = {.ranks = s->ranks, .work = work, .stuck = stuck};
         uint64_t sent, received;
         int r;
 
@@ -115,10 +123,11 @@ int text_split_run(RankGroup *g, const TextSplit *s, void *ret_hidden, uint64_t 
         if (!x)
                 return -ENOMEM;
         x->split = s;
+        x->ranks = ranks;
         x->hidden = ret_hidden;
-        x->plan = h3_text_plan(s->ranks, x->rows);
+        x->plan = h3_text_plan(ranks, x->rows);
         x->deadline_usec = s->deadline_usec > 0 ? s->deadline_usec : expected_deadline(s, &sizes.size);
-        if (s->ranks > 1) {
+        if (ranks > 1) {
                 r = exchange_new(EXCHANGE_HOST, &x->plan, (ExchangeSize){exchange_text_message, &sizes}, x->deadline_usec,
                         &s->hook, &exchange);
                 if (r < 0)
@@ -133,7 +142,7 @@ int text_split_run(RankGroup *g, const TextSplit *s, void *ret_hidden, uint64_t 
                 return r;
 
         *ret_bytes = 0;
-        for (uint32_t i = 0; x->exchange && i < s->ranks; i++) {
+        for (uint32_t i = 0; x->exchange && i < ranks; i++) {
                 exchange_bytes(x->exchange, i, &sent, &received);
                 *ret_bytes += received;
         }

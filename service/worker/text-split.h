@@ -12,7 +12,7 @@ typedef struct TextSplit {
         const LkOps *ops;
         const H3TextModel *model;
         const H3TextInput *in;
-        uint32_t ranks; /* at least 1, at most those of the group */
+        uint64_t ranks; /* of the group: bits, at least one */
 
         /* As in SplitStep; on_begin may be NULL. */
         int (*on_begin)(void *userdata, uint32_t rank, H3Rank *to);

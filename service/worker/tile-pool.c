@@ -183,10 +183,6 @@ static void on_ended(void *userdata) {
         (void) job_unref(STEAL_PTR(p->job));
 }
 
-static uint64_t bits(const TilePool *p) {
-        return UINT64_MAX >> (64 - p->ranks);
-}
-
 /* As if nothing of this chunk were there. */
 static void forget(TilePool *p, uint32_t chunk) {
         p->current = p->chunk = chunk;
@@ -197,7 +193,7 @@ static void forget(TilePool *p, uint32_t chunk) {
 }
 
 static void begin(TilePool *p, RankGroup *g, Job *j) {
-        const RankOrder order = {.ranks = bits(p),
+        const RankOrder order = {.ranks = p->on,
                 .work = work,
                 .userdata = p,
                 .deadline_usec = p->deadline_usec,
@@ -209,7 +205,7 @@ static void begin(TilePool *p, RankGroup *g, Job *j) {
         p->group = g;
         p->job = job_ref(j);
         p->stop = false;
-        p->active = bits(p);
+        p->active = p->on;
         p->runs = true;
         rank_group_begin(g, &order);
 }
@@ -221,7 +217,7 @@ void tile_pool_allow(TilePool *p, uint32_t end) {
         if (p->end < end)
                 p->end = end < p->chunks ? end : p->chunks;
         if (p->runs && !is_over(p) && p->chunk < p->end) {
-                again = bits(p) & ~p->active;
+                again = p->on & ~p->active;
                 p->active |= again;
         }
         (void) pthread_mutex_unlock(&p->lock);
@@ -259,7 +255,7 @@ static int wait_for_chunk(TilePool *p) {
                 uint64_t seen = p->events;
                 bool late = false;
 
-                if (told || p->active == bits(p))
+                if (told || p->active == p->on)
                         (void) pthread_cond_wait(&p->changed, &p->lock);
                 else
                         late = pthread_cond_timedwait(&p->changed, &p->lock, &until) == ETIMEDOUT;
@@ -291,7 +287,7 @@ static bool can_go_on(TilePool *p, uint32_t chunk) {
         return can;
 }
 
-int tile_pool_run(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t end, uint32_t ranks, Fault *f) {
+int tile_pool_run(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t end, uint64_t ranks, Fault *f) {
         int r;
 
         if (p->tiles == 0)
@@ -305,8 +301,9 @@ int tile_pool_run(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chu
         if (!p->runs) {
                 p->deadline_usec = s->deadline_usec > 0 ? s->deadline_usec : split_deadline(s->backend->ops, p->row_bytes);
                 p->runner = s;
-                p->ranks = ranks;
-                p->together = tile_pool_together(p->tiles, p->batch, ranks);
+                p->on = ranks;
+                p->ranks = (uint32_t) __builtin_popcountll(ranks);
+                p->together = tile_pool_together(p->tiles, p->batch, p->ranks);
                 begin(p, g, j);
         }
 

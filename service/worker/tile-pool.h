@@ -46,7 +46,8 @@ struct TilePool {
         Job *job; /* counted while it does */
         StepRunner *runner;
         RankGroup *group;
-        uint32_t ranks, together; /* together: tiles that are taken at a time */
+        uint64_t on; /* ranks that take part: bits */
+        uint32_t ranks, together; /* how many; tiles that are taken at a time */
         uint64_t deadline_usec;
 
         pthread_mutex_t lock; /* of all below */
@@ -70,11 +71,11 @@ void tile_pool_done(TilePool *p);
  * ranks would be left without one; then what each turn takes. */
 uint32_t tile_pool_together(uint32_t tiles, uint32_t batch, uint32_t ranks);
 
-/* Makes all tiles of the chunk, on the ranks 0 to `ranks` - 1, with PROGRESS. On the steps' thread; chunks
+/* Makes all tiles of the chunk, on these ranks (bits), with PROGRESS. On the steps' thread; chunks
  * come one after the other, or the same one again after a failure. `end`: chunks before it may be made, too, with this one or behind
  * it: two at a time, or this one alone. -ECANCELED: the job was cancelled; else the first error, with f: then nothing of this and the
  * next chunk counts. An error that comes behind the step is forgotten with what was made: it comes again in the next one. */
-int tile_pool_run(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t end, uint32_t ranks, Fault *f);
+int tile_pool_run(TilePool *p, StepRunner *s, RankGroup *g, Job *j, uint32_t chunk, uint32_t end, uint64_t ranks, Fault *f);
 
 /* What each rank has made since the last call. */
 void tile_pool_count(TilePool *p, uint32_t *ret_made);

@@ -16,6 +16,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/gpu-names.h"
 #include "service/shared/log.h"
+#include "service/worker/alike.h"
 #include "service/worker/meminfo.h"
 #include "service/worker/nccl.h"
 #include "service/worker/peers.h"
@@ -170,18 +171,30 @@ static int open_device(Gpu *g, Fault *f) {
         return fault_set(f, r, FAULT_NOT_SUPPORTED, "The GPU %s (%s) cannot be used: %s.", g->properties.name, g->pci_address, text);
 }
 
-static int arch_of(const Gpu *g) {
-        return 10 * g->properties.major + g->properties.minor;
-}
-
 static void describe(WireDevice *d, const Gpu *g);
 
-/* A context takes a tenth of a second, and as long to be let go of. g: the next one, with its properties. */
-static bool is_left_out(const Gpu *g) {
-        WireDevice d;
+typedef struct Listed {
+        WireDevice devices[WIRE_DEVICES_MAX];
+        AlikeDevice alike[WIRE_DEVICES_MAX]; /* of them */
+} Listed;
 
-        describe(&d, g);
-        return gpu_is_left_out(&d, cuda.n);
+/* And the next one behind them, which has its properties. */
+static void list_devices(Listed *ret) {
+        for (uint32_t i = 0; i <= cuda.n; i++) {
+                const Gpu *g = cuda.gpus + i;
+                WireDevice *d = ret->devices + i;
+
+                describe(d, g);
+                ret->alike[i] = (AlikeDevice){d->name, d->pci_address, d->architecture, g->is_out ? "" : g->numerics_id};
+        }
+}
+
+/* The next one. A context takes a tenth of a second, and as long to be let go of. */
+static bool is_left_out(void) {
+        Listed all;
+
+        list_devices(&all);
+        return gpu_is_left_out(all.devices + cuda.n, alike_number(all.alike, cuda.n, all.alike + cuda.n));
 }
 
 /* f: what is wrong with it. */
@@ -199,15 +212,16 @@ static int try_device(int i, Gpu *g, Fault *f) {
         r = check_device(&g->properties, g->pci_address, f);
         if (r < 0)
                 return r;
-        g->is_out = is_left_out(g);
+        g->is_out = is_left_out();
         return g->is_out ? 0 : open_device(g, f);
 }
 
-/* The same bits as those before it. */
-static bool is_like_others(const Gpu *g) {
-        if (cuda.n > 0 && arch_of(g) != arch_of(cuda.gpus))
-                return false;
-        return g->is_out || !cuda.first || strcmp(g->numerics_id, cuda.first->numerics_id) == 0;
+/* A line in the notes if not. */
+static bool is_like_others(void) {
+        Listed all;
+
+        list_devices(&all);
+        return alike_join(all.alike, cuda.n, all.alike + cuda.n, &cuda.left_out);
 }
 
 static void close_device(Gpu *g) {
@@ -225,8 +239,7 @@ static void close_device(Gpu *g) {
         (void) cudaDeviceReset(); /* what the driver took for us, too */
 }
 
-/* A step is cut over devices that give the same bits: those that are like the first one that will do. f: what is wrong with
- * the last one that will not. */
+/* A step is cut over devices that give the same bits (alike.h). f: what is wrong with the last one that will not do. */
 static int open_devices(int n, Fault *f) {
         int r = -ENODEV;
 
@@ -244,9 +257,7 @@ static int open_devices(int n, Fault *f) {
                                 peers_note(&cuda.left_out, "%s", f->text);
                         continue;
                 }
-                if (!is_like_others(g)) {
-                        peers_note(&cuda.left_out, "The GPU %s (%s) is left out: beside %s (%s) its results would have other bits.",
-                                g->properties.name, g->pci_address, cuda.gpus[0].properties.name, cuda.gpus[0].pci_address);
+                if (!is_like_others()) {
                         close_device(g);
                         continue;
                 }
@@ -370,7 +381,7 @@ static void name_pins_device(void) {
 }
 
 static int arch(void) {
-        return arch_of(cuda.first);
+        return 10 * cuda.first->properties.major + cuda.first->properties.minor;
 }
 
 _Static_assert(sizeof(LkCudaPin) == sizeof(WirePin) && LK_CUDA_PIN_WORDS == WIRE_PIN_WORDS, "pins");

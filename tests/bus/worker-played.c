@@ -16,6 +16,7 @@
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
 #include "service/shared/gpu-names.h"
+#include "service/worker/alike.h"
 #include "service/worker/backend.h"
 #include "service/worker/meminfo.h"
 #include "service/worker/nccl.h"
@@ -38,6 +39,8 @@ typedef struct Played {
         volatile uint64_t goes;       /* with the copy that fails it is gone */
         volatile uint64_t tried, told; /* layers, by all workers: by trials, by workers before them */
         volatile uint64_t opened;     /* bits: devices, by the last worker */
+        volatile uint64_t architectures; /* sm_NN, 8 bits for each device */
+        volatile uint64_t kinds;      /* 8 bits for each device: those with another number give other bits */
         volatile uint64_t spoils;     /* what is handed on: 1: a layer's size is wrong, 2: it is of another device */
 } Played;
 
@@ -179,7 +182,7 @@ static void describe(WireDevice *d, uint32_t number) {
         (void) snprintf(d->name, sizeof(d->name), "Played GPU");
         (void) snprintf(d->pci_address, sizeof(d->pci_address), "0000:4%u:00.0", 1 + number);
         (void) snprintf(d->uuid, sizeof(d->uuid), "GPU-01234567-89ab-cdef-0123-456789abcde%c", "f012"[number]);
-        (void) snprintf(d->architecture, sizeof(d->architecture), "sm_00");
+        (void) snprintf(d->architecture, sizeof(d->architecture), "sm_%02u", (unsigned) (played->architectures >> 8 * number & 0xff));
         d->numa_node = -1;
         d->memory_total = d->memory_free = played->limit;
 }
@@ -273,17 +276,31 @@ static void start_nccl(void) {
 
 static uint32_t opened; /* devices */
 
+/* As the CUDA worker does it: of those that are there the ones that are alike. */
 static int open_devices(Fault *f) {
-        played->opened = 0;
-        for (uint32_t i = 0; i < n_devices; i++) {
-                WireDevice d;
+        const uint32_t there = n_devices;
+        WireDevice devices[DEVICE_SIM_DEVICES];
+        AlikeDevice alike[DEVICE_SIM_DEVICES];
+        char numerics[DEVICE_SIM_DEVICES][16];
 
-                describe(&d, numbers[i]);
-                is_out[i] = gpu_is_left_out(&d, i);
-                if (is_out[i])
+        played->opened = 0;
+        n_devices = 0;
+        for (uint32_t i = 0; i < there; i++) {
+                const uint32_t number = numbers[i], n = n_devices;
+
+                describe(devices + n, number);
+                (void) snprintf(numerics[n], sizeof(numerics[n]), "played-%u", (unsigned) (played->kinds >> 8 * number & 0xff));
+                alike[n] = (AlikeDevice){devices[n].name, devices[n].pci_address, devices[n].architecture, numerics[n]};
+                is_out[n] = gpu_is_left_out(devices + n, alike_number(alike, n, alike + n));
+                if (is_out[n])
+                        alike[n].numerics_id = "";
+                if (!alike_join(alike, n, alike + n, &found))
+                        continue;
+                numbers[n_devices++] = number;
+                if (is_out[n])
                         continue;
                 opened++;
-                played->opened |= UINT64_C(1) << numbers[i];
+                played->opened |= UINT64_C(1) << number;
         }
         return opened > 0 ? 0 : gpu_names_refuse(n_devices, f);
 }

@@ -169,6 +169,20 @@ static void plan_leaves_out_all_but_one(void **state) {
         assert_non_null(strstr(a.why, "; Card (0000:4"));
 }
 
+/* DenoiserGpus= has two of three: both work, the slow way or not, and the third does not. */
+static void plan_of_a_part_leaves_nobody_out(void **state) {
+        const WireHello h = hello_of(3, (uint32_t[]){65000, 65000, 65000}, 1);
+        GpuSet s = set_of(&h);
+        Answer a;
+
+        s.parts[GPU_PART_DENOISER] = 5;
+        assert_int_equal(gpu_cost_plan(&s, &h, 3, 128, &work, &(PlanWishes){}, &a.plan, &a.out, a.why, sizeof(a.why)), 0);
+        assert_int_equal(a.out, 0);
+        assert_int_equal(plan_ranks_at_work(&a.plan), 5);
+        s.parts[GPU_PART_DENOISER] = 0;
+        assert_int_equal(gpu_cost_plan(&s, &h, 3, 128, &work, &(PlanWishes){}, &a.plan, &a.out, a.why, sizeof(a.why)), -ENODEV);
+}
+
 /* What a session or the configuration says is done; what is not known is not judged. */
 static void plan_of_wishes_leaves_nobody_out(void **state) {
         static const PlanWishes wishes[] = {
@@ -232,6 +246,7 @@ int main(void) {
                 cmocka_unit_test(plan_leaves_out_a_card_behind_a_slow_way),
                 cmocka_unit_test(plan_leaves_out_all_but_one),
                 cmocka_unit_test(plan_of_wishes_leaves_nobody_out),
+                cmocka_unit_test(plan_of_a_part_leaves_nobody_out),
                 cmocka_unit_test(plan_of_fewer_ranks_than_devices_keeps_one),
                 cmocka_unit_test(plan_of_one_device_is_its_own),
         };

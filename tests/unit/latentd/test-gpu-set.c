@@ -142,7 +142,7 @@ static void keys_beside_a_cpu_are_noted(void **state) {
         Config c = {.gpus = (char *) "7", .gpu_shares = (char *) "0=2"};
         const Config none = {.vram_reserve = GIB, .vram_idle_sec = 300}; /* as they are without a word */
         const Config all = {.gpus = (char *) "1", .gpus_exclude = (char *) "1", .gpus_max = 1, .gpu_min_free = 1,
-                .gpu_shares = (char *) "0=1", .vram_limit = 1};
+                .gpu_shares = (char *) "0=1", .vram_limit = 1, .part_gpus = {(char *) "0", (char *) "0", (char *) "0"}};
         WireHello h = {.n_devices = 1};
         Fault f = {};
         GpuSet s;
@@ -153,7 +153,8 @@ static void keys_beside_a_cpu_are_noted(void **state) {
         assert_int_equal(gpu_set_apply(&none, NULL, 0, &h, &s, &f), 0);
         assert_string_equal(h.notes, "");
         gpu_set_note_cpu(&all, &h);
-        assert_non_null(strstr(h.notes, "Gpus=, GpusExclude=, GpusMax=, GpuMinFree=, GpuShares=, VramLimit= of"));
+        assert_non_null(strstr(h.notes,
+                "Gpus=, GpusExclude=, GpusMax=, GpuMinFree=, DenoiserGpus=, ConditionerGpus=, VaeGpus=, GpuShares=, VramLimit= of"));
 }
 
 /* Two spellings of one are seen only here. */
@@ -257,25 +258,101 @@ static void shares_follow_the_rates(void **state) {
 }
 
 static void wishes_become_ranks(void **state) {
-        const GpuSet s = {.shares = {1000, 3000}}, same = {.shares = {1000, 1000}};
+        const GpuSet s = {.shares = {1000, 3000}, .parts = {3, 3, 3}}, same = {.shares = {1000, 1000}, .parts = {3, 3, 3}};
         WireHello h = hello_of(2);
         PlanWishes w = {};
 
-        assert_int_equal(gpu_set_wishes(&same, &h, 4, &w), 0);
+        assert_int_equal(gpu_set_wishes(&same, GPU_PART_DENOISER, &h, 4, &w), 0);
         assert_int_equal(w.without, 0);
         assert_int_equal(w.n_shares, 0);
-        assert_int_equal(gpu_set_wishes(&s, &h, 4, &w), 0);
+        assert_int_equal(gpu_set_wishes(&s, GPU_PART_DENOISER, &h, 4, &w), 0);
         assert_int_equal(w.n_shares, 4);
         assert_int_equal(w.shares[2], 1000);
         assert_int_equal(w.shares[3], 3000);
 
         w = (PlanWishes){.n_gpus = 1, .gpus = {"0000:42:00.0"}, .n_shares = 2, .shares = {7, 8}};
-        assert_int_equal(gpu_set_wishes(&s, &h, 4, &w), 0);
+        assert_int_equal(gpu_set_wishes(&s, GPU_PART_DENOISER, &h, 4, &w), 0);
         assert_int_equal(w.without, 5); /* ranks 0 and 2 */
         assert_int_equal(w.n_shares, 2);
         assert_int_equal(w.shares[0], 7); /* the session's own */
         w = (PlanWishes){.n_gpus = 1, .gpus = {"0000:4f:00.0"}};
-        assert_int_equal(gpu_set_wishes(&s, &h, 4, &w), -ENODEV);
+        assert_int_equal(gpu_set_wishes(&s, GPU_PART_DENOISER, &h, 4, &w), -ENODEV);
+}
+
+/* Names count as the worker has the GPUs, bits as they are left. */
+static void parts_have_their_gpus(void **state) {
+        const Config c = {.gpus_exclude = (char *) "0",
+                .part_gpus = {[GPU_PART_CONDITIONER] = (char *) "0000:43:00.0", [GPU_PART_VAE] = (char *) "1,2"}};
+        WireHello h = hello_of(4);
+        PlanWishes w = {};
+        Fault f = {};
+        GpuSet s;
+
+        assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), 0);
+        assert_string_equal(h.notes, "");
+        assert_int_equal(s.parts[GPU_PART_DENOISER], 7);
+        assert_int_equal(s.parts[GPU_PART_CONDITIONER], 2);
+        assert_int_equal(s.parts[GPU_PART_VAE], 3);
+        assert_int_equal(gpu_set_wishes(&s, GPU_PART_VAE, &h, 6, &w), 0);
+        assert_int_equal(w.without, 4 | 32); /* ranks of the third */
+        w = (PlanWishes){.n_gpus = 1, .gpus = {"0000:44:00.0"}}; /* the session's go before */
+        assert_int_equal(gpu_set_wishes(&s, GPU_PART_VAE, &h, 6, &w), 0);
+        assert_int_equal(w.without, 3 | 24);
+
+        h = (WireHello){.n_devices = 1}; /* a CPU has all parts */
+        assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), 0);
+        assert_int_equal(s.parts[GPU_PART_VAE], 1);
+}
+
+static void part_without_any_gpu_is_refused(void **state) {
+        const Config c = {.gpus_exclude = (char *) "1", .part_gpus = {[GPU_PART_DENOISER] = (char *) "7", [GPU_PART_VAE] = (char *) "1"}};
+        WireHello h = hello_of(2);
+        PlanWishes w = {};
+        Fault f = {};
+        GpuSet s;
+
+        assert_int_equal(gpu_set_apply(&c, NULL, 0, &h, &s, &f), 0);
+        assert_non_null(strstr(h.notes, "DenoiserGpus= names \"7\", which is not there.\n"));
+        assert_non_null(strstr(h.notes, "None of the GPUs of DenoiserGpus= takes part: what it is for cannot run.\n"));
+        assert_non_null(strstr(h.notes, "None of the GPUs of VaeGpus= takes part: what it is for cannot run.\n"));
+        assert_null(strstr(h.notes, "ConditionerGpus"));
+        assert_int_equal(gpu_set_wishes(&s, GPU_PART_DENOISER, &h, 1, &w), -ENODEV);
+        assert_int_equal(gpu_set_ranks(&s, WIRE_JOB_DECODE, &h, 1, &w), 0);
+        assert_int_equal(gpu_set_ranks(&s, WIRE_JOB_TOKENIZE, &h, 1, &w), 1);
+        assert_int_equal(gpu_set_refuse(GPU_PART_VAE, &w, &f), -ENODEV);
+        assert_string_equal(f.name, FAULT_NO_WORKER);
+        assert_non_null(strstr(f.text, "None of the GPUs of VaeGpus= of latentd.conf takes part."));
+        w.n_gpus = 1;
+        f = (Fault){};
+        assert_int_equal(gpu_set_refuse(GPU_PART_VAE, &w, &f), -ENODEV);
+        assert_non_null(strstr(f.text, "the session's \"gpus\""));
+}
+
+/* Two ranks on each of three GPUs. */
+static void ranks_of_jobs_without_plan(void **state) {
+        const GpuSet all = {.parts = {7, 7, 7}};
+        const GpuSet some = {.parts = {[GPU_PART_DENOISER] = 6, [GPU_PART_CONDITIONER] = 4, [GPU_PART_VAE] = 5}};
+        const PlanWishes any = {}, two = {.ranks = 2}, nine = {.ranks = 9}, third = {.n_gpus = 1, .gpus = {"0000:43:00.0"}};
+        const char *addresses[WIRE_DEVICES_MAX];
+        WireHello h = hello_of(3), cpu = {.n_devices = 1};
+        const GpuSet own = {.parts = {1, 1, 1}};
+
+        assert_int_equal(gpu_set_ranks(&all, WIRE_JOB_DECODE, &h, 6, &any), 63);
+        assert_int_equal(gpu_set_ranks(&all, WIRE_JOB_ENCODE, &h, 6, &any), 1); /* a prompt: one of them */
+        assert_int_equal(gpu_set_ranks(&all, WIRE_JOB_ENCODE, &h, 6, &two), 3);
+        assert_int_equal(gpu_set_ranks(&all, WIRE_JOB_DECODE, &h, 6, &nine), 63);
+        assert_int_equal(gpu_set_ranks(&all, WIRE_JOB_DECODE, &h, 6, &third), 4 | 32);
+        assert_int_equal(gpu_set_ranks(&some, WIRE_JOB_ENCODE_MEDIA, &h, 6, &any), 1 | 4 | 8 | 32);
+        assert_int_equal(gpu_set_ranks(&some, WIRE_JOB_DECODE, &h, 6, &two), 1 | 4);
+        assert_int_equal(gpu_set_ranks(&some, WIRE_JOB_ENCODE, &h, 6, &any), 4);
+        assert_int_equal(gpu_set_ranks(&some, WIRE_JOB_ENCODE, &h, 6, &two), 4 | 32);
+        assert_int_equal(gpu_set_ranks(&some, WIRE_JOB_MERGE, &h, 6, &any), 2);
+        assert_int_equal(gpu_set_ranks(&own, WIRE_JOB_ENCODE, &cpu, 3, &any), 7);
+
+        assert_int_equal(gpu_set_addresses(&h, 2 | 32, addresses), 2);
+        assert_string_equal(addresses[0], "0000:42:00.0");
+        assert_string_equal(addresses[1], "0000:43:00.0");
+        assert_int_equal(gpu_set_addresses(&cpu, 1, addresses), 0);
 }
 
 static void plan_leaves_ranks_out(void **state) {
@@ -347,6 +424,9 @@ int main(void) {
                 TEST(links_are_kept_for_the_same_devices),
                 TEST(shares_follow_the_rates),
                 TEST(wishes_become_ranks),
+                TEST(parts_have_their_gpus),
+                TEST(part_without_any_gpu_is_refused),
+                TEST(ranks_of_jobs_without_plan),
                 TEST(plan_leaves_ranks_out),
                 TEST(exchange_is_the_faster_proven_way),
         };

@@ -382,15 +382,13 @@ static void request_decode_reads_latents(void **state) {
         TENSOR(session_request_decode, with("audio", 0, "F32", SHAPE(32, 1, 3)), a, "F32 [32, 2, A]");
 }
 
-static void submit_adds_ranks_and_owner(void **state) {
+static void submit_adds_owner(void **state) {
         Fake *f = *state;
         Session *s = fake_session_on(f, f->conditioner, 0);
         WireJobOpen q = fake_coding(WIRE_JOB_ENCODE, 0);
         Job *j;
 
-        s->split.ranks = 3;
         j = fake_submit_request(f, s, &q);
-        assert_int_equal(j->request.ranks, 3);
         assert_int_equal(j->request.owner, (uint64_t) getuid() + 1);
         q = fake_coding(WIRE_JOB_TOKENIZE, 1);
         j = fake_submit_request(f, s, &q);
@@ -421,7 +419,7 @@ int main(void) {
                 TEST(check_request_overflowing_picture_is_refused),
                 TEST(request_encode_media_reads_frames_or_sound),
                 TEST(request_decode_reads_latents),
-                TEST(submit_adds_ranks_and_owner),
+                TEST(submit_adds_owner),
                 TEST(request_overlapping_output_of_unfinished_coding_is_busy),
         };
 

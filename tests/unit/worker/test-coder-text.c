@@ -149,6 +149,14 @@ static void encode_ranks_and_delays_same_bits(void **state) {
                         assert_memory_equal(have, expected, size);
                 }
                 bench_delay(b, 0, 0);
+                for (uint64_t ranks = 2; ranks <= 14; ranks += 6) { /* of four: the second, the last, the last three */
+                        CLEANUP_FREE uint8_t *have = NULL;
+
+                        bench_set_ranks(b, 4);
+                        w.ranks = ranks;
+                        have = bench_run(b, &w, &n);
+                        assert_memory_equal(have, expected, size);
+                }
         }
 }
 

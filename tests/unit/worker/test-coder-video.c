@@ -177,19 +177,28 @@ static void decode_says_who_made_the_tiles(void **state) {
         assert_int_equal(all, 6);
 }
 
+static void note_rank(void *userdata, uint32_t rank, uint32_t chunk, uint32_t tile) {
+        (void) atomic_fetch_or((atomic_uint_least64_t *) userdata, UINT64_C(1) << rank);
+}
+
 /* Fewer ranks than there are. */
-static void decode_takes_so_many_ranks_as_asked(void **state) {
+static void decode_takes_the_ranks_that_were_asked_for(void **state) {
         CoderBench *b = *state;
         WireJobOpen w = film_job(b, ST_F32);
         CLEANUP_FREE uint8_t *expected = NULL, *film = NULL;
+        atomic_uint_least64_t ranks = 0;
         uint64_t size, n;
 
         bench_set_ranks(b, 4);
-        w.ranks = 2;
+        w.ranks = 10; /* the second and the fourth */
         expected = film_plainly(b, H3_PIXELS_F32, &size);
+        b->runner.tile_hook = note_rank;
+        b->runner.tile_userdata = &ranks;
         film = bench_run(b, &w, &n);
         assert_memory_equal(film, expected, size);
-        w.ranks = 5;
+        assert_int_equal(ranks & ~w.ranks, 0);
+        assert_int_not_equal(ranks, 0);
+        w.ranks = 16;
         bench_refuse(b, &w, FAULT_INVALID_ARGUMENT, "the worker has 4");
 }
 
@@ -683,7 +692,7 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 TEST(decode_ranks_and_delays_same_bits),
                 TEST(decode_says_who_made_the_tiles),
-                TEST(decode_takes_so_many_ranks_as_asked),
+                TEST(decode_takes_the_ranks_that_were_asked_for),
                 TEST(decode_says_what_it_makes),
                 TEST(decode_ring_has_every_frame_in_turn),
                 TEST(decode_killed_at_every_chunk_same_bits),

@@ -12,6 +12,8 @@
 
 /* Against a byte for each. */
 static void check(const Ranges *r, const bool *has) {
+        uint64_t bytes = 0;
+
         for (uint64_t begin = 0; begin <= SIZE; begin++) {
                 bool all = true;
 
@@ -20,6 +22,9 @@ static void check(const Ranges *r, const bool *has) {
                         assert_int_equal(ranges_have(r, begin, end), all);
                 }
         }
+        for (uint64_t i = 0; i < SIZE; i++)
+                bytes += has[i];
+        assert_int_equal(r->bytes, bytes);
         for (size_t i = 0; i < r->n; i++) {
                 assert_true(r->all[i].begin < r->all[i].end);
                 assert_true(i == 0 || r->all[i - 1].end < r->all[i].begin);

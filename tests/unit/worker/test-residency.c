@@ -658,6 +658,7 @@ static void step_device_gone_is_an_error(void **state) {
 }
 
 static unsigned n_pins, n_refused;
+static Ranges pinned;
 
 /* The kernel writes where the process may. */
 static bool is_writable(const void *p) {
@@ -675,6 +676,7 @@ static bool is_writable(const void *p) {
 
 static int counting_pin(LkContext *c, const void *host, uint64_t size) {
         n_pins++;
+        assert_int_equal(ranges_add(&pinned, (uintptr_t) host, (uintptr_t) host + size), 0);
         n_refused += !is_writable(host) || !is_writable((const uint8_t *) host + size - 1);
         return 0;
 }
@@ -697,25 +699,50 @@ static void step_regions_are_writable_to_the_driver_alone(void **state) {
         bench_free(b);
 }
 
-/* Another model was on the device, or nothing was for a while: what is registered stays so. */
+/* Another model was on the device, or nothing was for a while: what is registered stays so, and counts once, whichever ranks asked for
+ * it. */
 static void step_regions_are_registered_once(void **state) {
-        Bench *b = bench_new(PLENTY);
+        Bench *b = bench_of_ranks(PLENTY, 3);
         Job *j = new_job(b, 5);
         uint64_t bytes;
 
         n_pins = n_refused = 0;
+        ranges_done(&pinned);
         b->ops.pin = counting_pin;
         run_to_end(b, j);
         bytes = b->runner.residency.figures[0].registered_bytes;
         (void) job_unref(j);
         assert_true(n_pins > 0 && bytes > 0);
+        assert_int_equal(bytes, pinned.bytes);
 
         residency_clear(&b->runner.residency, b->ranks);
         n_pins = 0;
         j = new_job(b, 6);
         run_to_end(b, j);
         assert_int_equal(n_pins, 0);
-        assert_in_range(b->runner.residency.figures[0].registered_bytes, 1, bytes); /* the text is known */
+        assert_int_equal(b->runner.residency.figures[0].registered_bytes, bytes);
+        (void) job_unref(j);
+        ranges_done(&pinned);
+        bench_free(b);
+}
+
+/* What is not split is done by a rank that takes part: the first one need not have the model. */
+static void step_rank_without_a_part_has_no_weights(void **state) {
+        CLEANUP_FREE float *want = expected();
+        Bench *b = bench_of_ranks(PLENTY, 3);
+        Job *j = fixture_job(b->x, 5);
+        WireMessage m;
+        Fault f = {};
+
+        wire_init(&m, WIRE_PLAN, 1, 5, 0);
+        assert_int_equal(plan_make(j->layout->rows, 8, 3, 1, &(PlanWishes){.without = 1}, &m.plan), 0);
+        assert_int_equal(plan_new(&m.plan, j->layout->rows, 8, 3, &j->plan, &f), 0);
+        assert_int_equal(job_first_rank(j), 1);
+        run_to_end(b, j);
+        assert_same(j, want);
+        assert_null(b->runner.residency.now.weights[0]);
+        assert_non_null(b->runner.residency.now.weights[1]);
+        assert_non_null(b->runner.residency.now.weights[2]);
         (void) job_unref(j);
         bench_free(b);
 }
@@ -754,6 +781,7 @@ int main(void) {
                 cmocka_unit_test(step_device_gone_is_an_error),
                 cmocka_unit_test(step_regions_are_writable_to_the_driver_alone),
                 cmocka_unit_test(step_regions_are_registered_once),
+                cmocka_unit_test(step_rank_without_a_part_has_no_weights),
                 cmocka_unit_test(step_without_registration_same_bits),
         };
 

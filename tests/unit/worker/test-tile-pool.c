@@ -121,12 +121,12 @@ static int teardown(void **state) {
 
 /* This chunk alone. */
 static int run(Scene *x, uint32_t chunk, uint32_t ranks, Fault *f) {
-        return tile_pool_run(&x->pool, &x->b->runner, x->b->ranks, &x->job, chunk, chunk + 1, ranks, f);
+        return tile_pool_run(&x->pool, &x->b->runner, x->b->ranks, &x->job, chunk, chunk + 1, UINT64_MAX >> (64 - ranks), f);
 }
 
 /* And the next one. */
 static int run_on(Scene *x, uint32_t chunk, uint32_t ranks, Fault *f) {
-        return tile_pool_run(&x->pool, &x->b->runner, x->b->ranks, &x->job, chunk, chunk + 2, ranks, f);
+        return tile_pool_run(&x->pool, &x->b->runner, x->b->ranks, &x->job, chunk, chunk + 2, UINT64_MAX >> (64 - ranks), f);
 }
 
 static uint32_t made_of(const Scene *x, uint32_t chunk) {
@@ -424,7 +424,7 @@ static void first_chunk(void *userdata, RankGroup *g, Job *j, uint32_t step) {
         Scene *x = userdata;
         Fault f = {};
 
-        behind_result = tile_pool_run(&x->pool, &x->b->runner, g, j, 0, 2, 2, &f) + 1;
+        behind_result = tile_pool_run(&x->pool, &x->b->runner, g, j, 0, 2, 3, &f) + 1;
 }
 
 /* Without a next step: the steps' thread lets go of what has come to its end, and of what never will in time. */
