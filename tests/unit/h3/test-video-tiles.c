@@ -105,10 +105,10 @@ static double largest(double a, double b) {
         return a > b ? a : b;
 }
 
-/* What the stream, what the blocks and what the result need is not there at the same time. */
+/* What the blocks and what the last product need is not there at the same time; the result is on its way while the next one's stream is there. */
 static void check_decode_memory(const H3VideoConfig *c, const H3VideoDecodePlan *d) {
         double tokens = 7 * 256 * d->batch, rows = tokens + (c->registers + 1) * d->batch, size = d->type == LK_F16 ? 2 : 4;
-        double stream = largest(rows * c->hidden * (4 + size), tokens * 3072 * 4);
+        double stream = rows * c->hidden * (4 + size) + tokens * 3072 * 4;
         double block = largest(rows * size * largest(3 * c->hidden, 2 * c->ffn), rows * 3072 * 4);
         double bytes = stream + block + 4 * (tokens * 2 * 24 + rows) + rows / d->batch * 6 * c->rope_freqs * 4;
 
