@@ -373,24 +373,37 @@ int gpu_set_refuse(GpuPart part, const PlanWishes *w, Fault *f) {
 
 /* AUTO is never NCCL: on one machine it goes the way of p2p, but with kernels that take part of each device from the step's own,
  * and after a step that failed badly there is none until another worker starts. tests/gpu/visit compares them (stage nccl). */
-WireExchange gpu_set_exchange(const WireHello *h, const WirePlan *p, WireExchange wish) {
+static WireExchange choose_exchange(const WireHello *h, uint64_t ranks, uint32_t n_ranks, WireExchange wish) {
         uint64_t peer = UINT64_MAX, host = UINT64_MAX; /* the slowest ways */
 
         if (wish == WIRE_EXCHANGE_HOST || h->n_devices == 0)
                 return WIRE_EXCHANGE_HOST;
-        for (uint32_t i = 0; i < p->ranks; i++)
-                for (uint32_t k = 0; k < p->ranks; k++) {
+        for (uint32_t i = 0; i < n_ranks; i++)
+                for (uint32_t k = 0; k < n_ranks; k++) {
                         uint32_t from = i % h->n_devices, to = k % h->n_devices;
 
-                        if (i == k || !plan_has_part(p, i) || !plan_has_part(p, k))
+                        if (i == k || !(ranks >> i & 1) || !(ranks >> k & 1))
                                 continue;
                         peer = h->peer_mbs[from][to] < peer ? h->peer_mbs[from][to] : peer;
                         if (from != to)
                                 host = h->host_mbs[from][to] < host ? h->host_mbs[from][to] : host;
                 }
         if (wish == WIRE_EXCHANGE_NCCL)
-                return h->nccl > 0 && p->ranks <= h->n_devices && peer != UINT64_MAX ? WIRE_EXCHANGE_NCCL : WIRE_EXCHANGE_HOST;
+                return h->nccl > 0 && n_ranks <= h->n_devices && peer != UINT64_MAX ? WIRE_EXCHANGE_NCCL : WIRE_EXCHANGE_HOST;
         if (peer == 0 || peer == UINT64_MAX)
                 return WIRE_EXCHANGE_HOST;
         return wish == WIRE_EXCHANGE_P2P || host == UINT64_MAX || peer >= host ? WIRE_EXCHANGE_P2P : WIRE_EXCHANGE_HOST;
+}
+
+WireExchange gpu_set_exchange(const WireHello *h, const WirePlan *p, WireExchange wish) {
+        uint64_t ranks = 0;
+
+        for (uint32_t i = 0; i < p->ranks; i++)
+                if (plan_has_part(p, i))
+                        ranks |= UINT64_C(1) << i;
+        return choose_exchange(h, ranks, p->ranks, wish);
+}
+
+WireExchange gpu_set_exchange_of(const WireHello *h, uint64_t ranks, WireExchange wish) {
+        return choose_exchange(h, ranks, WIRE_RANKS_MAX, wish == WIRE_EXCHANGE_NCCL ? WIRE_EXCHANGE_AUTO : wish);
 }

@@ -67,3 +67,5 @@ int gpu_set_refuse(GpuPart part, const PlanWishes *w, Fault *f);
 
 /* How a plan's ranks exchange: as wished if they can, else through the host. AUTO: as is faster of p2p and host. */
 WireExchange gpu_set_exchange(const WireHello *h, const WirePlan *p, WireExchange wish);
+/* Likewise of ranks (bits) without a plan, never NCCL. */
+WireExchange gpu_set_exchange_of(const WireHello *h, uint64_t ranks, WireExchange wish);

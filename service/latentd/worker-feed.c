@@ -359,6 +359,8 @@ static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         if (resume)
                 m.job_open.flags |= WIRE_JOB_RESUME;
         m.job_open.ranks = has_plan(j) ? 0 : ranks_of(w, j);
+        if (j->request.kind == WIRE_JOB_ENCODE)
+                m.job_open.exchange = gpu_set_exchange_of(&w->hello, m.job_open.ranks, j->session->split.exchange);
         if (with_step) {
                 r = fill_plan(w, j, &m.job_run.plan);
                 if (r < 0)

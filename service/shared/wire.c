@@ -254,6 +254,7 @@ static void normalise(WireMessage *m) {
 
         case WIRE_JOB_OPEN:
                 TERMINATE(m->job_open.numerics);
+                m->job_open.reserved = 0;
                 for (size_t i = 0; i < WIRE_CONDITIONS_MAX; i++)
                         m->job_open.conditions[i].reserved = 0;
                 break;
@@ -273,6 +274,7 @@ static void normalise(WireMessage *m) {
 
         case WIRE_JOB_RUN:
                 TERMINATE(m->job_run.open.numerics);
+                m->job_run.open.reserved = 0;
                 m->job_run.plan.header = (WireHeader){};
                 break;
 

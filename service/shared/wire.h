@@ -392,6 +392,8 @@ typedef struct WireJobOpen {
         uint32_t output_type;  /* StType of what is made: ENCODE BF16 or F32; DECODE of video U8 or F32 (0 to 1) */
         uint32_t picture_rule; /* WirePictureRule; ENCODE */
         uint32_t posterior;    /* WirePosterior; ENCODE_MEDIA of video */
+        uint32_t exchange;     /* WireExchange, never NCCL; ENCODE on several ranks. AUTO: as HOST */
+        uint32_t reserved;
         uint64_t ranks;        /* that take part, a bit each; 0: all. MERGE: the first of them does it; STEP, SAMPLE: 0 */
         uint64_t ring_frames;  /* DECODE of video: frames that the output may hold at a time; 0: all */
         uint64_t owner;        /* ENCODE: whose results it may take from the cache; users have different ones, not 0 */

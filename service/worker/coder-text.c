@@ -123,10 +123,9 @@ static int set_memory(Job *j, const TextWork *x, const H3VisionInput *vision) {
         uint64_t bytes;
         int r;
 
-        r = text_split_memory(m, &size, &bytes);
+        r = text_split_memory(m, &size, j->coder->exchange, &bytes, &j->coder->device_bytes);
         if (r < 0)
                 return r;
-        j->coder->device_bytes = h3_text_memory(m, &size) * size.ranks; /* no more than bytes */
         j->coder->memory_bytes =
                 bytes + size.all_patches * H3_PATCH_NUMBERS * sizeof(float) +
                 x->n * m->config.hidden * (act_size(j) + st_type_size(j->coder->output_type));
@@ -268,6 +267,7 @@ static int compute(StepRunner *s, RankGroup *g, Job *j, void *hidden, uint64_t *
                 .ops = s->backend->ops,
                 .model = j->model->conditioner,
                 .ranks = j->ranks,
+                .exchange = j->coder->exchange,
                 .on_begin = on_begin,
                 .on_block = on_block,
                 .on_stuck = on_stuck,

@@ -31,7 +31,7 @@ static const CoderClass *choose_class(uint32_t kind, const ModelEntry *m) {
         return NULL;
 }
 
-static int check_numbers(const WireJobOpen *w, Fault *f) {
+static int check_numbers(const WireJobOpen *w, const LkOps *ops, Fault *f) {
         const uint32_t known = WIRE_JOB_RESUME | WIRE_JOB_PLAN_ONLY;
         bool unread = w->kind == WIRE_JOB_DECODE && w->flags == (WIRE_JOB_PLAN_ONLY | WIRE_JOB_UNREAD);
 
@@ -42,6 +42,9 @@ static int check_numbers(const WireJobOpen *w, Fault *f) {
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The job has the flags 0x%" PRIx32 ", expected 0 or one of 0x%" PRIx32 ".", w->flags,
                         known);
+        if (w->exchange > WIRE_EXCHANGE_P2P || (w->exchange == WIRE_EXCHANGE_P2P && !ops->copy))
+                return fault_set(f, -EINVAL, FAULT_INTERNAL,
+                        "The job has the exchange %" PRIu32 ", which the %s worker has not for it.", w->exchange, ops->backend);
         if (w->n_loras > 0)
                 return fault_set(f, -EINVAL, FAULT_INVALID_ARGUMENT,
                         "The job has %" PRIu32 " LoRA adapters: they change denoisers only.", w->n_loras);
@@ -185,7 +188,7 @@ int coder_new(Job *j, const WireJobOpen *w, Fault *f) {
                 return fault_set(f, -EOPNOTSUPP, FAULT_NOT_SUPPORTED,
                         "The %s worker of this version does not run %s on a %s: set Worker=cpu.", j->model->ops->backend,
                         kind_name(w->kind), model_entry_kind_name(j->model));
-        r = check_numbers(w, f);
+        r = check_numbers(w, j->model->ops, f);
         if (r >= 0)
                 r = check_absent(w, j->model, f);
         if (r >= 0)
@@ -198,6 +201,7 @@ int coder_new(Job *j, const WireJobOpen *w, Fault *f) {
                 return -ENOMEM;
         j->coder->class = class;
         j->coder->ranks = (uint32_t) __builtin_popcountll(j->ranks);
+        j->coder->exchange = exchange_kind_of(plan_exchange_kind(w->exchange), j->model->ops);
         j->coder->output_type = (StType) w->output_type;
         r = fill(j, w, f);
         if (r < 0 || j->plan_only)

@@ -42,6 +42,7 @@ typedef struct Coder {
         const CoderClass *class;
         void *work;     /* the class's own; freed by its free() */
         uint32_t ranks; /* that take part (Job.ranks); at least 1 */
+        ExchangeKind exchange; /* between them, of ENCODE */
         StType output_type;
         uint64_t owner; /* ENCODE: of the result */
         uint64_t rows;

@@ -62,6 +62,10 @@ static int check_numbers(const WirePlan *w, uint64_t rows, uint32_t ranks, Fault
         return 0;
 }
 
+ExchangeKind plan_exchange_kind(uint32_t exchange) {
+        return exchange == WIRE_EXCHANGE_P2P ? EXCHANGE_P2P : exchange == WIRE_EXCHANGE_NCCL ? EXCHANGE_NCCL : EXCHANGE_HOST;
+}
+
 int plan_new(const WirePlan *w, uint64_t rows, uint32_t heads, uint32_t ranks, Plan **ret, Fault *f) {
         CLEANUP_FREE Plan *p = NULL;
         int r;
@@ -97,9 +101,7 @@ int plan_new(const WirePlan *w, uint64_t rows, uint32_t heads, uint32_t ranks, P
                 .rows = p->rows,
                 .heads = p->heads,
         };
-        p->exchange = w->exchange == WIRE_EXCHANGE_P2P    ? EXCHANGE_P2P
-                      : w->exchange == WIRE_EXCHANGE_NCCL ? EXCHANGE_NCCL
-                                                          : EXCHANGE_HOST;
+        p->exchange = plan_exchange_kind(w->exchange);
         *ret = STEAL_PTR(p);
         return 0;
 }

@@ -21,3 +21,6 @@ typedef struct Plan {
  * ranks that do not exist zero. -EINVAL (Internal: the broker made it), -ENOMEM. */
 int plan_new(const WirePlan *w, uint64_t rows, uint32_t heads, uint32_t ranks, Plan **ret, Fault *f);
 Plan *plan_free(Plan *p);
+
+/* A WireExchange; AUTO is the host's. */
+ExchangeKind plan_exchange_kind(uint32_t exchange);

@@ -53,16 +53,20 @@ static int work(void *userdata, uint32_t group_rank, LkContext *context) {
                 .plan = &x->plan,
                 .exchange = x->exchange ? exchange_interface(x->exchange) : NULL,
         };
-        int r;
+        int r, closed;
 
         x->parts[index] = (Part){x, group_rank};
         r = s->on_begin ? s->on_begin(s->userdata, group_rank, &rank) : 0;
+        if (r >= 0 && rank.exchange)
+                r = exchange_open(x->exchange, &rank);
         if (r < 0) {
                 if (rank.exchange)
                         rank.exchange->fail(rank.exchange, index, r, NULL);
                 return r;
         }
-        return h3_text_run(&rank, s->model, s->in, &hooks, index == 0 ? x->hidden : NULL, x->faults + index);
+        r = h3_text_run(&rank, s->model, s->in, &hooks, index == 0 ? x->hidden : NULL, x->faults + index);
+        closed = rank.exchange ? exchange_close(x->exchange, &rank) : 0;
+        return r < 0 ? r : closed;
 }
 
 static void stuck(void *userdata, uint32_t rank) {
@@ -97,16 +101,22 @@ static int first_error(const Run *x, int r, Fault *f) {
         return first < 0 ? first : r;
 }
 
-int text_split_memory(const H3TextModel *m, const H3TextSize *size, uint64_t *ret) {
+int text_split_memory(const H3TextModel *m, const H3TextSize *size, ExchangeKind exchange, uint64_t *ret, uint64_t *ret_device) {
         H3Range rows[H3_TEXT_RANKS_MAX];
         H3Plan plan = h3_text_plan(size->ranks, rows);
-        const ExchangeText sizes = {m, *size};
-        uint64_t sum, between = exchange_memory(EXCHANGE_HOST, &plan, (ExchangeSize){exchange_text_message, &sizes});
+        const ExchangeText text = {m, *size};
+        const ExchangeSize sizes = {exchange_text_message, &text};
+        uint64_t device, sum;
 
-        if (__builtin_mul_overflow(h3_text_memory(m, size), (uint64_t) size->ranks, &sum) ||
-                __builtin_add_overflow(sum, between, &sum))
+        if (__builtin_mul_overflow(h3_text_memory(m, size), (uint64_t) size->ranks, &device))
+                return -EOVERFLOW;
+        for (uint32_t i = 0; i < size->ranks; i++)
+                if (__builtin_add_overflow(device, exchange_device_memory(exchange, &plan, sizes, i), &device))
+                        return -EOVERFLOW;
+        if (__builtin_add_overflow(device, exchange_memory(exchange, &plan, sizes), &sum))
                 return -EOVERFLOW;
         *ret = sum;
+        *ret_device = device;
         return 0;
 }
 
@@ -128,7 +138,7 @@ int text_split_run(RankGroup *g, const TextSplit *s, void *ret_hidden, uint64_t 
         x->plan = h3_text_plan(ranks, x->rows);
         x->deadline_usec = s->deadline_usec > 0 ? s->deadline_usec : expected_deadline(s, &sizes.size);
         if (ranks > 1) {
-                r = exchange_new(EXCHANGE_HOST, &x->plan, (ExchangeSize){exchange_text_message, &sizes}, x->deadline_usec,
+                r = exchange_new(s->exchange, &x->plan, (ExchangeSize){exchange_text_message, &sizes}, x->deadline_usec,
                         &s->hook, &exchange);
                 if (r < 0)
                         return r;

@@ -13,6 +13,7 @@ typedef struct TextSplit {
         const H3TextModel *model;
         const H3TextInput *in;
         uint64_t ranks; /* of the group: bits, at least one */
+        ExchangeKind exchange;
 
         /* As in SplitStep; on_begin may be NULL. */
         int (*on_begin)(void *userdata, uint32_t rank, H3Rank *to);
@@ -24,8 +25,9 @@ typedef struct TextSplit {
         uint64_t deadline_usec; /* for tests; 0: from the size of the run */
 } TextSplit;
 
-/* Bytes that a run of this size takes over all ranks, with what lies between them. -EOVERFLOW. */
-int text_split_memory(const H3TextModel *m, const H3TextSize *size, uint64_t *ret);
+/* Bytes that a run of this size takes over all ranks, with what lies between them; *ret_device: those of them that are the ranks'
+ * devices'. -EOVERFLOW. */
+int text_split_memory(const H3TextModel *m, const H3TextSize *size, ExchangeKind exchange, uint64_t *ret, uint64_t *ret_device);
 
 /* Runs it. ret_hidden: as h3_text_run(). *ret_bytes: what the ranks received from each other. On failure the
  * first real error, with f. */

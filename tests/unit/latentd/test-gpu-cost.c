@@ -169,12 +169,13 @@ static void plan_leaves_out_all_but_one(void **state) {
         assert_non_null(strstr(a.why, "; Card (0000:4"));
 }
 
-/* DenoiserGpus= has two of three: both work, the slow way or not, and the third does not. */
+/* DenoiserGpus= has two of three: both work, slow as the way between them is, and the third does not. */
 static void plan_of_a_part_leaves_nobody_out(void **state) {
-        const WireHello h = hello_of(3, (uint32_t[]){65000, 65000, 65000}, 1);
+        WireHello h = hello_of(3, (uint32_t[]){65000, 65000, 65000}, 12000);
         GpuSet s = set_of(&h);
         Answer a;
 
+        h.host_mbs[0][2] = h.host_mbs[2][0] = 100;
         s.parts[GPU_PART_DENOISER] = 5;
         assert_int_equal(gpu_cost_plan(&s, &h, 3, 128, &work, &(PlanWishes){}, &a.plan, &a.out, a.why, sizeof(a.why)), 0);
         assert_int_equal(a.out, 0);

@@ -296,6 +296,39 @@ static void code_is_planned_with_memory_for_every_rank(void **state) {
         }
 }
 
+/* The conditioner's ranks exchange beside the computation, through the host or from device to device. */
+static void encode_any_exchange_same_bits(void **state) {
+        const uint64_t ranks[] = {3, 7, 10}; /* of four */
+
+        for (size_t i = 0; i < 3; i++) {
+                const CoderKind *k = coder_kinds + i;
+                CLEANUP_FREE uint8_t *want = NULL;
+                uint64_t size;
+
+                want = run_plainly(k, &size);
+                for (unsigned n = 0; n < 2 * ELEMENTSOF(ranks); n++) {
+                        const WireExchange exchange = n % 2 ? WIRE_EXCHANGE_P2P : WIRE_EXCHANGE_HOST;
+                        CoderBench *b = bench_on_device(PLENTY);
+                        CLEANUP_FREE uint8_t *have = NULL;
+                        uint64_t have_size;
+                        WireJobOpen w;
+
+                        bench_set_ranks(b, 4);
+                        bench_load(b, k->model, coder_files(k->model));
+                        w = k->job(b);
+                        w.ranks = ranks[n / 2];
+                        w.exchange = exchange;
+                        device_sim.peer_copies = 0;
+                        have = bench_run(b, &w, &have_size);
+                        assert_int_equal(have_size, size);
+                        if (memcmp(have, want, size) != 0)
+                                fail_msg("%s: ranks %llx, exchange %u: the bits differ", k->name, (unsigned long long) w.ranks, exchange);
+                        assert_true(device_sim.peer_copies > 0); /* staged ones are on the same queue */
+                        bench_end(b);
+                }
+        }
+}
+
 /* A backend that lacks an operation is told from what is wrong with a job; it runs the rest. */
 static void code_without_convolutions_is_not_supported(void **state) {
         CoderBench *b = bench_on_device(PLENTY);
@@ -327,6 +360,7 @@ int main(void) {
                 cmocka_unit_test(code_device_error_job_goes_on),
                 cmocka_unit_test(code_device_memory_is_not_the_hosts),
                 cmocka_unit_test(code_is_planned_with_memory_for_every_rank),
+                cmocka_unit_test(encode_any_exchange_same_bits),
                 cmocka_unit_test(code_without_convolutions_is_not_supported),
         };
 

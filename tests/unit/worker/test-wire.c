@@ -250,6 +250,7 @@ static void wire_receive_strings_without_end_are_ended(void **state) {
                         assert_int_equal(strlen(got.job_open.numerics), sizeof(got.job_open.numerics) - 1);
                         for (size_t k = 0; k < WIRE_CONDITIONS_MAX; k++)
                                 assert_int_equal(got.job_open.conditions[k].reserved, 0);
+                        assert_int_equal(got.job_open.reserved, 0);
                         break;
                 case WIRE_ERROR:
                         assert_int_equal(strlen(got.error.fault.name), sizeof(got.error.fault.name) - 1);
