@@ -105,7 +105,7 @@ static double largest(double a, double b) {
         return a > b ? a : b;
 }
 
-/* What the blocks and what the last product need is not there at the same time; the result is on its way while the next one's stream is there. */
+/* What the blocks and what the last product need is not there at the same time; the result is on its way beside the next stream. */
 static void check_decode_memory(const H3VideoConfig *c, const H3VideoDecodePlan *d) {
         double tokens = 7 * 256 * d->batch, rows = tokens + (c->registers + 1) * d->batch, size = d->type == LK_F16 ? 2 : 4;
         double stream = rows * c->hidden * (4 + size) + tokens * 3072 * 4;
