@@ -2,7 +2,7 @@
 #pragma once
 
 /* Models with LoRA adapters merged into them (h3/lora.h), kept between jobs: a merge reads and writes every
- * matrix that the adapters change. The newest are kept, and each as long as a job uses it. Made on rank 0's
+ * matrix that the adapters change. The newest are kept, and each as long as a job uses it. Made on one rank's
  * thread, let go on any.
  *
  * With a device, too, merged matrices are host memory that is fetched like the base's, not made while a part is fetched. The bits
