@@ -539,7 +539,7 @@ int h3_video_decode_begin(const H3Rank *rank, const H3VideoVae *m, const H3Video
         d.tokens = d.t * d.h * d.w;
         d.rows = d.tokens + d.c->registers + 1;
         d.all = d.tiles * d.rows;
-        d.work = lay_out(d.c, d.type, d.tokens, d.tiles, &arena);
+        d.work = lay_out(d.c, d.type, d.tokens, p->batch, &arena); /* of any number of tiles alike: those before may be on their way */
 
         r = run(&d, z, chunk, tile, out);
         return r < 0 ? video_device_fault(r, "decode a tile of video", f) : 0;

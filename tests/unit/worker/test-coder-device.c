@@ -79,6 +79,18 @@ static void decode_in_f16_is_near_f32(void **state) {
         assert_true(difference > 1e-10 * length && difference < 9e-6 * length);
 }
 
+/* Two chunks of five tiles, of which the device takes three at a time, then two. */
+static WireJobOpen wide_film(CoderBench *b) {
+        uint64_t channels = h3_video_vae_config(model_table_find(&b->models, CODER_VIDEO_ORIGINAL)->video_vae)->latent_channels;
+        CLEANUP_FREE float *z = bench_numbers(channels * 8 * 2 * 54, 5);
+        WireJobOpen w = bench_job(b, WIRE_JOB_DECODE, CODER_VIDEO_ORIGINAL);
+
+        w.video = bench_put(b, ST_F32, 4, (uint64_t[]){channels, 8, 2, 54}, z);
+        w.output_type = ST_U8;
+        w.compute = WIRE_COMPUTE_F32;
+        return w;
+}
+
 static int try_run(CoderBench *b, const CoderKind *k, Fault *f) {
         const WireJobOpen w = k->job(b);
         CLEANUP(job_unrefp) Job *j = bench_open(b, &w);
@@ -157,6 +169,21 @@ static void code_any_memory_same_bits(void **state) {
                 }
         }
         assert_true(passed >= 6); /* a ring for tiny parts is as large as all of them */
+}
+
+/* Tiles of a batch do not touch what another batch, of another size, has on its way to the host. */
+static void decode_uneven_batches_same_bits(void **state) {
+        static const CoderKind k = {"a wide film", CODER_VIDEO_ORIGINAL, wide_film};
+        CLEANUP_FREE uint8_t *want = NULL;
+        uint64_t size;
+        CoderBench *b;
+
+        want = run_plainly(&k, &size);
+        b = bench_on_device(PLENTY);
+        assert_int_equal(b->ops.batch, 3);
+        bench_load(b, k.model, coder_files(k.model));
+        run_same(b, &k, want, size);
+        bench_end(b);
 }
 
 /* One after the other on a device that has no room for two, and back again. */
@@ -355,6 +382,7 @@ int main(void) {
         const struct CMUnitTest tests[] = {
                 cmocka_unit_test(decode_in_f16_is_near_f32),
                 cmocka_unit_test(code_any_memory_same_bits),
+                cmocka_unit_test(decode_uneven_batches_same_bits),
                 cmocka_unit_test(code_models_take_turns),
                 cmocka_unit_test(code_less_memory_than_said_goes_on),
                 cmocka_unit_test(code_device_error_job_goes_on),
