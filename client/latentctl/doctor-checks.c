@@ -252,15 +252,19 @@ void check_device_reason(Findings *f, const latent_value *status) {
                         "See to what it says, then systemctl restart latentd; or set Worker=cpu in latentd.conf.", "%s", reason);
 }
 
+/* GPUs that are named for a part of a film and are not there are no note: its jobs end with NoWorker. */
 void check_device_notes(Findings *f, const latent_value *status) {
+        static const char none[] = "None of the GPUs of ";
         const char *line = get_string(status, "DeviceNotes");
 
         while (*line != '\0') {
                 int n = (int) strcspn(line, "\n");
+                bool stops = strncmp(line, none, strlen(none)) == 0;
 
-                finding_add(f, "GPUs", LEVEL_WARNING,
-                        "Steps run all the same; with a restart of latentd it is looked at anew (latentd(8), \"Several GPUs\").", "%.*s", n,
-                        line);
+                finding_add(f, "GPUs", stops ? LEVEL_PROBLEM : LEVEL_WARNING,
+                        stops ? "Name GPUs that take part there (latentctl devices --json has their addresses), then restart latentd."
+                              : "Steps run all the same; with a restart of latentd it is looked at anew (latentd(8), \"Several GPUs\").",
+                        "%.*s", n, line);
                 line += n;
                 line += *line == '\n';
         }

@@ -12,6 +12,7 @@
 #include "service/latentd/queue.h"
 #include "service/latentd/render-internal.h"
 #include "service/latentd/step-pace.h"
+#include "service/latentd/worker-link.h"
 #include "service/latentd/worker-start.h"
 #include "service/shared/cleanup.h"
 #include "service/shared/clock.h"
@@ -175,14 +176,31 @@ static int plan_tokens(Render *r) {
         return 0;
 }
 
+/* Whether there are GPUs for what comes, too: a film that cannot be decoded is not made first. */
+static int check_parts(const Render *r, Fault *f) {
+        const WorkerLink *w = r->client->manager->worker;
+        int error = 0;
+
+        if (!r->o.encode_only)
+                error = worker_link_check_part(w, WIRE_JOB_DECODE, &r->client->split, f);
+        if (error >= 0 && !r->o.encode_only && r->phase <= RENDER_SAMPLE)
+                error = worker_link_check_part(w, WIRE_JOB_SAMPLE, &r->client->split, f);
+        return error;
+}
+
 static int start_phase(Render *r) {
         const LoraList *loras = r->phase == RENDER_SAMPLE ? &r->client->loras : NULL;
         RenderPlace from, to;
         WireJobOpen q;
         Session *s;
         Job *child;
+        Fault f = {};
         int error;
 
+        if (check_parts(r, &f) < 0) {
+                fail(r, &f);
+                return 0;
+        }
         render_make_request(r, r->phase, &q, &from, &to);
         if (r->plan_message)
                 q.flags = WIRE_JOB_PLAN_ONLY | WIRE_JOB_UNREAD; /* there are none: render_assume_latents() */
