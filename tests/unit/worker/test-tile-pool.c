@@ -102,7 +102,8 @@ static int setup(void **state) {
         assert_non_null(x);
         x->b = bench_new(3, 4096);
         x->job.n_ref = 1;
-        x->fail_chunk = x->slow = x->spoilt_chunk = UINT32_MAX;
+        x->fail_chunk = x->slow = UINT32_MAX;
+        x->spoilt_chunk = UINT32_MAX;
         tile_pool_init(&x->pool, CHUNKS, TILES, make, x);
         *state = x;
         return 0;
