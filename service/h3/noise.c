@@ -59,10 +59,6 @@ static double uniform_of(uint32_t word) {
         return (double) (word & 0xffffffu) / 0x1p24;
 }
 
-static double next_uniform(H3Noise *g) {
-        return uniform_of(next_word(g));
-}
-
 /* In [0, 1), 53 bits, the first word is the high one. */
 static double next_uniform_wide(H3Noise *g) {
         uint64_t high = next_word(g), word = high << 32 | next_word(g);
@@ -70,11 +66,16 @@ static double next_uniform_wide(H3Noise *g) {
         return (double) (word & 0x1fffffffffffffull) / 0x1p53;
 }
 
-/* 16 uniforms become 16 normals: number j and number j + 8 are a pair. */
-static void draw_block(const double *uniforms, float *ret) {
+static void next_words(H3Noise *g, uint32_t ret[static BLOCK]) {
+        for (uint32_t j = 0; j < BLOCK; j++)
+                ret[j] = next_word(g);
+}
+
+/* 16 words become 16 normals: number j and number j + 8 are a pair. */
+static void make_block(const uint32_t words[static BLOCK], float *ret) {
         for (uint32_t j = 0; j < BLOCK / 2; j++) {
-                double radius = sqrt(-2.0 * fmath_log(1.0 - uniforms[j]));
-                double angle = TWO_PI * uniforms[j + BLOCK / 2];
+                double radius = sqrt(-2.0 * fmath_log(1.0 - uniform_of(words[j])));
+                double angle = TWO_PI * uniform_of(words[j + BLOCK / 2]);
 
                 ret[j] = (float) (radius * fmath_cos(angle));
                 ret[j + BLOCK / 2] = (float) (radius * fmath_sin(angle));
@@ -107,12 +108,67 @@ static void skip_words(H3Noise *g, uint64_t n) {
         }
 }
 
-/* Numbers first .. first + BLOCK - 1 of a draw of which the first `part` of every `period` are wanted. */
-static void keep_block(const float *block, uint64_t first, uint64_t period, uint64_t part, float *ret) {
-        if (part == period) {
-                memcpy(ret + first, block, BLOCK * sizeof(*ret));
+/* The last numbers of a draw of n that is no multiple of BLOCK: torch has drawn uniforms for the ragged end, too, before it makes the last
+ * 16 anew. */
+static void draw_last(H3Noise *g, uint64_t n, float *ret) {
+        uint32_t words[BLOCK];
+
+        skip_words(g, n % BLOCK);
+        next_words(g, words);
+        make_block(words, ret);
+}
+
+typedef struct Blocks {
+        const H3Noise *g;
+        float *numbers; /* each is a word first */
+} Blocks;
+
+static void make_blocks(void *arg, uint64_t begin, uint64_t end) {
+        const Blocks *b = arg;
+        uint32_t words[BLOCK];
+
+        for (uint64_t i = begin; i < end; i++) {
+                float *block = b->numbers + i * BLOCK;
+
+                if (i * BLOCK % ASK_NUMBERS == 0 && b->g->stop && b->g->stop(b->g->stop_userdata))
+                        return;
+                memcpy(words, block, sizeof(words));
+                make_block(words, block);
+        }
+}
+
+/* A draw of at least BLOCK numbers. Words come one after the other, and quickly; what takes time are the logarithms. */
+static void draw_many(H3Noise *g, uint64_t n, float *ret) {
+        Blocks all = {g, ret};
+        float *at = ret;
+
+        for (uint64_t i = 0; i < n / BLOCK; i++, at += BLOCK) {
+                uint32_t words[BLOCK];
+
+                if (i * BLOCK % ASK_NUMBERS == 0 && g->stop && g->stop(g->stop_userdata))
+                        return;
+                next_words(g, words);
+                memcpy(at, words, sizeof(words));
+        }
+        if (g->share)
+                g->share(n / BLOCK, make_blocks, &all);
+        else
+                make_blocks(&all, 0, n / BLOCK);
+        if (n % BLOCK != 0)
+                draw_last(g, n, ret + n - BLOCK);
+}
+
+void h3_noise_draw(H3Noise *g, uint64_t n, float *ret) {
+        if (n >= BLOCK) {
+                draw_many(g, n, ret);
                 return;
         }
+        for (uint64_t i = 0; i < n; i++)
+                ret[i] = draw_one(g);
+}
+
+/* Numbers first .. first + BLOCK - 1 of a draw of which the first `part` of every `period` are wanted. */
+static void keep_block(const float *block, uint64_t first, uint64_t period, uint64_t part, float *ret) {
         for (uint64_t i = 0; i < BLOCK; i++) {
                 uint64_t at = first + i;
 
@@ -121,22 +177,11 @@ static void keep_block(const float *block, uint64_t first, uint64_t period, uint
         }
 }
 
-/* The last numbers of a draw of n that is no multiple of BLOCK: torch has drawn uniforms for the ragged end, too, before it makes the last
- * 16 anew. */
-static void draw_last(H3Noise *g, uint64_t n, float *ret) {
-        double uniforms[BLOCK];
-
-        skip_words(g, n % BLOCK);
-        for (uint32_t j = 0; j < BLOCK; j++)
-                uniforms[j] = next_uniform(g);
-        draw_block(uniforms, ret);
-}
-
-/* A draw of at least BLOCK numbers, of which the first `part` of every `period` are kept. Words are cheap,
- * logarithms are not: of a long film's noise a condition has little. */
+/* A draw of at least BLOCK numbers, of which the first `part` of every `period` are kept. Of a long film's noise a condition has
+ * little: the others' logarithms are not taken. */
 static void draw_parts(H3Noise *g, uint64_t n, uint64_t period, uint64_t part, float *ret) {
         uint64_t whole = n / BLOCK * BLOCK;
-        double uniforms[BLOCK];
+        uint32_t words[BLOCK];
         float block[BLOCK];
 
         for (uint64_t i = 0; i < whole; i += BLOCK) {
@@ -148,69 +193,14 @@ static void draw_parts(H3Noise *g, uint64_t n, uint64_t period, uint64_t part, f
                         skip_words(g, BLOCK);
                         continue;
                 }
-                for (uint32_t j = 0; j < BLOCK; j++)
-                        uniforms[j] = next_uniform(g);
-                draw_block(uniforms, block);
+                next_words(g, words);
+                make_block(words, block);
                 keep_block(block, i, period, part, ret);
         }
         if (whole == n)
                 return;
         draw_last(g, n, block);
         keep_block(block, n - BLOCK, period, part, ret);
-}
-
-typedef struct Blocks {
-        const H3Noise *g;
-        float *numbers; /* each is a word first */
-} Blocks;
-
-static void make_blocks(void *arg, uint64_t begin, uint64_t end) {
-        const Blocks *b = arg;
-        uint32_t words[BLOCK];
-        double uniforms[BLOCK];
-
-        for (uint64_t i = begin; i < end; i++) {
-                float *block = b->numbers + i * BLOCK;
-
-                if (i * BLOCK % ASK_NUMBERS == 0 && b->g->stop && b->g->stop(b->g->stop_userdata))
-                        return;
-                memcpy(words, block, sizeof(words));
-                for (uint32_t j = 0; j < BLOCK; j++)
-                        uniforms[j] = uniform_of(words[j]);
-                draw_block(uniforms, block);
-        }
-}
-
-/* Words come one after the other, and quickly; what takes time are the logarithms. */
-static void draw_shared(H3Noise *g, uint64_t n, float *ret) {
-        Blocks all = {g, ret};
-        float *at = ret;
-
-        for (uint64_t i = 0; i < n / BLOCK; i++, at += BLOCK) {
-                uint32_t words[BLOCK];
-
-                if (i * BLOCK % ASK_NUMBERS == 0 && g->stop && g->stop(g->stop_userdata))
-                        return;
-                for (uint32_t j = 0; j < BLOCK; j++)
-                        words[j] = next_word(g);
-                memcpy(at, words, sizeof(words));
-        }
-        g->share(n / BLOCK, make_blocks, &all);
-        if (n % BLOCK != 0)
-                draw_last(g, n, ret + n - BLOCK);
-}
-
-void h3_noise_draw(H3Noise *g, uint64_t n, float *ret) {
-        if (g->share && n >= BLOCK) {
-                draw_shared(g, n, ret);
-                return;
-        }
-        if (n >= BLOCK) {
-                draw_parts(g, n, n, n, ret);
-                return;
-        }
-        for (uint64_t i = 0; i < n; i++)
-                ret[i] = draw_one(g);
 }
 
 int h3_noise_target(H3Noise *g, H3NoiseOrder order, const H3Config *c, const H3Shape *s, float *ret_video,
@@ -247,7 +237,10 @@ void h3_noise_condition_official(
         uint64_t per_frame = grid->height * grid->width;
         uint64_t full = full_frames > grid->frames ? full_frames : grid->frames;
 
-        draw_parts(g, c->video_channels * full * per_frame, full * per_frame, grid->frames * per_frame, ret);
+        if (full == grid->frames)
+                h3_noise_draw(g, c->video_channels * full * per_frame, ret);
+        else
+                draw_parts(g, c->video_channels * full * per_frame, full * per_frame, grid->frames * per_frame, ret);
 }
 
 void h3_noise_mix(const float *z, const float *noise, uint64_t n, float *ret) {

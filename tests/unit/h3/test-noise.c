@@ -215,7 +215,6 @@ static bool second_time(void *userdata) {
         return ++*asked > 1;
 }
 
-/* A long draw asks now and then, and ends there. */
 /* The last range first. */
 static void share(uint64_t n, H3NoiseWork work, void *arg) {
         for (uint64_t i = 5; i-- > 0;)
@@ -243,6 +242,7 @@ static void draw_shared_same_bits(void **state) {
         }
 }
 
+/* A long draw asks now and then, and ends there. */
 static void draw_stopped_ends_early(void **state) {
         const uint64_t n = 1 << 20;
         CLEANUP_FREE float *x = calloc(n, sizeof(float));
