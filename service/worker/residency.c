@@ -36,12 +36,12 @@ static bool is_at_work(const Residency *x, uint32_t rank) {
 }
 
 /* What a model takes of the devices, beside what was counted of the same file before. */
-static void note_model(ResidencyFigures *to, const ResidencyModel *m) {
+static void note_model(WireDeviceModel to[static WIRE_DEVICE_MODELS_MAX], const ResidencyModel *m) {
         uint32_t at = 0;
 
-        while (at < RESIDENCY_MODELS && to[at].model != 0 && to[at].model != m->base->id)
+        while (at < WIRE_DEVICE_MODELS_MAX && to[at].model != 0 && to[at].model != m->base->id)
                 at++;
-        if (at == RESIDENCY_MODELS)
+        if (at == WIRE_DEVICE_MODELS_MAX)
                 return;
         for (uint32_t i = 0; to[at].model == 0 && i < m->base->n_regions; i++)
                 to[at].registered_bytes += m->base->regions[i].registered_bytes;
@@ -63,7 +63,7 @@ static void note_model(ResidencyFigures *to, const ResidencyModel *m) {
 }
 
 void residency_note(Residency *x) {
-        ResidencyFigures figures[RESIDENCY_MODELS] = {};
+        WireDeviceModel figures[WIRE_DEVICE_MODELS_MAX] = {};
 
         x->used_usec = clock_usec();
         if (x->now.base)
@@ -76,15 +76,15 @@ void residency_note(Residency *x) {
 }
 
 /* Of the one whose turn it is. */
-static ResidencyFigures figures_now(const Residency *x) {
-        ResidencyFigures figures[RESIDENCY_MODELS] = {};
+static WireDeviceModel figures_now(const Residency *x) {
+        WireDeviceModel figures[WIRE_DEVICE_MODELS_MAX] = {};
 
         if (x->now.base)
                 note_model(figures, &x->now);
         return figures[0];
 }
 
-void residency_figures(const Residency *x, ResidencyFigures *ret) {
+void residency_figures(const Residency *x, WireDeviceModel ret[static WIRE_DEVICE_MODELS_MAX]) {
         (void) pthread_mutex_lock(&figures_lock);
         memcpy(ret, x->figures, sizeof(x->figures));
         (void) pthread_mutex_unlock(&figures_lock);
@@ -212,11 +212,19 @@ static void drop_model(Residency *x, RankGroup *g, ResidencyModel *m) {
         forget(m);
 }
 
-/* Of those that are kept, number i. */
-static void drop_kept(Residency *x, RankGroup *g, uint32_t i) {
-        drop_model(x, g, x->kept + i);
+/* Of those that are kept, number i is the caller's from now on. */
+static ResidencyModel take_kept(Residency *x, uint32_t i) {
+        ResidencyModel taken = x->kept[i];
+
         memmove(x->kept + i, x->kept + i + 1, (--x->n_kept - i) * sizeof(*x->kept));
         x->kept[x->n_kept] = (ResidencyModel){};
+        return taken;
+}
+
+static void drop_kept(Residency *x, RankGroup *g, uint32_t i) {
+        ResidencyModel dropped = take_kept(x, i);
+
+        drop_model(x, g, &dropped);
 }
 
 static bool drop_all_kept(Residency *x, RankGroup *g) {
@@ -241,7 +249,7 @@ void residency_clear(Residency *x, RankGroup *g) {
 }
 
 void residency_done(Residency *x) {
-        ResidencyModel *all[RESIDENCY_MODELS] = {&x->now};
+        ResidencyModel *all[WIRE_DEVICE_MODELS_MAX] = {&x->now};
 
         for (uint32_t i = 0; i < x->n_kept; i++)
                 all[i + 1] = x->kept + i;
@@ -278,12 +286,6 @@ static bool is_model(const ResidencyModel *m, const ResidencyModel *want) {
         return m->base && m->serial == want->serial && m->kind == want->kind && m->expand == want->expand;
 }
 
-static void take_kept(Residency *x, uint32_t i) {
-        x->now = x->kept[i];
-        memmove(x->kept + i, x->kept + i + 1, (--x->n_kept - i) * sizeof(*x->kept));
-        x->kept[x->n_kept] = (ResidencyModel){};
-}
-
 static void take_model(Residency *x, RankGroup *g, const Backend *b, const ResidencyUse *use) {
         const Job *j = use->job;
         MergedModel *merged = use->base ? NULL : j->merged;
@@ -302,7 +304,7 @@ static void take_model(Residency *x, RankGroup *g, const Backend *b, const Resid
         while (i < x->n_kept && !is_model(x->kept + i, &want))
                 i++;
         if (i < x->n_kept) {
-                take_kept(x, i);
+                x->now = take_kept(x, i);
                 return;
         }
         want.base = model_entry_ref(j->model);
@@ -552,7 +554,7 @@ static int make_room(Residency *x, const Backend *b, RankGroup *g, const Residen
 
 static int take_memory(Residency *x, const Backend *b, RankGroup *g, const ResidencyUse *use, Fault *f) {
         uint64_t bytes = 0, whole = 0, kept = 0;
-        ResidencyFigures now;
+        WireDeviceModel now;
         Planning p;
         int r;
 

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 
 #include "service/h3/weights.h"
+#include "service/shared/wire.h"
 #include "service/worker/backend.h"
 #include "service/worker/exchange.h"
 #include "service/worker/job-context.h"
@@ -39,17 +40,8 @@ typedef struct ResidencyModel {
         ModelWeights *weights[RANKS_MAX]; /* NULL: none */
 } ResidencyModel;
 
-#define RESIDENCY_KEPT 7u
-#define RESIDENCY_MODELS (RESIDENCY_KEPT + 1)
-
-/* Of a model file's weights, over all ranks. */
-typedef struct ResidencyFigures {
-        uint64_t model; /* ModelEntry's id; 0: no more */
-        uint64_t bytes;
-        uint64_t registered_bytes; /* of host memory, each once however many ranks and turns registered it */
-        uint32_t blocks; /* that stay, on the rank that has most of them */
-        uint32_t reserved;
-} ResidencyFigures;
+/* Beside the one whose turn it is. */
+#define RESIDENCY_KEPT (WIRE_DEVICE_MODELS_MAX - 1)
 
 typedef struct ResidencyRank {
         struct Residency *all;
@@ -77,7 +69,7 @@ typedef struct Residency {
         uint64_t used_usec;   /* when a step began or ended last, at first: when the worker began; or an idle time ended */
         bool warned;          /* that memory cannot be registered */
 
-        ResidencyFigures figures[RESIDENCY_MODELS]; /* residency_figures() */
+        WireDeviceModel figures[WIRE_DEVICE_MODELS_MAX]; /* residency_figures() */
         _Atomic uint32_t idle; /* times that limits.idle_usec passed without a step; any thread */
 } Residency;
 
@@ -122,8 +114,8 @@ uint64_t residency_rest(Residency *x, RankGroup *g);
 /* After steps: counts anew what the broker is told. */
 void residency_note(Residency *x);
 
-/* What was counted last, RESIDENCY_MODELS of them; any thread. */
-void residency_figures(const Residency *x, ResidencyFigures *ret);
+/* What was counted last; any thread. */
+void residency_figures(const Residency *x, WireDeviceModel ret[static WIRE_DEVICE_MODELS_MAX]);
 
 /* Lets go of everything, from any thread, when the ranks have ended what they did and still have their contexts. */
 void residency_done(Residency *x);

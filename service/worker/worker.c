@@ -55,16 +55,11 @@ static void reply_error(Worker *w, uint64_t id, uint32_t step, int error, const 
 /* The broker counts what it does not see being taken. Any thread. */
 static void report_memory(Worker *w) {
         const Residency *x = &w->steps.residency;
-        ResidencyFigures figures[RESIDENCY_MODELS];
         WireMessage m;
 
-        _Static_assert(RESIDENCY_MODELS == WIRE_DEVICE_MODELS_MAX, "one for each");
         wire_init(&m, WIRE_MEMORY, link_epoch(w->link), 0, 0);
         m.memory.merged_bytes = merged_model_bytes();
-        residency_figures(x, figures);
-        for (uint32_t i = 0; i < RESIDENCY_MODELS; i++)
-                m.memory.models[i] = (WireDeviceModel){.model = figures[i].model, .bytes = figures[i].bytes,
-                        .registered_bytes = figures[i].registered_bytes, .blocks = figures[i].blocks};
+        residency_figures(x, m.memory.models);
         m.memory.idle = x->idle;
 
         (void) pthread_mutex_lock(&w->memory_lock);

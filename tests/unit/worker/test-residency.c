@@ -261,7 +261,7 @@ static uint32_t run_one(Bench *b, uint64_t id, const float *want) {
 static void step_other_models_stay(void **state) {
         CLEANUP_FREE float *want = expected();
         Bench *b = bench_new(PLENTY);
-        const ResidencyFigures *figures = b->runner.residency.figures;
+        const WireDeviceModel *figures = b->runner.residency.figures;
         uint64_t fetched, used;
         uint32_t blocks;
 
@@ -303,7 +303,7 @@ static void step_other_models_stay(void **state) {
 static void step_other_models_yield(void **state) {
         CLEANUP_FREE float *want = expected();
         Bench *b = bench_new(PLENTY);
-        const ResidencyFigures *figures = b->runner.residency.figures;
+        const WireDeviceModel *figures = b->runner.residency.figures;
         const uint32_t blocks = run_one(b, 5, want);
         const uint64_t peak = device_sim.peak, weights = figures[0].bytes;
 
