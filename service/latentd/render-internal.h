@@ -165,6 +165,8 @@ void render_on_memory(void *userdata, Session *s, const Fault *f);
 
 /* Places of everything, once the tokens are known. ready: of the plan of Encode. */
 void render_make_layout(Render *r, const WireJobReady *ready);
+/* Of the job that runs a phase. */
+WireJobKind render_phase_kind(RenderPhase p);
 /* The request of a phase, and what it reads and writes. */
 void render_make_request(const Render *r, RenderPhase p, WireJobOpen *ret, RenderPlace *ret_from, RenderPlace *ret_to);
 /* For a plan: as if they lay there already. */

@@ -226,7 +226,6 @@ double render_work(const Render *r, RenderPhase p) {
 static void condition_request(const Render *r, WireJobOpen *q) {
         const RenderItem *x = &r->items[r->item];
 
-        q->kind = WIRE_JOB_ENCODE_MEDIA;
         if (r->item_sound) {
                 q->audio = latent(2, (uint64_t[]){2, x->samples});
                 q->audio.offset = x->wave;
@@ -249,7 +248,6 @@ void render_assume_latents(Render *r) {
 }
 
 static void encode_request(const Render *r, WireJobOpen *q) {
-        q->kind = WIRE_JOB_ENCODE;
         q->compute = r->o.sample.compute;
         q->output_type = r->o.encode_only ? r->o.text_type : ST_BF16;
         q->text = r->o.prompt;
@@ -303,7 +301,6 @@ static void sample_request(const Render *r, WireJobOpen *q) {
         *q = o->sample;
         session_request_shifts(render_model(r, RENDER_SAMPLE), q);
         session_request_sparse(&o->sample.sparse, render_model(r, RENDER_SAMPLE), q);
-        q->kind = WIRE_JOB_SAMPLE;
         q->text = r->text;
         q->text_tags = r->text_tags;
         q->video = video_latent(o);
@@ -318,7 +315,6 @@ static void sample_request(const Render *r, WireJobOpen *q) {
 }
 
 static void decode_request(const Render *r, bool video, WireJobOpen *q) {
-        q->kind = WIRE_JOB_DECODE;
         q->compute = r->o.sample.compute;
         if (video) {
                 q->video = r->video;
@@ -328,6 +324,18 @@ static void decode_request(const Render *r, bool video, WireJobOpen *q) {
                 q->audio = r->audio;
                 q->output_type = ST_U8; /* as Session.Decode has it */
         }
+}
+
+WireJobKind render_phase_kind(RenderPhase p) {
+        static const WireJobKind kinds[_RENDER_PHASE_MAX] = {
+                [RENDER_ENCODE] = WIRE_JOB_ENCODE,
+                [RENDER_CONDITION] = WIRE_JOB_ENCODE_MEDIA,
+                [RENDER_SAMPLE] = WIRE_JOB_SAMPLE,
+                [RENDER_SOUND] = WIRE_JOB_DECODE,
+                [RENDER_DECODE] = WIRE_JOB_DECODE,
+        };
+
+        return kinds[p];
 }
 
 void render_make_request(const Render *r, RenderPhase p, WireJobOpen *ret, RenderPlace *ret_from, RenderPlace *ret_to) {
@@ -351,6 +359,7 @@ void render_make_request(const Render *r, RenderPhase p, WireJobOpen *ret, Rende
                 sample_request(r, ret);
         } else
                 decode_request(r, p == RENDER_DECODE, ret);
+        ret->kind = render_phase_kind(p);
         ret->output_offset = output->offset;
         ret->output_size = output->size;
         *ret_to = output->place;

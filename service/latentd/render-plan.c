@@ -92,16 +92,8 @@ static int append_split(sd_bus_message *m, const struct RenderPlanned *y) {
 
 /* That run it, or may. */
 static uint64_t ranks_of(const Render *r, RenderPhase p) {
-        static const WireJobKind kinds[_RENDER_PHASE_MAX] = {
-                [RENDER_ENCODE] = WIRE_JOB_ENCODE,
-                [RENDER_CONDITION] = WIRE_JOB_ENCODE_MEDIA,
-                [RENDER_SAMPLE] = WIRE_JOB_SAMPLE,
-                [RENDER_SOUND] = WIRE_JOB_DECODE,
-                [RENDER_DECODE] = WIRE_JOB_DECODE,
-        };
-
         return r->planned[p].known ? r->planned[p].ranks
-                                   : worker_link_ranks_for(r->job->manager->worker, kinds[p], &r->client->split);
+                                   : worker_link_ranks_for(r->job->manager->worker, render_phase_kind(p), &r->client->split);
 }
 
 static size_t gpus_of(const Render *r, uint64_t ranks, const char *ret[static WIRE_DEVICES_MAX]) {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "service/latentd/bus-error.h"
+#include "service/latentd/gpu-set.h"
 #include "service/latentd/model.h"
 #include "service/latentd/queue.h"
 #include "service/latentd/render-internal.h"
@@ -176,16 +177,18 @@ static int plan_tokens(Render *r) {
         return 0;
 }
 
-/* Whether there are GPUs for what comes, too: a film that cannot be decoded is not made first. */
+/* Whether there are GPUs for what comes, too: a film that cannot be decoded is not made first. What is not known before a worker
+ * is there counts as good. */
 static int check_parts(const Render *r, Fault *f) {
         const WorkerLink *w = r->client->manager->worker;
-        int error = 0;
+        const PlanWishes *wishes = &r->client->split;
 
-        if (!r->o.encode_only)
-                error = worker_link_check_part(w, WIRE_JOB_DECODE, &r->client->split, f);
-        if (error >= 0 && !r->o.encode_only && r->phase <= RENDER_SAMPLE)
-                error = worker_link_check_part(w, WIRE_JOB_SAMPLE, &r->client->split, f);
-        return error;
+        if (r->o.encode_only || worker_link_ranks(w) == 0)
+                return 0;
+        for (RenderPhase p = r->phase; p < _RENDER_PHASE_MAX; p++)
+                if (worker_link_ranks_for(w, render_phase_kind(p), wishes) == 0)
+                        return gpu_set_refuse(gpu_part_of(render_phase_kind(p)), wishes, f);
+        return 0;
 }
 
 static int start_phase(Render *r) {

@@ -344,13 +344,6 @@ static uint64_t private_max(Manager *m, const Job *j) {
         return h.bytes > 0 ? h.bytes : 1;
 }
 
-/* What is not known before a worker says Hello counts as good. */
-int worker_link_check_part(const WorkerLink *w, WireJobKind kind, const PlanWishes *wishes, Fault *f) {
-        const GpuPart part = gpu_part_of(kind);
-
-        return w->hello.n_devices > 0 && wishes->n_gpus == 0 && w->set.parts[part] == 0 ? gpu_set_refuse(part, wishes, f) : 0;
-}
-
 /* with_step: JOB_RUN; j->ready is known. */
 static int send_job(WorkerLink *w, Job *j, bool resume, bool with_step) {
         WireHeader header;

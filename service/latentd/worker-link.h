@@ -28,8 +28,6 @@ const char *worker_link_no_device(const WorkerLink *w); /* why there is no GPU w
 const char *worker_link_notes(const WorkerLink *w);   /* WireHello.notes, and what latentd.conf left out */
 const char *worker_link_kernels(const WorkerLink *w);   /* as WireHello */
 const WireMemory *worker_link_memory(const WorkerLink *w); /* zeros without a worker */
-/* FAULT_NO_WORKER: no GPU is for such jobs. */
-int worker_link_check_part(const WorkerLink *w, WireJobKind kind, const PlanWishes *wishes, Fault *f);
 WireDeviceModel worker_link_device_model(const WorkerLink *w, uint64_t model); /* zeros if nothing of it is on a device */
 const WireHello *worker_link_hello(const WorkerLink *w); /* of the last worker that has devices; NULL before */
 const char *worker_link_numerics_id(const WorkerLink *w); /* of the last worker that said Hello; "" before */
