@@ -3,12 +3,36 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 int append_string(sd_bus_message *m, const char *key, const char *value) {
         return value ? sd_bus_message_append(m, "{sv}", key, "s", value) : 0;
+}
+
+int open_list(sd_bus_message *m, const char *key, const char *element) {
+        char type[16];
+        int r;
+
+        (void) snprintf(type, sizeof(type), "a%s", element);
+        r = sd_bus_message_open_container(m, 'e', "sv");
+        if (r >= 0)
+                r = sd_bus_message_append(m, "s", key);
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'v', type);
+        if (r >= 0)
+                r = sd_bus_message_open_container(m, 'a', element);
+        return r;
+}
+
+int close_list(sd_bus_message *m) {
+        int r = 0;
+
+        for (unsigned i = 0; r >= 0 && i < 3; i++)
+                r = sd_bus_message_close_container(m);
+        return r;
 }
 
 /* {key: (offset, type, shape)} unless t is NULL. */
@@ -61,19 +85,10 @@ static int append_conditions(sd_bus_message *m, const latent_condition *c, uint3
         if (n == 0)
                 return 0;
 
-        r = sd_bus_message_open_container(m, 'e', "sv");
-        if (r >= 0)
-                r = sd_bus_message_append(m, "s", "conditions");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'v', "aa{sv}");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'a', "a{sv}");
+        r = open_list(m, "conditions", "a{sv}");
         for (uint32_t i = 0; r >= 0 && i < n; i++)
                 r = append_condition(m, &c[i]);
-        for (unsigned i = 0; r >= 0 && i < 3; i++)
-                r = sd_bus_message_close_container(m);
-
-        return r;
+        return r < 0 ? r : close_list(m);
 }
 
 /* What a step has as well. */
@@ -183,19 +198,10 @@ static int append_pictures(sd_bus_message *m, const Request *q) {
         if (o->n_conditions == 0)
                 return 0;
 
-        r = sd_bus_message_open_container(m, 'e', "sv");
-        if (r >= 0)
-                r = sd_bus_message_append(m, "s", "pictures");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'v', "aa{sv}");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'a', "a{sv}");
+        r = open_list(m, "pictures", "a{sv}");
         for (uint32_t i = 0; r >= 0 && i < o->n_conditions; i++)
                 r = append_picture(m, &o->conditions[i], q->sound[i]);
-        for (unsigned i = 0; r >= 0 && i < 3; i++)
-                r = sd_bus_message_close_container(m);
-
-        return r;
+        return r < 0 ? r : close_list(m);
 }
 
 static int append_file(sd_bus_message *m, const latent_media *p) {
@@ -224,34 +230,19 @@ static int append_files(sd_bus_message *m, const char *key, const Request *q) {
         if (q->n_pictures == 0)
                 return 0;
 
-        r = sd_bus_message_open_container(m, 'e', "sv");
-        if (r >= 0)
-                r = sd_bus_message_append(m, "s", key);
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'v', "aa{sv}");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'a', "a{sv}");
+        r = open_list(m, key, "a{sv}");
         for (uint32_t i = 0; r >= 0 && i < q->n_pictures; i++)
                 r = append_file(m, &q->pictures[i]);
-        for (unsigned i = 0; r >= 0 && i < 3; i++)
-                r = sd_bus_message_close_container(m);
-
-        return r;
+        return r < 0 ? r : close_list(m);
 }
 
 static int append_map(sd_bus_message *m, const Request *q) {
         int r;
 
-        r = sd_bus_message_open_container(m, 'e', "sv");
-        if (r >= 0)
-                r = sd_bus_message_append(m, "s", "preview-map");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'v', "ad");
-        if (r >= 0)
-                r = sd_bus_message_append_array(m, 'd', q->preview_map, sizeof(q->preview_map));
-        for (unsigned i = 0; r >= 0 && i < 2; i++)
-                r = sd_bus_message_close_container(m);
-        return r;
+        r = open_list(m, "preview-map", "d");
+        for (size_t i = 0; r >= 0 && i < sizeof(q->preview_map) / sizeof(*q->preview_map); i++)
+                r = sd_bus_message_append(m, "d", q->preview_map[i]);
+        return r < 0 ? r : close_list(m);
 }
 
 /* What goes there, and how films look meanwhile. */

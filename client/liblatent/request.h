@@ -12,6 +12,10 @@
 /* {key: string} unless value is NULL. */
 int append_string(sd_bus_message *m, const char *key, const char *value);
 
+/* One entry of an a{sv} that is open: an array, whose elements (of that type, at most 14 characters) come between these two. */
+int open_list(sd_bus_message *m, const char *key, const char *element);
+int close_list(sd_bus_message *m);
+
 /* NULL stays NULL. -ENOMEM. */
 int copy_string(const char *s, char **ret);
 

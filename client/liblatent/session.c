@@ -159,18 +159,10 @@ static int append_shares(sd_bus_message *m, const latent_session_options *o) {
         if (o->n_shares == 0)
                 return 0;
 
-        r = sd_bus_message_open_container(m, 'e', "sv");
-        if (r >= 0)
-                r = sd_bus_message_append(m, "s", "shares");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'v', "au");
-        if (r >= 0)
-                r = sd_bus_message_append_array(m, 'u', o->shares, o->n_shares * sizeof(*o->shares));
-        if (r >= 0)
-                r = sd_bus_message_close_container(m);
-        if (r >= 0)
-                r = sd_bus_message_close_container(m);
-        return r;
+        r = open_list(m, "shares", "u");
+        for (uint32_t i = 0; r >= 0 && i < o->n_shares; i++)
+                r = sd_bus_message_append(m, "u", o->shares[i]);
+        return r < 0 ? r : close_list(m);
 }
 
 static int append_gpus(sd_bus_message *m, const latent_session_options *o) {
@@ -179,18 +171,10 @@ static int append_gpus(sd_bus_message *m, const latent_session_options *o) {
         if (o->n_gpus == 0)
                 return 0;
 
-        r = sd_bus_message_open_container(m, 'e', "sv");
-        if (r >= 0)
-                r = sd_bus_message_append(m, "s", "gpus");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'v', "as");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'a', "s");
+        r = open_list(m, "gpus", "s");
         for (uint32_t i = 0; r >= 0 && i < o->n_gpus; i++)
                 r = sd_bus_message_append(m, "s", o->gpus[i]);
-        for (unsigned i = 0; r >= 0 && i < 3; i++)
-                r = sd_bus_message_close_container(m);
-        return r;
+        return r < 0 ? r : close_list(m);
 }
 
 static int append_session_options(

@@ -241,36 +241,45 @@ int bus_read_dictionary(sd_bus_message *m, const BusKey *keys, size_t n_keys, Fa
         return r < 0 ? r : 0;
 }
 
-int bus_append_numbers(sd_bus_message *m, const char *key, const uint64_t *values, size_t n) {
+int bus_open_list(sd_bus_message *m, const char *key, const char *element) {
+        char type[16];
         int r;
 
+        (void) snprintf(type, sizeof(type), "a%s", element);
         r = sd_bus_message_open_container(m, 'e', "sv");
         if (r >= 0)
                 r = sd_bus_message_append(m, "s", key);
         if (r >= 0)
-                r = sd_bus_message_open_container(m, 'v', "at");
+                r = sd_bus_message_open_container(m, 'v', type);
         if (r >= 0)
-                r = sd_bus_message_append_array(m, 't', values, n * sizeof(*values));
-        for (int i = 0; i < 2 && r >= 0; i++)
+                r = sd_bus_message_open_container(m, 'a', element);
+        return r;
+}
+
+int bus_close_list(sd_bus_message *m) {
+        int r = 0;
+
+        for (int i = 0; i < 3 && r >= 0; i++)
                 r = sd_bus_message_close_container(m);
         return r;
+}
+
+int bus_append_numbers(sd_bus_message *m, const char *key, const uint64_t *values, size_t n) {
+        int r;
+
+        r = bus_open_list(m, key, "t");
+        for (size_t i = 0; i < n && r >= 0; i++)
+                r = sd_bus_message_append(m, "t", values[i]);
+        return r < 0 ? r : bus_close_list(m);
 }
 
 int bus_append_strings(sd_bus_message *m, const char *key, const char *const *values, size_t n) {
         int r;
 
-        r = sd_bus_message_open_container(m, 'e', "sv");
-        if (r >= 0)
-                r = sd_bus_message_append(m, "s", key);
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'v', "as");
-        if (r >= 0)
-                r = sd_bus_message_open_container(m, 'a', "s");
+        r = bus_open_list(m, key, "s");
         for (size_t i = 0; i < n && r >= 0; i++)
                 r = sd_bus_message_append(m, "s", values[i]);
-        for (int i = 0; i < 3 && r >= 0; i++)
-                r = sd_bus_message_close_container(m);
-        return r;
+        return r < 0 ? r : bus_close_list(m);
 }
 
 void bus_text(char *s) {

@@ -38,7 +38,11 @@ struct BusKey {
  * (InvalidTensor). At most 64 keys. Values read before an error stay written: look at them on success only. */
 int bus_read_dictionary(sd_bus_message *m, const BusKey *keys, size_t n_keys, Fault *f);
 
-/* One entry of an a{sv} that is open: an array of numbers, "at". */
+/* One entry of an a{sv} that is open: an array, whose elements (of that type, at most 14 characters) come between these two. */
+int bus_open_list(sd_bus_message *m, const char *key, const char *element);
+int bus_close_list(sd_bus_message *m);
+
+/* Such an entry of numbers, "at". */
 int bus_append_numbers(sd_bus_message *m, const char *key, const uint64_t *values, size_t n);
 
 /* Likewise of strings, "as". */

@@ -36,19 +36,7 @@ static int append_tensor(sd_bus_message *m, const char *name, const WireTensor *
 static int append_tensors(sd_bus_message *m, const Job *j) {
         int r;
 
-        r = sd_bus_message_open_container(m, 'e', "sv");
-        if (r < 0)
-                return r;
-
-        r = sd_bus_message_append(m, "s", "tensors");
-        if (r < 0)
-                return r;
-
-        r = sd_bus_message_open_container(m, 'v', "a(stsat)");
-        if (r < 0)
-                return r;
-
-        r = sd_bus_message_open_container(m, 'a', "(stsat)");
+        r = bus_open_list(m, "tensors", "(stsat)");
         if (r < 0)
                 return r;
 
@@ -65,12 +53,7 @@ static int append_tensors(sd_bus_message *m, const Job *j) {
                         return r;
         }
 
-        for (int i = 0; i < 3; i++) {
-                r = sd_bus_message_close_container(m);
-                if (r < 0)
-                        return r;
-        }
-        return 0;
+        return bus_close_list(m);
 }
 
 /* Of a number of each rank: up to the last one that has any; if none has, nothing. */

@@ -109,15 +109,12 @@ void lora_notes_done(LoraNotes *notes) {
 }
 
 /* The strings in order; those of a refused module come in pairs. */
-static int append_list(sd_bus_message *m, const LoraNotes *notes, int kind) {
+static int append_entry(sd_bus_message *m, const LoraNotes *notes, int kind) {
         const char *s = notes->text[kind], *end = s ? s + notes->used[kind] : NULL;
         int r;
 
-        r = sd_bus_message_open_container(m, 'a', kind == REFUSED ? "(ss)" : "s");
-        if (r < 0)
-                return r;
-
-        while (s < end) {
+        r = bus_open_list(m, kind == REFUSED ? "refused" : "applied", kind == REFUSED ? "(ss)" : "s");
+        while (s < end && r >= 0) {
                 const char *next = s + strlen(s) + 1;
 
                 if (kind == REFUSED) {
@@ -125,39 +122,9 @@ static int append_list(sd_bus_message *m, const LoraNotes *notes, int kind) {
                         next += strlen(next) + 1;
                 } else
                         r = sd_bus_message_append(m, "s", s);
-                if (r < 0)
-                        return r;
-
                 s = next;
         }
-
-        return sd_bus_message_close_container(m);
-}
-
-static int append_entry(sd_bus_message *m, const LoraNotes *notes, int kind) {
-        int r;
-
-        r = sd_bus_message_open_container(m, 'e', "sv");
-        if (r < 0)
-                return r;
-
-        r = sd_bus_message_append(m, "s", kind == REFUSED ? "refused" : "applied");
-        if (r < 0)
-                return r;
-
-        r = sd_bus_message_open_container(m, 'v', kind == REFUSED ? "a(ss)" : "as");
-        if (r < 0)
-                return r;
-
-        r = append_list(m, notes, kind);
-        if (r < 0)
-                return r;
-
-        r = sd_bus_message_close_container(m);
-        if (r < 0)
-                return r;
-
-        return sd_bus_message_close_container(m);
+        return r < 0 ? r : bus_close_list(m);
 }
 
 int lora_notes_append(sd_bus_message *m, const LoraNotes *notes) {

@@ -39,13 +39,7 @@ static int append_leaving(sd_bus_message *m, Residence *x, const Model *needed) 
         uint64_t need = render_weights_bytes(needed);
         int error;
 
-        error = sd_bus_message_open_container(m, 'e', "sv");
-        if (error >= 0)
-                error = sd_bus_message_append(m, "s", "leave");
-        if (error >= 0)
-                error = sd_bus_message_open_container(m, 'v', "as");
-        if (error >= 0)
-                error = sd_bus_message_open_container(m, 'a', "s");
+        error = bus_open_list(m, "leave", "s");
         for (size_t i = 0; error >= 0 && i < _RENDER_PHASE_MAX; i++)
                 if (x->models[i] == needed && x->in[i])
                         need = 0;
@@ -60,9 +54,7 @@ static int append_leaving(sd_bus_message *m, Residence *x, const Model *needed) 
                 error = sd_bus_message_append(m, "s", leaves->name);
         }
         x->free -= need < x->free ? need : x->free;
-        for (int i = 0; i < 3 && error >= 0; i++)
-                error = sd_bus_message_close_container(m);
-        return error;
+        return error < 0 ? error : bus_close_list(m);
 }
 
 /* Bytes of its weights on each NUMA node; nothing while it is not loaded. */
@@ -171,13 +163,7 @@ static int append_phases(sd_bus_message *m, const Render *r) {
         int error;
 
         find_residence(r, &x);
-        error = sd_bus_message_open_container(m, 'e', "sv");
-        if (error >= 0)
-                error = sd_bus_message_append(m, "s", "phases");
-        if (error >= 0)
-                error = sd_bus_message_open_container(m, 'v', "aa{sv}");
-        if (error >= 0)
-                error = sd_bus_message_open_container(m, 'a', "a{sv}");
+        error = bus_open_list(m, "phases", "a{sv}");
         for (RenderPhase p = 0; p < _RENDER_PHASE_MAX && error >= 0; p++) {
                 if (!render_has_phase(r, p))
                         continue;
@@ -185,9 +171,7 @@ static int append_phases(sd_bus_message *m, const Render *r) {
                 for (size_t i = 0; i < _RENDER_PHASE_MAX; i++)
                         x.in[i] = x.in[i] || x.models[i] == x.models[p];
         }
-        for (int i = 0; i < 3 && error >= 0; i++)
-                error = sd_bus_message_close_container(m);
-        return error;
+        return error < 0 ? error : bus_close_list(m);
 }
 
 /* There only if each phase was measured: a sum with guesses in it would be one. */

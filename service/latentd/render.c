@@ -1137,19 +1137,11 @@ int render_append_result(sd_bus_message *m, const Render *r) {
         if (error >= 0 && r->sheet_fault.name[0] != '\0')
                 error = sd_bus_message_append(m, "{sv}", "sheet-error", "(ss)", r->sheet_fault.name, r->sheet_fault.text);
         if (error >= 0)
-                error = sd_bus_message_open_container(m, 'e', "sv");
-        if (error >= 0)
-                error = sd_bus_message_append(m, "s", "phases");
-        if (error >= 0)
-                error = sd_bus_message_open_container(m, 'v', "a(st)");
-        if (error >= 0)
-                error = sd_bus_message_open_container(m, 'a', "(st)");
+                error = bus_open_list(m, "phases", "(st)");
         if (r->o.n_pictures > 0 && error >= 0)
                 error = sd_bus_message_append(m, "(st)", "read", r->read_usec);
         for (RenderPhase p = 0; p < _RENDER_PHASE_MAX && error >= 0; p++)
                 if (render_has_phase(r, p))
                         error = sd_bus_message_append(m, "(st)", render_phase_name(p), r->took_usec[p]);
-        for (int i = 0; i < 3 && error >= 0; i++)
-                error = sd_bus_message_close_container(m);
-        return error;
+        return error < 0 ? error : bus_close_list(m);
 }
