@@ -40,6 +40,7 @@ static void check_service(Findings *f, latent_client *client) {
         check_stuck(f, get_uint(status, "StuckReads"));
         check_devices(f, devices);
         check_device_reason(f, status);
+        check_parts(f, devices);
         check_device_notes(f, status);
         check_links(f, "", devices);
         check_kernels(f, devices);

@@ -252,19 +252,44 @@ void check_device_reason(Findings *f, const latent_value *status) {
                         "See to what it says, then systemctl restart latentd; or set Worker=cpu in latentd.conf.", "%s", reason);
 }
 
-/* GPUs that are named for a part of a film and are not there are no note: its jobs end with NoWorker. */
+static bool has_part(const latent_value *d, const char *part) {
+        const latent_value *parts = latent_value_get(d, "Parts");
+
+        for (size_t i = 0; i < latent_value_count(parts); i++)
+                if (strcmp(string_at(parts, i), part) == 0)
+                        return true;
+        return false;
+}
+
+void check_parts(Findings *f, const latent_value *devices) {
+        static const struct {
+                const char *part, *key;
+        } parts[] = {{"denoiser", "DenoiserGpus"}, {"conditioner", "ConditionerGpus"}, {"vae", "VaeGpus"}};
+
+        for (size_t i = 0; i < ELEMENTSOF(parts); i++) {
+                bool any = false, has = false;
+
+                for (size_t k = 0; k < latent_value_count(devices); k++) {
+                        const latent_value *d = latent_value_at(devices, k);
+
+                        any = any || !is_away(d);
+                        has = has || (!is_away(d) && has_part(d, parts[i].part));
+                }
+                if (any && !has)
+                        finding_add(f, "GPUs", LEVEL_PROBLEM,
+                                "Name GPUs that take part there (latentctl devices --json has their addresses), then restart latentd.",
+                                "none is for the %s: of those that %s= of latentd.conf names none takes part", parts[i].part, parts[i].key);
+        }
+}
+
 void check_device_notes(Findings *f, const latent_value *status) {
-        static const char none[] = "None of the GPUs of ";
         const char *line = get_string(status, "DeviceNotes");
 
         while (*line != '\0') {
                 int n = (int) strcspn(line, "\n");
-                bool stops = strncmp(line, none, strlen(none)) == 0;
 
-                finding_add(f, "GPUs", stops ? LEVEL_PROBLEM : LEVEL_WARNING,
-                        stops ? "Name GPUs that take part there (latentctl devices --json has their addresses), then restart latentd."
-                              : "Steps run all the same; with a restart of latentd it is looked at anew (latentd(8), \"Several GPUs\").",
-                        "%.*s", n, line);
+                finding_add(f, "GPUs", LEVEL_WARNING,
+                        "Steps run all the same; with a restart of latentd it is looked at anew (latentd(8), \"Several GPUs\").", "%.*s", n, line);
                 line += n;
                 line += *line == '\n';
         }

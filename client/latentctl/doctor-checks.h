@@ -41,6 +41,7 @@ void check_sandbox(Findings *f, const latent_value *status);
 void check_stuck(Findings *f, uint64_t n); /* StuckReads */
 void check_headroom(Findings *f, const latent_value *status);
 void check_devices(Findings *f, const latent_value *devices);
+void check_parts(Findings *f, const latent_value *devices); /* of a film, each on some GPU */
 void check_device_notes(Findings *f, const latent_value *status);
 void check_links(Findings *f, const char *root, const latent_value *devices);
 void check_kernels(Findings *f, const latent_value *devices);

@@ -177,13 +177,13 @@ const char *gpu_part_key(GpuPart part) {
 }
 
 /* named: by the worker's numbers. A part without any GPU is refused by its jobs, not run where nobody wants it. */
-static void place_part(const Config *c, GpuPart part, uint64_t named, WireHello *h, GpuSet *s) {
+static void place_part(const Config *c, GpuPart part, uint64_t named, const WireHello *h, GpuSet *s) {
         s->parts[part] = 0;
         for (uint32_t i = 0; i < h->n_devices; i++)
                 if (!c->part_gpus[part] || h->devices[i].pci_address[0] == '\0' || named >> s->place[i] & 1)
                         s->parts[part] |= UINT64_C(1) << i;
         if (s->parts[part] == 0)
-                gpu_set_note(h, "None of the GPUs of %s= takes part: what it is for cannot run.", gpu_part_key(part));
+                log_warning("None of the GPUs of %s= takes part: what it is for cannot run.", gpu_part_key(part));
 }
 
 int gpu_set_apply(const Config *c, const DeviceInfo *infos, size_t n_infos, WireHello *h, GpuSet *ret, Fault *f) {

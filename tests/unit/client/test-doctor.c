@@ -196,6 +196,35 @@ static void device_notes_are_warnings(void **state) {
         latent_value_free(v);
 }
 
+static void add_parts(latent_value *d, const char *state, const char *first, const char *second) {
+        latent_value *v = value_new(LATENT_VALUE_LIST);
+
+        assert_int_equal(value_add_string(d, "State", state), 0);
+        assert_int_equal(value_add_string(v, NULL, first), 0);
+        if (second)
+                assert_int_equal(value_add_string(v, NULL, second), 0);
+        assert_int_equal(value_add(d, "Parts", v), 0);
+}
+
+static void part_without_a_gpu_is_a_problem(void **state) {
+        latent_value *list = value_new(LATENT_VALUE_LIST);
+        Findings f = {};
+
+        check_parts(&f, list); /* none is known yet */
+        assert_int_equal(f.n, 0);
+        add_parts(gpu(list, "/a", "0000:41:00.0"), "gone", "vae", NULL);
+        check_parts(&f, list); /* nor which of them a worker drives */
+        assert_int_equal(f.n, 0);
+        add_parts(gpu(list, "/b", "0000:42:00.0"), "idle", "conditioner", "denoiser");
+        check_parts(&f, list);
+        assert_int_equal(f.n, 1);
+        expect(&f, LEVEL_PROBLEM, "none is for the vae: of those that VaeGpus= of latentd.conf names none takes part");
+        add_parts(gpu(list, "/c", "0000:43:00.0"), "idle", "vae", NULL);
+        check_parts(&f, list);
+        assert_int_equal(f.n, 1);
+        latent_value_free(list);
+}
+
 static void regions_with_errors_warn(void **state) {
         latent_value *regions = value_new(LATENT_VALUE_LIST), *r = value_new(LATENT_VALUE_DICT);
         Findings f = {};
@@ -226,6 +255,7 @@ int main(void) {
                 cmocka_unit_test(status_sandbox_and_stuck_reads),
                 TEST(links_slow_one_is_explained),
                 cmocka_unit_test(device_notes_are_warnings),
+                cmocka_unit_test(part_without_a_gpu_is_a_problem),
                 cmocka_unit_test(regions_with_errors_warn),
         };
 
