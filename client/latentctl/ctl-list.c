@@ -168,7 +168,7 @@ static void format_device(const latent_value *d, char *ret, size_t size) {
 
 int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         CLEANUP(latent_value_freep) latent_value *v = NULL;
-        CLEANUP(table_done) Table t = {.n_columns = 7};
+        CLEANUP(table_done) Table t = {.n_columns = 8};
         char id[FORMAT_MAX], total[FORMAT_MAX], available[FORMAT_MAX], node[FORMAT_MAX];
         int64_t numa;
         int status;
@@ -186,9 +186,10 @@ int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
         }
 
         table_add(&t, (const char *const[]){
-                              "DEVICE", "KIND", "STATE", "ARCHITECTURE", "MEMORY (FREE)", "NODE", "NAME"});
+                              "DEVICE", "KIND", "STATE", "ADDRESS", "ARCHITECTURE", "MEMORY (FREE)", "NODE", "NAME"});
         for (size_t i = 0; i < latent_value_count(v); i++) {
                 const latent_value *d = latent_value_at(v, i);
+                const char *address = get_string(d, "PciAddress"); /* as Gpus= and a session's "gpus" take it */
                 char memory[2 * FORMAT_MAX + 4], name[256];
 
                 format_device(d, name, sizeof(name));
@@ -201,7 +202,7 @@ int verb_devices(Ctl *c, const Verb *verb, int argc, char *argv[]) {
                 else
                         (void) snprintf(node, sizeof(node), "%" PRId64, numa);
                 table_add(&t, (const char *const[]){format_id(get_string(d, "path"), id),
-                                      get_string(d, "Kind"), get_string(d, "State"),
+                                      get_string(d, "Kind"), get_string(d, "State"), address[0] != '\0' ? address : "-",
                                       get_string(d, "Architecture"), memory, node, name});
         }
         table_print(&t);

@@ -277,7 +277,7 @@ void check_parts(Findings *f, const latent_value *devices) {
                 }
                 if (any && !has)
                         finding_add(f, "GPUs", LEVEL_PROBLEM,
-                                "Name GPUs that take part there (latentctl devices --json has their addresses), then restart latentd.",
+                                "Name GPUs that take part there (latentctl devices has their addresses), then restart latentd.",
                                 "none is for the %s: of those that %s= of latentd.conf names none takes part", parts[i].part, parts[i].key);
         }
 }

@@ -62,13 +62,12 @@ static WireJobOpen pictures_f32_job(CoderBench *b) {
         return text_job(b, WIRE_COMPUTE_F32, true);
 }
 
-/* Two chunks. */
-static WireJobOpen decode_video(CoderBench *b, uint64_t model) {
+WireJobOpen coder_decode_job(CoderBench *b, uint64_t model, uint64_t height, uint64_t width) {
         uint64_t channels = h3_video_vae_config(model_of(b, model)->video_vae)->latent_channels;
-        CLEANUP_FREE float *z = bench_numbers(channels * 8 * 4 * 2, 1);
+        CLEANUP_FREE float *z = bench_numbers(channels * 8 * height * width, 1);
         WireJobOpen w = bench_job(b, WIRE_JOB_DECODE, model);
 
-        w.video = bench_put(b, ST_F32, 4, (uint64_t[]){channels, 8, 4, 2}, z);
+        w.video = bench_put(b, ST_F32, 4, (uint64_t[]){channels, 8, height, width}, z);
         w.output_type = ST_F32;
         w.compute = WIRE_COMPUTE_F32;
         return w;
@@ -105,15 +104,15 @@ static WireJobOpen encode_audio(CoderBench *b, uint64_t model) {
 }
 
 static WireJobOpen decode_film(CoderBench *b) {
-        return decode_video(b, CODER_VIDEO);
+        return coder_decode_job(b, CODER_VIDEO, 4, 2);
 }
 
 static WireJobOpen decode_original(CoderBench *b) {
-        return decode_video(b, CODER_VIDEO_ORIGINAL);
+        return coder_decode_job(b, CODER_VIDEO_ORIGINAL, 4, 2);
 }
 
 static WireJobOpen decode_half(CoderBench *b) {
-        WireJobOpen w = decode_video(b, CODER_VIDEO_ORIGINAL);
+        WireJobOpen w = coder_decode_job(b, CODER_VIDEO_ORIGINAL, 4, 2);
 
         w.compute = WIRE_COMPUTE_AUTO;
         return w;

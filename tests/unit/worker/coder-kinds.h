@@ -21,3 +21,6 @@ typedef struct CoderKind {
 #define CODER_KINDS 11u
 #define CODER_DECODE_HALF 10u /* the one that is in f16 where the backend has it */
 extern const CoderKind coder_kinds[CODER_KINDS];
+
+/* Two chunks of latents, height x width, in f32. */
+WireJobOpen coder_decode_job(CoderBench *b, uint64_t model, uint64_t height, uint64_t width);

@@ -81,13 +81,9 @@ static void decode_in_f16_is_near_f32(void **state) {
 
 /* Two chunks of five tiles, of which the device takes three at a time, then two. */
 static WireJobOpen wide_film(CoderBench *b) {
-        uint64_t channels = h3_video_vae_config(model_table_find(&b->models, CODER_VIDEO_ORIGINAL)->video_vae)->latent_channels;
-        CLEANUP_FREE float *z = bench_numbers(channels * 8 * 2 * 54, 5);
-        WireJobOpen w = bench_job(b, WIRE_JOB_DECODE, CODER_VIDEO_ORIGINAL);
+        WireJobOpen w = coder_decode_job(b, CODER_VIDEO_ORIGINAL, 2, 54);
 
-        w.video = bench_put(b, ST_F32, 4, (uint64_t[]){channels, 8, 2, 54}, z);
         w.output_type = ST_U8;
-        w.compute = WIRE_COMPUTE_F32;
         return w;
 }
 
