@@ -289,7 +289,8 @@ void check_device_notes(Findings *f, const latent_value *status) {
                 int n = (int) strcspn(line, "\n");
 
                 finding_add(f, "GPUs", LEVEL_WARNING,
-                        "Steps run all the same; with a restart of latentd it is looked at anew (latentd(8), \"Several GPUs\").", "%.*s", n, line);
+                        "Steps run all the same; with a restart of latentd it is looked at anew (latentd(8), \"Several GPUs\").",
+                        "%.*s", n, line);
                 line += n;
                 line += *line == '\n';
         }
