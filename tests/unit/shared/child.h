@@ -24,7 +24,7 @@ static inline void child_exec(const char *program, int socket) {
         (void) prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nothing behind */
         (void) snprintf(path, sizeof(path), "%s/%s", getenv("LATENT_BUILD_DIR"), program);
         (void) setenv("LISTEN_FDS", "1", 1);
-        (void) setenv("TSAN_OPTIONS", "exitcode=66:halt_on_error=1", 1);
+        (void) setenv("TSAN_OPTIONS", "exitcode=66:halt_on_error=1:atexit_sleep_ms=20", 1); /* 1000: what each waits at its end */
         (void) setenv("ASAN_OPTIONS", "exitcode=66:detect_leaks=0", 1); /* leaks are looked for where the code runs in the test */
         (void) setenv("UBSAN_OPTIONS", "exitcode=66:halt_on_error=1:print_stacktrace=1", 1);
         if (socket == 3)
